@@ -149,7 +149,7 @@ MUTANTS = (
         "local-delete-unsynced",
         "a deleted object can come back after a power cut",
         "LocalStorage.delete_many",
-        "self._disk.sync_folder(parent)",
+        "self._files.sync_removed(parent)",
         "pass",
         ("tests/storage/test_local_crashes.py::test_a_delete_is_durable_when_it_returns",),
     ),

@@ -187,7 +187,7 @@ MUTANTS = (
         "copy-over-a-writer",
         "a follower goes on with a target that a writer has taken over",
         "Copier._check_target",
-        "if self.copied.record(there.number).kind != _KIND:",
+        "if last.kind != _KIND:",
         "if there.epoch > 99:",
         ("tests/unit/service/copies/test_rounds.py::test_a_target_that_was_written_to_is_let_alone",),
     ),

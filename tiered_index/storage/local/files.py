@@ -7,8 +7,8 @@ systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, a
 (so that a rest of ``.`` or ``..`` is harmless). Whatever does not decode is not an object and is never listed.
 
 A file appears under its final name whole and synced, or not at all; half-made files live in one hidden folder, which
-no listing shows. Every folder on the way to a file is made and its parent synced before the file is. Those right below the
-root are never removed, so this class remembers that they are durable. Deeper ones go with their last file.
+no listing shows. Every folder on the way to a file is made and its parent synced before the file is. A folder right
+below the root is never removed, so this class remembers that it is durable. A deeper one goes with its last file.
 """
 
 from __future__ import annotations
