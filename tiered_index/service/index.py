@@ -9,12 +9,20 @@ each source must be read again after a crash.
 
 Threads: a flusher and a life-cycle worker run rounds (unless `background` is off); one worker reads the log and one
 archives segments, each started by its first call.
+
+An index that is forgotten is closed, with a `ResourceWarning`; one that is open when the interpreter ends is closed by
+`atexit`. Neither happens where a process is killed, ends by `os._exit`, or is a child of `multiprocessing`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
+import sys
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings, checked_config
-from tiered_index.errors import IndexClosed, InvalidArgument
+from tiered_index.errors import IndexClosed, InvalidArgument, TieredIndexError
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
@@ -44,7 +52,7 @@ from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
 from tiered_index.service.lookup.query import Files
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads import FORKED, Worker
+from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -56,10 +64,11 @@ if TYPE_CHECKING:
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
-# How long an interrupted opening is waited for, so that it releases the root
+# How long an interrupted opening, or the close of a forgotten index, is waited for, so that it releases the root
 _PATIENCE_S = 5.0
 # How long a close waits for a worker's storage request that is under way
 _STORAGE_PATIENCE_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class IndexService(Lookups[ItemT]):
@@ -96,8 +105,6 @@ class IndexService(Lookups[ItemT]):
         self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, config.lifecycle_interval_s)
         # separate threads, started on first use, so that neither a lookup nor a flush waits for an upload
         self._log_reader, self._archiver = Worker("log"), Worker("archive")
-        workers = (self._log_reader, self._archiver, *(() if rounds else (self._writer, self._rounds)))
-        weakref.finalize(self, _stop, workers).atexit = False
         try:
             self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage, begins_anew))
             if rounds:
@@ -107,6 +114,25 @@ class IndexService(Lookups[ItemT]):
             self._writer.finish(self._close, _PATIENCE_S)
             self._writer.stop(_PATIENCE_S)
             raise
+        _open_ones.add(self)
+
+    def __del__(self) -> None:
+        # nothing is there yet where the arguments were refused
+        if getattr(self, "_closed", True) or self._writer.is_foreign or sys.is_finalizing():
+            return
+        try:
+            warnings.warn(f"unclosed index {self!r}", ResourceWarning, stacklevel=2, source=self)
+        finally:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Close without an error, and wait no longer than `_PATIENCE_S`; not at all in a thread that must do it."""
+        self._closed = True
+        own = threading.current_thread().name in {f"tiered-index-{one.name}" for one in (self._writer, self._rounds)}
+        with contextlib.suppress(IndexClosed, NoThread):
+            self._writer.finish(self._close, 0.0 if own else _PATIENCE_S)
+        for error in self._trouble:
+            _log.warning("closing %r: %s", self, error)
 
     def _open(self, clock: Clock, disk: Disk, storage: Storage | None, begins_anew: bool) -> None:
         self._opened.append(open_parts(self.config, clock, disk, storage, begins_anew=begins_anew))
@@ -480,6 +506,14 @@ def _live(opened: list[Parts]) -> None:
         parts.lifecycle.run_once()
 
 
-def _stop(workers: Iterable[Worker]) -> None:
-    for worker in workers:
-        worker.stop(0)
+_open_ones: weakref.WeakSet[IndexService[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for service in list(_open_ones):
+        if not service._closed and not service._writer.is_foreign:
+            # by itself first: the other steps of closing may wait for a storage
+            with contextlib.suppress(TieredIndexError):
+                service.flush()
+            service._close_soon()
