@@ -297,6 +297,7 @@ def test_bad_options_and_places(written, tmp_path):
     refused(InvalidArgument, "is after end_ms", beginMs="2", endMs="1")
     refused(InvalidArgument, "maxPartitionBytes is a number of bytes", maxPartitionBytes="0")
     refused(InvalidArgument, "unknown option 'pushdown'", pushdown="on")
+    refused(InvalidArgument, "CREATE TEMPORARY VIEW entries USING tiered_index OPTIONS", owner="somebody")
     refused(InvalidArgument, "a key is empty", key="")
     refused(InvalidArgument, "topic is empty", topic=" ")
     refused(InvalidArgument, "no path is given", place="")

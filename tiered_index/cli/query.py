@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 _PAGE = 1000
+# A page reads its files anew, so that pages of one size would take a time that grows with the square of the answers.
+_LARGEST_PAGE = 100_000
 # Small, since messages may have megabytes.
 _PAGE_OF_MESSAGES = 256
 _FEW = 64
@@ -59,7 +62,7 @@ def query(
     begin: int | None = Option(None, parser=time_option, metavar="T", help=f"From here on: {TIME}."),
     end: int | None = Option(None, parser=end_option, metavar="T", help=f"Up to here: {LAST}."),
     max_count: int | None = Option(
-        None, "--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."
+        None, "--max", help="Answers at most (64); with --all, answers a page (1,000, then more; 256 with --messages)."
     ),
     cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
     explain: bool = Option(False, "--explain", help="Show what was read, file by file, and what it cost."),
@@ -191,7 +194,8 @@ def query(
             reader = stack.enter_context(session.open_reader(config))
             pages.reader = reader
             look_up = partial(reader.messages, source=_source(store, reader, config)) if messages else reader.query
-            return partial(look_up, topic, key, begin, end, page, allow_partial=allow_partial)
+            asked = partial(look_up, topic, key, begin, end, allow_partial=allow_partial)
+            return partial(asked, max_count=page) if messages or max_count is not None else growing(asked, page)
 
         nothing: Any = QueryResult(items=(), status="partial")
         if messages:
@@ -209,6 +213,16 @@ def _source(store: Path | None, reader: IndexReader | None, config: IndexConfig)
 
     archives = reader.segment_archives if reader is not None else None
     return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)
+
+
+def growing(look_up: Callable[..., QueryResult], first: int) -> Callable[..., QueryResult]:
+    """Return what answers page after page, each of four times as many answers as the one before, `first` at first."""
+    sizes = (min(_LARGEST_PAGE, first * 4**number) for number in itertools.count())
+
+    def next_page(**more: Any) -> QueryResult:
+        return look_up(max_count=next(sizes), **more)
+
+    return next_page
 
 
 def _write(out: Output, pages: Pages[QueryResult]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tiered_index.cli.explaining import CommandBudget, Pages
+from tiered_index.cli.query import growing
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.metering import remaining_s
 from tiered_index.types import Explain, Freshness, QueryResult
@@ -157,3 +158,11 @@ def test_of_several_indexes_one_that_has_published_nothing_is_told() -> None:
     assert len(list(asked)) == 1
     said = " as of 2023-11-14T22:13:20Z (s3://b/i, the oldest of 2; of 1 nothing is published yet)"
     assert asked.as_of() == said
+
+
+def test_pages_up_to_the_end_grow():
+    asked = []
+    look_up = growing(lambda max_count, cursor: asked.append((max_count, cursor)), 1000)
+    for number in range(6):
+        look_up(cursor=str(number))
+    assert asked == [(1000, "0"), (4000, "1"), (16_000, "2"), (64_000, "3"), (100_000, "4"), (100_000, "5")]

@@ -27,7 +27,7 @@ from tiered_index.spark.executors import StorageAddress
 
 NAME = "tiered_index_lookup"
 # of one page: more than a lookup finds, unless its key is very hot
-_PAGE = 1_000_000
+_PAGE = 100_000
 _USAGE = f"{NAME}('URI', topic, key[, begin_ms, end_ms])"
 
 

@@ -42,6 +42,11 @@ class Options:
         places = {option.lower(): option for option in known}
         if "paths" in self._given:
             raise InvalidArgument(f"{name}: one path is read at a time; load each and take the union")
+        if "owner" in self._given:
+            raise InvalidArgument(
+                f"{name}: CREATE TABLE ... USING {name} can't be read, since Spark's catalog gives a Python data "
+                f"source no path of a table: take CREATE TEMPORARY VIEW entries USING {name} OPTIONS (path 'URI')"
+            )
         if unknown := [option for option in self._given if option not in places and option != "path"]:
             there = ", ".join(["path", *known])
             raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {there}")
