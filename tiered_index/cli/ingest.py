@@ -36,7 +36,7 @@ from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.incoming import Message, columns_of
-from tiered_index.service.answers.validation import TopicTable, batch_columns
+from tiered_index.service.answers.validation import TopicTable, batch_columns, column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
@@ -363,7 +363,7 @@ def ingest(
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
     config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule, item_type=kind)
-    fields = Fields.given(column, constant, stored_schema(config))
+    fields = Fields.given(column, constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:
         session.out.note(
             "--constant offset: of messages of one key, topic and queue only the newest is answered; --column "

@@ -258,10 +258,10 @@ def own_columns(kind: type[IndexItem]) -> tuple[str, ...]:
 
 
 def _own_value(value: Any) -> object:
-    """Return bytes as text where they are printable ASCII, else as hexadecimal text."""
+    """Return bytes as text where they are printable ASCII, filled or not, else as hexadecimal text."""
     if not isinstance(value, bytes):
         return value
-    text = value.decode("ascii", "replace")
+    text = value.rstrip(b"\0").decode("ascii", "replace")
     return text if text.isascii() and text.isprintable() else value.hex()
 
 

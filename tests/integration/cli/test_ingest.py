@@ -278,6 +278,7 @@ class Sighting(KeyedIndexItem):
     region: int = column(">u2")
     weight: float = column(">f8")
     tag: bytes = column("S4")
+    uuid: bytes = column("S16", default=b"none")
 
 nothing = 5
 """
@@ -306,24 +307,27 @@ def test_columns_of_ones_own_and_row_numbers(run_here, made, tmp_path, monkeypat
     assert (document["entries"], document["folded"], document["dropped_columns"]) == (3, 0, ["note"])
     told = run_here("query", "birds", "wren", "--root", made.root, "--json").document["items"]
     assert [(one["offset"], one["region"], one["weight"], one["tag"]) for one in told] == [
-        (2, 9, 1.0, b"vip".hex()),
-        (0, 7, 0.0, b"vip".hex()),
+        (2, 9, 1.0, b"vip\0".hex()),
+        (0, 7, 0.0, b"vip\0".hex()),
     ]
     shown = run_here("query", "birds", "wren", "--root", made.root).out
-    assert re.search(r"region +weight +tag *\n", shown)
-    assert re.search(r" 9 +1\.0 +vip *\n", shown)
+    assert re.search(r"region +weight +tag +uuid *\n", shown)
+    assert re.search(r" 9 +1\.0 +vip +none *\n", shown)
     # the index knows its columns; a bad line is named, and constants stand for what a file lacks
     more = tmp_path / f"more.{kind}"
     if kind != "parquet":
         more.write_text(path.read_text().replace(f"{BEGIN_MS}", f"{BEGIN_MS + 5000}"))
-        outcome = run_here("ingest", more, *names, "--constant", "tag=new", *where)
+        outcome = run_here("ingest", more, *names, "--constant", "tag=new", "--constant", "uuid=x", *where)
         assert f"not indexed: tag, note of {more}" in outcome.err
         assert (
             run_here("query", "birds", "wren", "--root", made.root, "--json").document["items"][0]["tag"]
-            == b"new".hex()
+            == b"new\0".hex()
         )
         more.write_text(path.read_text().replace(f"{BEGIN_MS}", f"{BEGIN_MS + 5000}").replace("8", "70000", 1))
-        assert "region must fit uint16" in run_here("ingest", more, *names, *where, "--restart").err
+        assert (
+            "region must fit uint16"
+            in run_here("ingest", more, *names, "--constant", "uuid=x", *where, "--restart").err
+        )
 
 
 @pytest.mark.parametrize(

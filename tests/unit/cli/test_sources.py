@@ -8,17 +8,21 @@ import gzip
 import itertools
 import json
 import os
+from dataclasses import dataclass
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tiered_index import KeyedIndexItem, column
 from tiered_index.cli.key_files import read_lookups
 from tiered_index.cli.sources import files, parquet
 from tiered_index.cli.sources.files import ParquetSource, source_name
 from tiered_index.cli.sources.messages import Fields, LocalFile, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.schema import Schema
 from tiered_index.service.answers import incoming
 from tiered_index.service.answers.incoming import columns_of
 from tiered_index.storage.opening import open_storage
@@ -460,12 +464,12 @@ NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 def test_columns_of_another_type_are_refused_before_a_row_is_read(make_message, tmp_path):
     path = tmp_path / "m.parquet"
-    for column, values, problem in (
+    for name, values, problem in (
         ("topic", [["t"]], "column 'topic' has the type list<.*>, and text must be there"),
         ("size", [1.5], "column 'size' has the type double, and integers must be there"),
         ("keys", ["k"], "column 'keys' has the type string, and a list of text must be there"),
     ):
-        pq.write_table(table([make_message(1)], **{column: values}), path)
+        pq.write_table(table([make_message(1)], **{name: values}), path)
         with pytest.raises(InvalidArgument, match=problem):
             open_source(path)
 
@@ -570,3 +574,17 @@ def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, mak
         found = [record.message.offset for record in read(open_source(path, source.fields), end)]
         assert found == list(rows_)[len(rows_) - len(found) :]
         assert (len(found) == 20) == (number == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(KeyedIndexItem):
+    uuid: bytes = column("S16")
+
+
+def test_a_uuid_of_parquet_is_its_bytes(make_message, tmp_path):
+    path, uuids = tmp_path / "m.parquet", [UUID(int=n << 8) for n in range(1, 4)]
+    column_of_uuids = pa.array([uuid.bytes for uuid in uuids], pa.uuid())
+    pq.write_table(table([make_message(i, keys=["k"]) for i in range(3)], uuid=column_of_uuids), path)
+    (batch,) = open_source(path, Fields(schema=Schema.of(Order))).batches(0)
+    assert batch.columns["uuid"].to_pylist() == [uuid.bytes for uuid in uuids]
+    assert [record.message.own for record in batch.records()] == [(uuid.bytes,) for uuid in uuids]

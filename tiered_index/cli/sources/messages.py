@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import IO, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -197,10 +197,16 @@ class Fields:
     constants: Mapping[str, Any] = field(default_factory=dict)
     # what the entries of the index are, with its own columns
     schema: Schema = ROCKETMQ_SCHEMA
+    # values of own columns that a source may lack
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def given(
-        cls, column: Sequence[str] | None, constant: Sequence[str] | None, schema: Schema = ROCKETMQ_SCHEMA
+        cls,
+        column: Sequence[str] | None,
+        constant: Sequence[str] | None,
+        schema: Schema = ROCKETMQ_SCHEMA,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> Fields:
         """Return what the options --column and --constant say. Raises `InvalidArgument` naming the option."""
         own = {each.name: each for each in schema.caller_columns}
@@ -217,7 +223,7 @@ class Fields:
         }
         for name in constants.keys() & own.keys():
             values[name] = own_value(own[name], constants[name])
-        return cls(columns, values, schema)
+        return cls(columns, values, schema, defaults)
 
     @cached_property
     def own(self) -> tuple[str, ...]:
@@ -241,7 +247,8 @@ class Fields:
         """Raise `InvalidArgument` where a source of rows lacks a column or has several for the keys."""
         check_names(there, self.names.values(), whose)
         for name in (*FIELDS, *self.own):
-            if name in self.names and self.names[name] not in (*there, ROW_NUMBER):
+            needed = name not in self.defaults or name in self.columns
+            if needed and name in self.names and self.names[name] not in (*there, ROW_NUMBER):
                 raise InvalidArgument(
                     f"{whose}: column {self.shown(name)} is missing; it has {listed(there)} (--column "
                     f"{name}=COLUMN says which one it is, --constant {name}=VALUE gives all messages one)"
@@ -274,11 +281,15 @@ class Fields:
 
     def of_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of one message."""
-        return {**{name: row[column] for name, column in self.names.items() if column in row}, **self.constants}
+        given = {name: row[column] for name, column in self.names.items() if column in row}
+        return {**self.defaults, **given, **self.constants}
 
     def of_table(self, table: pa.Table) -> pa.Table:
         """Return the fields of many messages as columns."""
         columns = {name: table[column] for name, column in self.names.items() if column in table.column_names}
+        for name, value in self.defaults.items():
+            if name not in columns or pa.types.is_null(columns[name].type):
+                columns[name] = pa.chunked_array([pa.repeat(pa.scalar(value), len(table))])
         for column in self.schema.caller_columns:
             if np.dtype(column.dtype).kind == "S" and column.name in columns and is_text(columns[column.name].type):
                 columns[column.name] = columns[column.name].cast(pa.large_binary())

@@ -29,7 +29,10 @@ class ParquetTable:
     def __init__(self, place: LocalFile | StoredFile) -> None:
         self._place = place
         with self._opened(()) as file:
-            self.schema = file.schema_arrow
+            # a UUID's column is one of bytes
+            self.schema = pa.schema(
+                [pa.field(f.name, _stored(f.type)) for f in file.schema_arrow], file.schema_arrow.metadata
+            )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
             self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
             self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
@@ -82,6 +85,7 @@ class ParquetTable:
 
     def _bounded(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[int, pa.Table]]:
         rows.validate(full=True)
+        rows = pa.RecordBatch.from_arrays([_storage(column) for column in rows.columns], rows.schema.names)
         sizes = np.zeros(len(rows), np.int64)
         for column in rows.columns:
             sizes += text_bytes(column)
@@ -97,3 +101,11 @@ class ParquetTable:
             part = rows.slice(begin, end - begin)
             yield first + begin, pa.table({name: plain_text(part.column(name)) for name in part.schema.names})
             begin = end
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _storage(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
