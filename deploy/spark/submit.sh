@@ -7,7 +7,7 @@
 # How the package reaches the executors:
 #   TIERED_INDEX_ARCHIVE unset   each host has an environment with tiered_index at the same place as this one (an image, a shared folder);
 #   TIERED_INDEX_ARCHIVE=FILE    a packed environment (venv-pack, conda-pack) that Spark hands out and unpacks; the driver uses its own.
-# PYTHON is the driver's interpreter, by default .venv/bin/python or python3. Credentials: each host's own by the usual AWS chain.
+# PYTHON is the driver's interpreter (not in cluster mode, whose driver has that of the executors), by default .venv/bin/python or python3. Credentials: each host's own by the usual AWS chain.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +26,7 @@ done
 [ $# -gt 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 shift
 
-export PYSPARK_DRIVER_PYTHON=$python
+driver=$python
 if [ -n "${TIERED_INDEX_ARCHIVE:-}" ]; then
   export PYSPARK_PYTHON=./environment/bin/python
   options+=(--archives "$TIERED_INDEX_ARCHIVE#environment")
@@ -35,4 +35,7 @@ if [ -n "${TIERED_INDEX_ARCHIVE:-}" ]; then
 else
   export PYSPARK_PYTHON=${PYSPARK_PYTHON:-$python}
 fi
+# in cluster mode the driver is on a node, which has the executors' interpreter and not this one
+case " ${options[*]} " in *" --deploy-mode cluster "* | *" --deploy-mode=cluster "*) driver=$PYSPARK_PYTHON ;; esac
+export PYSPARK_DRIVER_PYTHON=$driver
 exec "$submit" "${options[@]}" "$here/job.py" spark "$@"

@@ -165,3 +165,22 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
     assert len(told) >= before + 3 and all(job.jobGroup().isDefined() for job in jobs[: len(jobs) - before])
     settings = [value for _, value in context.getConf().getAll()]
     assert not any(secret in text or CREDENTIALS["AWS_SECRET_ACCESS_KEY"] in text for text in told + settings)
+
+
+@pytest.mark.parametrize("mode", [(), ("--deploy-mode", "client"), ("--deploy-mode", "cluster")], ids="-".join)
+@pytest.mark.parametrize("archive", [True, False])
+def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mode, archive):
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text('#!/bin/sh\necho "$PYSPARK_DRIVER_PYTHON" "$PYSPARK_PYTHON"\n')
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {submit}\n")
+    for path in (submit, python):
+        path.chmod(0o755)
+    script = Path(__file__).parents[2] / "deploy/spark/submit.sh"
+    given = {"PATH": os.environ["PATH"], "PYTHON": str(python)}
+    given |= {"TIERED_INDEX_ARCHIVE": "e.tar.gz"} if archive else {"PYSPARK_PYTHON": "/opt/python"}
+    command = [script, "--master", "yarn", *mode, "--", "merge"]
+    told = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.split()
+    node = "./environment/bin/python" if archive else "/opt/python"
+    assert told == [node if "cluster" in mode else str(python), node]
