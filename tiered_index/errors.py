@@ -6,6 +6,7 @@
 | slow down      | `BackPressure`, `DiskFull` |
 | fix the call   | `InvalidArgument`, `InvalidCursor` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
+| restore it     | `ObjectArchived` |
 | repair         | `CorruptFile`, `UnsupportedVersion`, `StorageBehind`, `RootBehind` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
 | open it anew   | `IndexClosed` |
@@ -33,6 +34,7 @@ __all__ = [
     "InvalidCursor",
     "LockHeld",
     "NotAnIndex",
+    "ObjectArchived",
     "ObjectExists",
     "ObjectNotFound",
     "PartialAnswer",
@@ -135,6 +137,10 @@ class StorageMisconfigured(StorageError, ConfigError):
     """No credentials, no such bucket, access denied, or a server that breaks a promise the engine builds on."""
 
     exit_code = 3
+
+
+class ObjectArchived(StorageMisconfigured):
+    """The object is in an archive, such as Glacier: restore it there first, then repeat the call."""
 
 
 class ObjectNotFound(StorageError):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
+from tiered_index.errors import CorruptFile, NotAnIndex, ObjectArchived, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.names import (
@@ -146,6 +146,8 @@ def check_segments(
                 _check_segment_bytes(archive, segment, table, report)
         except ObjectNotFound:
             report.add(segment.name, "segment", "the log names it, the storage does not have it")
+        except ObjectArchived as error:
+            report.unchecked.append((segment.name, error))
         except CorruptFile as error:
             report.add_error(segment.name, "segment", error)
         progress(number, "archived segments")
@@ -266,6 +268,8 @@ def check_object(
     except ObjectNotFound:
         report.add(name, "object", "the log names it, the storage does not have it")
         report.missing.append(Missing.of(stored, local))
+    except ObjectArchived as error:
+        report.unchecked.append((name, error))
     except CorruptFile as error:
         report.add_error(name, "object", error)
     if local is not None:
@@ -280,18 +284,39 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             _note_foreign(info, report)
         else:
             checkpoints[number_of(info.name)] = info.name
-    state, records = LogState(), _RecordCheck(report)
+    records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}
+    listed = []
+    for info in storage.list(LOG_PREFIX):
+        if is_foreign(info.name):
+            _note_foreign(info, report)
+        else:
+            listed.append(info)
+    state: LogState | None = LogState()
+    if listed and number_of(listed[0].name) > 1:
+        report.add(
+            listed[0].name,
+            "log",
+            "the records before it are gone: has the bucket a life-cycle rule that deletes them? Take the rule away, "
+            "then `tiered-index copy` the index, as its newest checkpoint has it",
+        )
+        state = _checkpoint_behind(storage, checkpoints, number_of(listed[0].name) - 1)
     try:
-        for info in storage.list(LOG_PREFIX):
-            if is_foreign(info.name):
-                _note_foreign(info, report)
+        for info in listed:
+            if state is None:
+                return None
+            if number_of(info.name) <= state.number:
                 continue
             if number_of(info.name) != state.number + 1:
                 raise CorruptFile(
                     info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1
                 )
-            record, before = _next_record(storage, state), state
+            try:
+                record, before = _next_record(storage, state), state
+            except ObjectArchived as error:
+                report.unchecked.append((info.name, error))
+                state = _checkpoint_behind(storage, checkpoints, number_of(info.name))
+                continue
             state = state.apply(record, info.name)
             records.check(record, before)
             given_up |= {before.archive[name].place: record.number for name in _given_up(record, before)}
@@ -300,6 +325,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
                 _check_checkpoint(storage, checkpoints.pop(state.number), state, report)
     except CorruptFile as error:
         report.add_error(error.file, "log", error)
+        return None
+    if state is None:
         return None
     if not state.number:
         raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
@@ -316,6 +343,15 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
 def _given_up(record: LogRecord, before: LogState) -> list[str]:
     """Return the archived segments that a record removes for good, since they were lost."""
     return [name for name in record.remove if record.kind == "remove" and name in before.archive]
+
+
+def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, str], number: int) -> LogState | None:
+    """Return the newest state in a checkpoint of record `number` or a later one; None: none can be read."""
+    for at, name in sorted(checkpoints.items(), reverse=True):
+        if at >= number:
+            with contextlib.suppress(CorruptFile, ObjectNotFound, ObjectArchived):
+                return LogState.decode(storage.get(name), name)
+    return None
 
 
 def _next_record(storage: Storage, state: LogState) -> LogRecord:

@@ -10,6 +10,7 @@ A crash leaves objects that no record names: the next round goes on with them. T
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import zlib
@@ -21,7 +22,7 @@ from typing import Any
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import HEAD_BYTES, SegmentTable
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, log_name
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
 from tiered_index.retention import Retention
@@ -36,6 +37,7 @@ from tiered_index.storage.base import ObjectInfo, PartInfo, Storage, UploadHandl
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
 
+_log = logging.getLogger(__name__)
 _KIND = "copy"
 COPY_OF = "copy:"
 """How the source position begins by which a copy knows what it is a copy of; the index's id follows."""
@@ -101,6 +103,14 @@ class Copier:
         target is something else than a copy of it, `StorageMisconfigured`, as the storages.
         """
         state = self.log.open()
+        try:
+            self.source.head(log_name(1))
+        except ObjectNotFound:
+            _log.warning(
+                "%s: the log's first records are gone: has the bucket a life-cycle rule that deletes them? The copy is "
+                "as the newest checkpoint has it",
+                self.source.uri,
+            )
         with contextlib.suppress(NotAnIndex):
             self._check_target(self.copied.open())
         probe_put_if_absent(self.target)

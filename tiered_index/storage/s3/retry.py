@@ -23,6 +23,7 @@ from urllib3.exceptions import HTTPError
 from tiered_index.errors import (
     BudgetExceeded,
     InvalidArgument,
+    ObjectArchived,
     ObjectExists,
     ObjectNotFound,
     StorageMisconfigured,
@@ -220,6 +221,8 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
     if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:
         # it passes without a change of ours: a writer waits with its files, and may start meanwhile
         return StorageUnavailable(f"{text}: make room in the storage, or raise its quota")
+    if code == "InvalidObjectState":
+        return ObjectArchived(f"{text}: the object is archived: restore it first (`aws s3api restore-object`)")
     if code in _ADVICE:
         return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
     if may_pass(error):

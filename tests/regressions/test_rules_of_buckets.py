@@ -1,0 +1,81 @@
+"""Life-cycle rules of a bucket that archive objects or delete the log's oldest records: said, and worked around."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tiered_index import IndexService
+from tiered_index.clock import SystemClock
+from tiered_index.errors import ObjectArchived
+from tiered_index.format.names import log_name
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.s3.retry import translate
+from tiered_index.testing.storage_faults import FaultStorage
+
+BEGIN_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def storage(tmp_path):
+    """Two files of one entry."""
+    storage = MemoryStorage()
+    with IndexService.open(
+        root=tmp_path / "root", storage_backend=storage, slots=7, items=20, background=False, local_keep_s=0
+    ) as index:
+        for offset in (1, 2):
+            index.put("t", 0, "k", offset, 7, BEGIN_MS + offset * 1000)
+            index.seal()
+            index.run_lifecycle()
+    return storage
+
+
+def verified(storage, *, deep=True):
+    report = Report()
+    check_storage(storage, {}, report, lambda done, what: None, deep=deep, threads=2)
+    return report
+
+
+def test_an_archived_object_is_told_from_a_lack_of_permission():
+    answer = {"Error": {"Code": "InvalidObjectState", "Message": "x"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    error = translate(ClientError(answer, "GetObject"), doing="reading 'a'", uri="s3://b", name="a")
+    assert isinstance(error, ObjectArchived)
+    assert "archived: restore it first" in str(error) and "grant" not in str(error)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_verify_lists_every_archived_object(storage, deep):
+    archived = FaultStorage(storage)
+    for operation in ("get", "get_range", "get_suffix"):
+        archived.fail(operation, name_prefix="data/", times=None, error=ObjectArchived)
+    report = verified(archived, deep=deep)
+    assert (report.status, report.findings) == ("incomplete", [])
+    assert sorted(what for what, _ in report.unchecked) == [info.name for info in storage.list("data/")]
+    assert {type(error) for _, error in report.unchecked} == {ObjectArchived}
+
+
+def test_verify_goes_on_from_a_checkpoint_where_records_are_archived(storage):
+    archived = FaultStorage(storage)
+    archived.fail("get", name_prefix=log_name(1), times=None, error=ObjectArchived)
+    report = verified(archived)
+    assert (report.status, [what for what, _ in report.unchecked]) == ("incomplete", [log_name(1)])
+    assert report.checked["objects"] == 2
+
+
+def test_verify_says_that_the_oldest_records_are_gone_and_checks_the_rest(storage, caplog):
+    storage.delete_many([log_name(1), log_name(2)])
+    report = verified(storage)
+    assert [(defect.file, defect.part) for defect in report.findings] == [(log_name(3), "log")]
+    assert "life-cycle rule" in report.findings[0].problem
+    assert report.checked["objects"] == 2
+    with caplog.at_level(logging.WARNING):
+        copier = Copier(storage, target := MemoryStorage(), SystemClock())
+        copier.open()
+        assert copier.run_once().sent == 2
+    assert "the log's first records are gone" in caplog.text
+    assert verified(target).status == "ok"
