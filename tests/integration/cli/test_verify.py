@@ -7,6 +7,8 @@ import zlib
 
 import pytest
 
+from tiered_index.service.log.records import digest_of
+
 
 def flip(path, position):
     data = bytearray(path.read_bytes())
@@ -151,11 +153,19 @@ def test_a_damaged_log_record(run_here, damaged):
 
 
 def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
-    path = next(p for p in damaged.objects("log") if b'"publish"' in p.read_bytes())
-    body = json.loads(path.read_bytes().rpartition(b"\n#crc32 ")[0])
-    body["add"][0]["second_max"] += 1
-    text = json.dumps(body, separators=(",", ":")).encode()
-    path.write_bytes(text + b"\n#crc32 " + f"{zlib.crc32(text):08x}\n".encode())
+    changed, previous = False, None
+    # the records behind it name it: all are written anew, as whoever has the keys of the storage could
+    for path in sorted(damaged.objects("log")):
+        body = json.loads(path.read_bytes().rpartition(b"\n#crc32 ")[0])
+        if body["kind"] == "publish" and not changed:
+            body["add"][0]["second_max"] += 1
+            changed = True
+        if previous is not None and "previous" in body:
+            body["previous"] = previous
+        text = json.dumps(body, separators=(",", ":")).encode()
+        data = text + b"\n#crc32 " + f"{zlib.crc32(text):08x}\n".encode()
+        path.write_bytes(data)
+        previous = digest_of(data)
     found = findings(run_here("verify", "--root", damaged.root, "--json"))
     assert {f["part"] for f in found} == {"object", "copy", "checkpoint"}
 
