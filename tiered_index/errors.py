@@ -21,7 +21,7 @@ import difflib
 import os
 import socket
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 __all__ = [
     "BackPressure",
@@ -51,6 +51,7 @@ __all__ = [
 
 
 E = TypeVar("E", bound=BaseException)
+PushedBackBy = Literal["buffer", "disk", "storage"]
 
 
 class TieredIndexError(Exception):
@@ -208,13 +209,33 @@ class RootBehind(CorruptFile):
 
 
 class BackPressure(TieredIndexError):
-    """The write buffer or the disk budget is at its bound; the call was refused whole. Slow down and repeat it."""
+    """The write buffer or the disk budget is at its bound; the call was refused whole. Slow down and repeat it.
+
+    Attributes: `reason` says what holds entries up: ``buffer`` (puts outrun the disk), ``disk`` (no room on it) or
+    ``storage`` (uploads, which would make room, fail). `number` and `bound` are what there is and what there may be:
+    entries or bytes of the buffer, else bytes of local files; None where only the file system knows.
+    """
 
     exit_code = 7
 
+    def __init__(
+        self, message: str, *, reason: PushedBackBy = "buffer", number: int | None = None, bound: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.number = number
+        self.bound = bound
+
 
 class DiskFull(BackPressure):
-    """The file system has no room left; the call was refused whole, or the data waits in the write buffer."""
+    """The file system has no room left, or the local files are at `disk_max_bytes`; the call was refused whole, or the
+    data waits in the write buffer.
+    """
+
+    def __init__(
+        self, message: str, *, reason: PushedBackBy = "disk", number: int | None = None, bound: int | None = None
+    ) -> None:
+        super().__init__(message, reason=reason, number=number, bound=bound)
 
 
 class PartialAnswer(TieredIndexError):

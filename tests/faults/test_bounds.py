@@ -5,11 +5,12 @@ upload made room.
 from __future__ import annotations
 
 import errno
+import pickle
 import time
 
 import pytest
 
-from tiered_index.errors import BackPressure, StorageUnavailable
+from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -40,8 +41,10 @@ def test_a_call_that_would_pass_the_buffers_bound_is_refused_whole(make_world, b
         lambda: service.put("new topic", 0, ["a", "b", "c"], 100, 1, 1_700_000_000_000, topic_id=7),
         lambda: service.put_batch(columns(100, 100), source="log", source_position=200),
     ):
-        with pytest.raises(BackPressure, match="write buffer"):
+        with pytest.raises(BackPressure, match="write buffer") as refused:
             call()
+        assert (refused.value.reason, type(refused.value)) == ("buffer", BackPressure)
+        assert refused.value.number <= refused.value.bound
     assert (service.health()["buffered_entries"], service.health()["buffered_bytes"]) == state
     service.put("orders", 0, "a", 8, 1, 1_700_000_000_000)  # what still fits is taken
     assert [item.offset for item in service.query("orders", "a", max_count=1000)] == list(range(8, -1, -1))
@@ -64,17 +67,26 @@ def test_the_disks_bound_is_kept_and_uploads_make_room(make_world, settings):
     del world.settings["local_keep_s"]
     service = world.open(storage=storage, disk_max_bytes=BUDGET, buffer_max_entries=60, **settings)
     storage.fail("*", times=None)
-    with pytest.raises(BackPressure, match="write buffer"):
+    with pytest.raises(DiskFull, match="write buffer") as refused:
         for _ in range(400):
             world.put(5)
             try:
                 service.flush()
-            except BackPressure as error:
+            except DiskFull as error:
                 assert "disk_max_bytes" in str(error)
+                assert (error.reason, error.bound) == ("disk", BUDGET) and error.number > BUDGET / 2
+    error = refused.value
+    assert (error.reason, error.bound) == ("disk", BUDGET) and error.number > BUDGET / 2
+    assert "disk_max_bytes" in str(error)
     assert any("disk_max_bytes" in problem for problem in service.health()["problems"])
     assert BUDGET / 2 < service.health()["local_bytes"] <= BUDGET * 1.2  # journals grow beside their files
     with pytest.raises(StorageUnavailable):
         service.run_lifecycle()
+    # known now: no upload makes room
+    with pytest.raises(DiskFull, match="the storage fails: ") as refused:
+        world.put(20)
+    assert (refused.value.reason, refused.value.bound) == ("storage", BUDGET)
+    assert vars(pickle.loads(pickle.dumps(refused.value))) == vars(refused.value)
     world.check()
     assert service.health()["buffered_entries"] > 50
     storage.clear()

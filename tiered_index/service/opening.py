@@ -18,7 +18,6 @@ from typing import Any
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
-    BackPressure,
     ConfigError,
     CorruptFile,
     DiskFull,
@@ -85,15 +84,17 @@ class Parts:
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
         self.buffer = WriteBuffer(
-            layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes, layout.hash
+            layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes, layout.hash, self._held_up
         )
 
         def admit(size_bytes: int) -> None:
             bound = config.disk_max_bytes
             if bound is not None and (used := self.lifecycle.local_bytes()) + size_bytes > bound:
-                raise BackPressure(
+                raise DiskFull(
                     f"the local files take {used:,} bytes; {size_bytes:,} more would pass disk_max_bytes = {bound:,}: "
-                    "uploads or retirement must make room first"
+                    "uploads or retirement must make room first",
+                    number=used,
+                    bound=bound,
                 )
 
         context = self._context = AppenderContext(
@@ -201,6 +202,19 @@ class Parts:
             "problems": [f"{name}: {error}" for name, error in self.errors(workers)],
         }
 
+    def _held_up(self) -> DiskFull | None:
+        """Return why the flusher has no room on the disk, if it has none; of `storage` where no upload can make it."""
+        error = self.flusher.error
+        if not isinstance(error, DiskFull):
+            return None
+        failed = [one for one in list(self.lifecycle.errors.values()) if isinstance(one, StorageError)]
+        away = failed[0] if failed else self.session.log_error
+        if away is None:
+            return error
+        return DiskFull(
+            f"{error}, and the storage fails: {away}", reason="storage", number=error.number, bound=error.bound
+        )
+
     def _position_ages_s(self) -> dict[str, float]:
         """Return since when each source's durable position stands, or since the opening where it did then."""
         now_s, moved_s = self.clock.monotonic_s(), self.flusher.moved_s
@@ -213,7 +227,7 @@ class Parts:
             errors.append(("flush", self.flusher.error))
         errors += [(f"{one.name} files", one.trouble) for one in self.appenders if one.trouble is not None]
         if self.buffer.refusal is not None:
-            errors.append(("put", BackPressure(self.buffer.refusal)))
+            errors.append(("put", self.buffer.refusal))
         errors += list(self.lifecycle.errors.items())
         errors += [(handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)]
         if self.session.log_error is not None:

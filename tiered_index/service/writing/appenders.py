@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.clock import Clock, StepTimes
-from tiered_index.errors import BackPressure, TieredIndexError
+from tiered_index.errors import DiskFull, TieredIndexError
 from tiered_index.format.journal import Journal
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
@@ -36,7 +36,7 @@ _BATCH = 1 << 19
 
 @dataclass
 class AppenderContext:
-    """What one root's appenders share. `admit` raises `BackPressure`; `log_number`: how much of the log is known."""
+    """What one root's appenders share. `admit` raises `DiskFull`; `log_number`: how much of the log is known."""
 
     root: Root
     catalog: Catalog
@@ -188,11 +188,12 @@ class Appender:
             try:
                 self._reserve = self._take_space()
             except TieredIndexError as error:
+                is_bound = isinstance(error, DiskFull) and error.bound is not None
                 # the bound that was set is no trouble: a write that it refuses raises it, and uploads may make room
                 if self.trouble is None:
-                    level = logging.DEBUG if type(error) is BackPressure else logging.WARNING
+                    level = logging.DEBUG if is_bound else logging.WARNING
                     _log.log(level, "no space for the next file yet: %s", error)
-                self.trouble = None if type(error) is BackPressure else error
+                self.trouble = None if is_bound else error
             else:
                 self.trouble = None
 

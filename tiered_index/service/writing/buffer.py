@@ -9,6 +9,7 @@ at once, between whose stores no signal handler runs), or leaves only what is pu
 
 from __future__ import annotations
 
+import copy
 import struct
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import BackPressure, IndexClosed
+from tiered_index.errors import BackPressure, DiskFull, IndexClosed
 from tiered_index.format.hashing import HashRule, code_units
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
@@ -180,11 +181,20 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `rule` hashes keys."""
+    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `rule` hashes keys, and
+    `held_up` returns why the flusher can't write, if it can't.
+    """
 
     def __init__(
-        self, schema: Schema, name_of: Callable[[int], str], max_entries: int, max_bytes: int, rule: HashRule = "abs"
+        self,
+        schema: Schema,
+        name_of: Callable[[int], str],
+        max_entries: int,
+        max_bytes: int,
+        rule: HashRule = "abs",
+        held_up: Callable[[], DiskFull | None] = lambda: None,
     ) -> None:
+        self._held_up = held_up
         self._codec = RowCodec(schema, name_of, rule)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
@@ -198,7 +208,7 @@ class WriteBuffer:
         self.refused = 0  # how many puts were pushed back
         self.released = 0  # number of the newest chunk that `end_flush` released
         self._closed = False
-        self.refusal: str | None = None
+        self.refusal: BackPressure | None = None
         """Why the last put was pushed back, until there is room again."""
 
     @property
@@ -311,12 +321,17 @@ class WriteBuffer:
         rows = self._open
         held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
-            self.refusal = (
+            text = (
                 f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; its bounds "
                 f"are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
             self.refused += 1
-            raise BackPressure(self.refusal)
+            of_entries = held + entries > self._max_entries
+            number, bound = (held, self._max_entries) if of_entries else (held_bytes, self._max_bytes)
+            self.refusal = BackPressure(text, number=number, bound=bound)
+            if (cause := self._held_up()) is not None:
+                self.refusal = DiskFull(f"{cause}; {text}", reason=cause.reason, number=cause.number, bound=cause.bound)
+            raise copy.copy(self.refusal)
 
     def _close_open(self) -> None:
         rows = self._open
