@@ -191,6 +191,14 @@ def test_a_stream_without_its_end_is_no_answer(answer, error):
         assert found in ([], [1])
 
 
+@pytest.mark.parametrize("name", ["status", "error"])
+def test_a_stream_has_entries_with_a_column_of_any_name(name):
+    # of an index that was made before new ones refused such names
+    entry = json.dumps(json.loads(ITEM) | {name: 7}).encode()
+    with answering(HEAD + b'\r\n%s\n{"status": "complete"}\n' % entry) as (url, _), IndexClient(url) as asking:
+        assert [getattr(item, name) for item in asking.stream("a", "k")] == [7]
+
+
 def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
     whole = json.dumps({"status": "alive"}).encode()
     answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(whole) + whole

@@ -141,10 +141,11 @@ class IndexClient:
             status = None
             for line in _lines(response, self.url):
                 document = _parsed(line, self.url)
-                if "status" in document or "error" in document:
-                    status = document
-                else:
+                # every entry has one, and may have further columns of any name
+                if "topic_id" in document:
                     yield decoded(item_of, document)
+                else:
+                    status = document
         finally:
             response.release_conn()
         if status is None:

@@ -44,8 +44,8 @@ BASE_COLUMNS = (
 _NOT_STORED = {"topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
 _FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "bhiqBHIQefd", strict=True))
 _RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
-# in the order in which tables have them: of a lookup, of an answer, of its messages
-_TABLE_FIELDS = "lookup _lookup position entries to_dict as_of_ms message_state message_body message_tags"
+# in the order in which tables have them: of a lookup, of an answer, of its messages; the last line of a stream
+_TABLE_FIELDS = "lookup _lookup position entries to_dict as_of_ms error message_state message_body message_tags"
 _TABLE_FIELDS += " message_properties message_problem"
 ANSWER_FIELDS = frozenset(
     [*_TABLE_FIELDS.split(), *(f.name for kind in (Lookup, QueryResult) for f in dataclasses.fields(kind))]

@@ -375,7 +375,9 @@ def test_documents_have_the_fields_however_a_class_keeps_them(slots):
         assert item.to_dict() == expected | {"tag": "6162"}
 
 
-@pytest.mark.parametrize("name", ["status", "Failed", "position", "begin_ms", "end_ms", "cursor", "lookup", "to_dict"])
+@pytest.mark.parametrize(
+    "name", ["status", "Failed", "position", "begin_ms", "end_ms", "cursor", "lookup", "to_dict", "error"]
+)
 def test_a_column_with_the_name_of_a_field_of_answers(open_index, name):
     made = type("Named", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
     with pytest.raises(ConfigError, match=rf"Named\.{name} has the name of a field of answers"):
