@@ -103,8 +103,13 @@ def recover(
             raise NotAnIndex(f"{config.root} holds no tiered index; to begin it anew give --storage too")
         # raises where the storage holds no index either: recovery creates none
         IndexReader.open(config=config.model_copy(update={"root": None})).close()
-    begun = _begin_anew(config)
-    with IndexService.open(config) as index:
+    begun: BegunAnew | None = None
+    try:
+        opened = IndexService.open(config)
+    except (StorageBehind, RootBehind):
+        begun = begin_anew(config)
+        opened = IndexService.open(config)
+    with opened as index:
         handles = index.files()
         damaged = [handle for handle in handles if isinstance(handle, DamagedFile)]
         health = index.health()
@@ -136,15 +141,6 @@ def recover(
     if document["status"] == "damaged":
         return CorruptFile.exit_code
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
-
-
-def _begin_anew(config: IndexConfig) -> BegunAnew | None:
-    """Begin a root anew that is refused, since it or its storage went back in time; None: it is not."""
-    try:
-        IndexService.open(config).close()
-    except (StorageBehind, RootBehind):
-        return begin_anew(config)
-    return None
 
 
 def _told(begun: BegunAnew | None) -> dict[str, Any] | None:

@@ -93,6 +93,7 @@ class IndexView(Refreshed):
                     f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)")
                 )
             self._root_view = RootView(root)
+        self._root_index = marker.index_id if marker is not None else None
         opened = None
         if backend is None:
             uri = config.storage or (marker.storage if marker is not None else None)
@@ -169,7 +170,8 @@ class IndexView(Refreshed):
         except StorageBehind:
             self._is_another = True
             raise
-        if seen is not None:
+        # a storage of another index is told as that
+        if seen is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
             self._log.check_seen(seen, deep=is_first)
         return state
 
