@@ -17,6 +17,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
+    WriterFenced,
 )
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.anew import BegunAnew, begin_anew
@@ -29,6 +30,7 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 
@@ -194,8 +196,6 @@ def test_a_root_from_a_backup_is_refused(life: Life, then: str) -> None:
 
 
 def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> None:
-    from tiered_index.testing.storage_faults import FaultStorage
-
     faulty = FaultStorage(MemoryStorage(clock=life.clock))
     index = life.open(storage_backend=faulty)
     life.ingest(index, 10, upload=False)
@@ -402,3 +402,49 @@ def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
     with life.open() as index:
         life.ingest(index, 1, upload=True)
     copier.run_once()
+
+
+def test_a_clone_waits_for_the_lease_and_the_first_keeps_its_entries(life: Life) -> None:
+    first = life.open(lease_ttl_s=30)
+    life.ingest(first, 10, upload=False)
+    shutil.copytree(life.root, life.folder / "clone")
+    with pytest.raises(LockHeld):
+        life.open(life.folder / "clone")
+    life.clock.advance(60)
+    life.ingest(first, 5, upload=False)
+    with life.open(life.folder / "clone") as clone:
+        life.put = 100
+        life.ingest(clone, 7, upload=True)
+    first.seal()
+    with pytest.raises((WriterFenced, RootBehind)):
+        first.run_lifecycle()
+    first.abandon()
+    with pytest.raises(RootBehind):
+        life.open()
+    done = life.begin_anew()
+    assert (done.sent, done.entries) == (1, 15)
+    with life.open() as index:
+        assert life.found(index) == {*range(1, 16), *range(101, 108)}
+
+
+def test_an_older_root_that_starts_without_its_storage_adds_to_no_published_file(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=False)
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 20, upload=True)
+    life.restore("root")
+    storage = FaultStorage(LocalStorage(life.folder / "storage"))
+    for operation in ("list", "get"):
+        storage.fail(operation, times=None)
+    life.put = 100
+    index = life.open(storage_backend=storage)
+    life.ingest(index, 5, upload=False)
+    assert len(list((life.root / "unsealed").glob("*.journal"))) == 2
+    storage.clear()
+    with pytest.raises(RootBehind):
+        index.run_lifecycle()
+    index.abandon()
+    life.begin_anew()
+    with life.open() as index:
+        assert life.found(index) == {*range(1, 31), *range(101, 106)}

@@ -135,7 +135,8 @@ class Parts:
             catalog.put(handle)
         self.appenders = (quarantine, main)
         for appender in self.appenders:
-            appender.adopt([file for file in recovered.unsealed if file.lane == appender.name])
+            own = [file for file in recovered.unsealed if file.lane == appender.name]
+            appender.adopt(own, goes_on=session.claimed)
         try:
             topics.give(pair for one in self.appenders if one.active is not None for pair in one.active.topics.items())
         except InvalidArgument:
@@ -277,7 +278,7 @@ def open_parts(
                 f"broken off, run it again",
             )
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
-        session = StorageSession(storage, log, clock, config.lease_ttl_s)
+        session = StorageSession(storage, log, clock, config.lease_ttl_s, root.place)
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
         seen = SeenFile(root.path / "seen", disk)
         seen.read()

@@ -2,7 +2,8 @@
 
 A root may start while the storage is down: the life cycle claims then. The lease, numbered objects ``lease/EPOCH/N`` of
 which the greatest name counts, only decides when another host may claim; correctness depends on the log's fences alone.
-It names its root: who holds that root's lock takes over at once. Threads: the life cycle's, and the opener's before.
+It names its root and the place of that root's folder: who holds its lock there takes over at once. A clone elsewhere
+waits like any other root. Threads: the life cycle's, and the opener's before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiered_index.clock import Clock
-from tiered_index.documents import MILLISECONDS, checked, flag, integer, load, record, text
+from tiered_index.documents import MILLISECONDS, Optional, checked, flag, integer, load, record, text
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -46,6 +47,7 @@ class _Holder:
     pid: int
     expires_ms: int
     released: bool
+    place: str
 
 
 WriterState = Literal["alive", "closed", "gone"]
@@ -64,17 +66,24 @@ class Writer:
 
 
 _HOLDER = record(
-    _Holder, root_id=text(), host=text(), pid=integer(0, 2**31 - 1), expires_ms=MILLISECONDS, released=flag
+    _Holder,
+    root_id=text(),
+    host=text(),
+    pid=integer(0, 2**31 - 1),
+    expires_ms=MILLISECONDS,
+    released=flag,
+    place=Optional(text(), ""),
 )
 
 
-def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
-    """Raise `LockHeld` where a lease of another root is in force."""
+def check_lease(storage: Storage, root_id: str, clock: Clock, place: str = "") -> None:
+    """Raise `LockHeld` where a lease of another root is in force, or of a copy of this one in another `place`."""
     found = _current(storage)
     if found is None:
         return
     holder, _ = found
-    if holder.released or holder.root_id == root_id or holder.expires_ms <= clock.now_ms():
+    is_own = holder.root_id == root_id and holder.place in ("", place)
+    if holder.released or is_own or holder.expires_ms <= clock.now_ms():
         return
     left_s = (holder.expires_ms - clock.now_ms()) / 1000
     lease = f" with another root; its lease ends in {left_s:.0f} s unless it is renewed"
@@ -118,6 +127,7 @@ class Lease:
     root_id: str
     clock: Clock
     ttl_s: float
+    place: str = ""
     _number: int = 0
     _renewed_s: float = 0.0
 
@@ -143,6 +153,7 @@ class Lease:
         self._number += 1
         document = {
             "root_id": self.root_id,
+            "place": self.place,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "released": released,
@@ -189,6 +200,7 @@ class StorageSession:
     log: StorageLog
     clock: Clock
     lease_ttl_s: float
+    place: str = ""
     epoch: int = 0
     fenced: WriterFenced | None = None
     log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds
@@ -235,10 +247,10 @@ class StorageSession:
 
     def claim(self, root_id: str) -> None:
         """Become the index's writer. Raises `LockHeld` (another root has the lease), `WriterFenced`, `StorageError`."""
-        check_lease(self.storage, root_id, self.clock)
+        check_lease(self.storage, root_id, self.clock, self.place)
         probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
-        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s)
+        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
         self.epoch = epoch
 
     def refreshed(self) -> LogState:

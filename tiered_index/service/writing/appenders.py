@@ -225,16 +225,16 @@ class Appender:
         if self.active is not None:
             self.active.close()
 
-    def adopt(self, files: list[UnsealedFile]) -> None:
+    def adopt(self, files: list[UnsealedFile], *, goes_on: bool) -> None:
         """Take over recovered files, by sequence: the newest goes on if it accepts entries hashed as those to come,
-        others are sealed or given up.
+        others are sealed or given up. `goes_on`: the log was read, so that no other copy of this root has published it.
         """
         for file in files:
             if file.count:
                 self.context.catalog.put(file)
         for file in files:
             self.active = file
-            if file is not files[-1] or not file.accepts or file.layout.hash != self.layout.hash:
+            if file is not files[-1] or not goes_on or not file.accepts or file.layout.hash != self.layout.hash:
                 self._end(file)
 
     def release_reserve(self, *, keep: bool) -> None:
