@@ -404,10 +404,13 @@ def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
     copier.run_once()
 
 
-def test_a_clone_waits_for_the_lease_and_the_first_keeps_its_entries(life: Life) -> None:
+def test_a_clone_waits_for_the_lease_and_the_first_keeps_its_entries(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = life.open(lease_ttl_s=30)
     life.ingest(first, 10, upload=False)
     shutil.copytree(life.root, life.folder / "clone")
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
     with pytest.raises(LockHeld):
         life.open(life.folder / "clone")
     life.clock.advance(60)

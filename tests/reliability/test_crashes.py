@@ -36,7 +36,7 @@ def test_a_sample_of_crashes(life):
 @pytest.mark.parametrize(
     ("campaign", "life", "share"),
     [
-        ("again", "lifecycle", 0.002),
+        ("again", "lifecycle", 0.004),
         ("again", "reopening", 0.002),
         ("fault", "lifecycle", 0.001),
         ("fault", "erasing", 0.001),

@@ -278,7 +278,7 @@ def open_parts(
                 f"broken off, run it again",
             )
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
-        session = StorageSession(storage, log, clock, config.lease_ttl_s, root.place)
+        session = StorageSession(storage, log, clock, config.lease_ttl_s)
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
         seen = SeenFile(root.path / "seen", disk)
         seen.read()

@@ -2,8 +2,8 @@
 
 A root may start while the storage is down: the life cycle claims then. The lease, numbered objects ``lease/EPOCH/N`` of
 which the greatest name counts, only decides when another host may claim; correctness depends on the log's fences alone.
-It names its root and the place of that root's folder: who holds its lock there takes over at once. A clone elsewhere
-waits like any other root. Threads: the life cycle's, and the opener's before.
+It names its root and the start of its host's system: who holds that root's lock there takes over at once. A clone on
+another host waits like any other root. Threads: the life cycle's, and the opener's before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tiered_index.clock import Clock
@@ -76,13 +77,13 @@ _HOLDER = record(
 )
 
 
-def check_lease(storage: Storage, root_id: str, clock: Clock, place: str = "") -> None:
-    """Raise `LockHeld` where a lease of another root is in force, or of a copy of this one in another `place`."""
+def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
+    """Raise `LockHeld` where a lease of another root is in force, or of a copy of this one on another host."""
     found = _current(storage)
     if found is None:
         return
     holder, _ = found
-    is_own = holder.root_id == root_id and holder.place in ("", place)
+    is_own = holder.root_id == root_id and holder.place in ("", _place())
     if holder.released or is_own or holder.expires_ms <= clock.now_ms():
         return
     left_s = (holder.expires_ms - clock.now_ms()) / 1000
@@ -118,6 +119,15 @@ def _current(storage: Storage) -> tuple[_Holder, int] | None:
     return None
 
 
+def _place() -> str:
+    """Return what tells this start of this host's system from others: a root's lock holds for the processes of one."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
 @dataclass(eq=False)
 class Lease:
     """One writer's lease. One thread."""
@@ -127,7 +137,6 @@ class Lease:
     root_id: str
     clock: Clock
     ttl_s: float
-    place: str = ""
     _number: int = 0
     _renewed_s: float = 0.0
 
@@ -153,7 +162,7 @@ class Lease:
         self._number += 1
         document = {
             "root_id": self.root_id,
-            "place": self.place,
+            "place": _place(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "released": released,
@@ -200,7 +209,6 @@ class StorageSession:
     log: StorageLog
     clock: Clock
     lease_ttl_s: float
-    place: str = ""
     epoch: int = 0
     fenced: WriterFenced | None = None
     log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds
@@ -247,10 +255,10 @@ class StorageSession:
 
     def claim(self, root_id: str) -> None:
         """Become the index's writer. Raises `LockHeld` (another root has the lease), `WriterFenced`, `StorageError`."""
-        check_lease(self.storage, root_id, self.clock, self.place)
+        check_lease(self.storage, root_id, self.clock)
         probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
-        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
+        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s)
         self.epoch = epoch
 
     def refreshed(self) -> LogState:

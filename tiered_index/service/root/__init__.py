@@ -118,18 +118,6 @@ class Root:
         """Note which folder this is, for `check`."""
         self._identity = self._look()
 
-    @property
-    def place(self) -> str:
-        """Where the folder is: the system's start, and the folder's device and number. A copy has another place, and
-        whoever holds the lock of this one knows that its last writer has ended.
-        """
-        device, number = self._look()
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            boot = socket.gethostname()
-        return f"{boot}/{device}:{number}"
-
     def check(self) -> None:
         """Raise a typed error where the folder is gone, is another one, or can't be written any more."""
         if self._identity is None:
