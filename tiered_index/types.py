@@ -19,7 +19,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, overload
 
 from typing_extensions import TypeVar
 
@@ -315,7 +315,7 @@ class LaterFields(Protocol[ItemT]):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class QueryResult(Answer, Generic[ItemT]):
+class QueryResult(Answer, Sequence[ItemT]):
     """The answer to one lookup: a sequence of its entries.
 
     `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
@@ -425,9 +425,10 @@ class TopicSummary:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TopicsResult(Answer):
-    """The topics of an index, by name; the other fields are as in `QueryResult`. `expired_before_ms` is of the topics
-    that expire first: of others older entries may be there.
+class TopicsResult(Answer, Sequence[TopicSummary]):
+    """A sequence of the topics of an index, by name; the other fields are as in `QueryResult`.
+
+    `expired_before_ms` is of the topics that expire first: of others older entries may be there.
     """
 
     topics: tuple[TopicSummary, ...]
@@ -442,6 +443,13 @@ class TopicsResult(Answer):
 
     def __len__(self) -> int:
         return len(self.topics)
+
+    @overload
+    def __getitem__(self, index: int) -> TopicSummary: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TopicSummary, ...]: ...
+    def __getitem__(self, index: int | slice) -> TopicSummary | tuple[TopicSummary, ...]:
+        return self.topics[index]
 
     def shown(self, most: int) -> Shown:
         """As `Answer.shown`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -300,6 +301,15 @@ def test_defaults_of_columns_are_stored(open_index):
 
     with pytest.raises(ConfigError, match="default of Wrong: zone"):
         open_index("wrong", item_type=Wrong)
+
+
+def test_answers_are_sequences(open_index):
+    index = open_index()
+    for offset in (1, 2):
+        index.put("t", 0, "k", offset, 1, T)
+    for answer in (index.query("t", "k"), index.query_many([("t", "k")]), index.topics()):
+        assert isinstance(answer, Sequence) and answer[0] in answer and answer.index(answer[0]) == 0
+        assert list(reversed(answer)) == list(answer)[::-1]
 
 
 def test_texts_of_views_are_taken(open_index):

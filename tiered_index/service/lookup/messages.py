@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
@@ -100,8 +100,10 @@ class MessageSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MessagesResult(Answer):
-    """The answer to a lookup of messages. `messages` are in answer order, at most `max_count` of them, those that can't
+class MessagesResult(Answer, Sequence[Fetched]):
+    """The answer to a lookup of messages: a sequence of them.
+
+    `messages` are in answer order, at most `max_count` of them, those that can't
     be had among them. `status`, `cursor`, `lost` are as in `QueryResult`; `failed` names files of the index and
     places of messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with
     an equal hash were dropped. `explain` counts lookups and messages (its reports of place ``messages``), the two
@@ -123,6 +125,13 @@ class MessagesResult(Answer):
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Fetched: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Fetched, ...]: ...
+    def __getitem__(self, index: int | slice) -> Fetched | tuple[Fetched, ...]:
+        return self.messages[index]
 
     def shown(self, most: int) -> Shown:
         """As `Answer.shown`."""
