@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup ready loops demo serve-demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
+.PHONY: help setup ready loops demo serve-demo test test-all test-cluster test-lowest test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,18 @@ ready: $(VENV)/.stamp-test
 
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
+
+# a virtualenv of its own, beside the other one
+LOWEST := $(VENV)-lowest
+
+$(LOWEST)/.stamp: pyproject.toml requirements.lock tests/support/lowest.py deploy/make-venv.sh
+	@bash deploy/make-venv.sh $(LOWEST)
+	@$(LOWEST)/bin/python -m tests.support.lowest > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt '.[fast]' pytest pytest-xdist hypothesis
+	@touch $@
+
+test-lowest: $(LOWEST)/.stamp ## codecs and golden files on the lowest versions of dependencies that pyproject.toml declares
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -W ignore::DeprecationWarning tests/unit/format tests/golden $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_two_builds_at_once.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_writing_cluster.py tests/spark/test_bench.py tests/spark/test_lookup_docs.py::test_lookups_at_scale --durations=5 $(PYTEST_ARGS)
@@ -139,4 +151,4 @@ dist: $(VENV)/.stamp-python ## the wheel, in dist/
 	@ls dist/*.whl
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -26,7 +26,7 @@ import typer
 from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.running import Out, RootDir
-from tiered_index import IndexConfig, IndexReader, IndexService, QueryResult, Retention, merge
+from tiered_index import IndexConfig, IndexReader, IndexService, MergeOptions, QueryResult, Retention, merge
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import BackPressure, InvalidArgument
@@ -39,6 +39,7 @@ _READERS = 2
 _GRACE_S = 3_600.0
 # a seal every so many seconds at most, so that merges and expiry have files to work on
 _SEAL_S = 60.0
+_MERGED_AFTER_S = 30
 _SPARKS = "▁▂▃▄▅▆▇█"
 _RATIO_FROM_MINUTE = 10
 _LATENCIES = ("put p50", "put p99", "query p50", "query p99")
@@ -212,7 +213,12 @@ class Soak:
 
     def _merge(self) -> None:
         while not self._over.wait(60):
-            self.merged += merge(str(self._config.storage), window="1m", s3=self._config.s3).sources
+            self.merged += merge(
+                str(self._config.storage),
+                window="1m",
+                options=MergeOptions(min_age_s=_MERGED_AFTER_S),
+                s3=self._config.s3,
+            ).sources
 
     def _sample(self, minute: int) -> Minute:
         with self._lock:
