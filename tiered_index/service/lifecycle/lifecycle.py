@@ -23,6 +23,7 @@ from tiered_index.errors import (
     IndexClosed,
     ObjectNotFound,
     StorageError,
+    StorageUnavailable,
     TieredIndexError,
     WriterFenced,
     without_frames,
@@ -95,6 +96,7 @@ class Lifecycle:
         self.errors: dict[str, TieredIndexError] = {}
         self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
         self._closed = False
+        self._is_away = context.session.log_error is not None
         self._expire_s = self._sweep_s = 0.0  # when what has expired is looked for next
         self._topic_stats = KnownStats(context.cold)
         self._expired = NOTHING  # as the log that is kept in the root says
@@ -142,9 +144,22 @@ class Lifecycle:
             if has_root:
                 self._context.deletions.again()
                 self._context.catalog.reclaim()
+            self._tell_storage()
             self._failed |= self._context.deletions.errors()
             self.errors = self._failed
             return progress, list(self.errors.values())
+
+    def _tell_storage(self) -> None:
+        """Log once that the storage went away, and once that it is back."""
+        failed = {} if "root" in self._failed else self._failed
+        error = next((one for one in failed.values() if isinstance(one, StorageUnavailable)), None)
+        if (error is not None) != self._is_away:
+            self._is_away = error is not None
+            uri = self._context.session.storage.uri
+            if error is not None:
+                _log.warning("the storage %s went away, files wait locally: %s", uri, error)
+            else:
+                _log.info("the storage %s is back", uri)
 
     def tend_damaged(self) -> None:
         """Let go of damaged files that were published, ask for staged ones; the rounds repeat what fails."""
@@ -203,6 +218,8 @@ class Lifecycle:
             step() if kind is None else self.times[kind].run(step)
         except TieredIndexError as error:
             if isinstance(error, WriterFenced):
+                if self._context.session.fenced is None:
+                    _log.warning("this writer was fenced: %s", error)
                 self._context.session.fenced = error
             self._failed[name] = self.errors[name] = without_frames(error)
             return False
@@ -343,6 +360,7 @@ class Lifecycle:
         session.log.rely()
         target = self._move(file)
         self._end(file_id)
+        _log.info("uploaded %s: %d entries, %d bytes as %s", file_id, file.count, known.size_bytes, known.name)
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
             context.cold.keep(known, local.data)  # else another version's compaction: its bytes are not these
         context.catalog.put(open_local(target, StorageBytes(context.cold, known)))
@@ -410,3 +428,4 @@ class Lifecycle:
         stored = file.stored.stored
         check_size(self._context.session.storage, stored, "its local copy")
         self._context.catalog.put(open_stored(self._context.cold, stored), self._context.dispose(file.file_id))
+        _log.info("retired the local copy of %s: %d bytes", file.file_id, stored.size_bytes)

@@ -9,6 +9,7 @@ decides.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,8 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
+
+_log = logging.getLogger(__name__)
 
 
 class MergeOvertaken(TieredIndexError):
@@ -57,7 +60,10 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
         stored = tuple(shard.stored for shard in shards)
         return LogRecord(0, job.kind, 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
 
-    return publication.record("a merge", make)
+    state = publication.record("a merge", make)
+    tables = ", ".join(sorted({window.table for window in job.windows}))
+    _log.info("%s of %d objects with %d entries into tables: %s", job.kind, len(names), job.entries, tables)
+    return state
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:

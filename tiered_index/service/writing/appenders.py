@@ -211,6 +211,8 @@ class Appender:
                 self.context.seals.run(file.seal)
             except TieredIndexError as error:
                 _log.warning("%s is sealed in memory only: %s", file.path, error)
+            else:
+                _log.info("sealed %s: %d entries", file.file_id, file.count)
         else:
             self._carried = max_positions(self._carried, file.positions)
             file.let_go()

@@ -1,0 +1,115 @@
+"""What an index in a process of one's own tells: a Prometheus collector, and a line of the log for each step."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+import tiered_index
+from tiered_index import IndexReader, IndexService, merge
+from tiered_index.errors import StorageUnavailable, WriterFenced
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+T = 1_700_000_000_000
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return {"root": tmp_path / "root", "slots": 7, "items": 12, "background": False, "environment": False}
+
+
+def page(index):
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(tiered_index.metrics.collector(index))
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_a_collector_of_a_writer_and_a_reader(settings):
+    storage = MemoryStorage()
+    with IndexService.open(storage_backend=storage, **settings) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        assert page(index)["tiered_index_buffered_entries"] == 1
+        index.seal()
+        index.run_lifecycle()
+        told = page(index)
+        assert (told["tiered_index_put_entries_total"], told["tiered_index_unpublished_entries"]) == (1, 0)
+        assert told['tiered_index_lifecycle_seconds_count{step="upload"}'] == 1
+    with IndexReader.open(storage_backend=storage) as reader:
+        assert page(reader)['tiered_index_files{state="storage"}'] == 1
+        assert "tiered_index_put_entries_total" not in page(reader)
+
+
+def test_without_prometheus_the_package_is_named():
+    program = """
+import sys
+sys.modules["prometheus_client"] = sys.modules["prometheus_client.core"] = None
+import tiered_index
+from tiered_index.errors import ConfigError
+try:
+    tiered_index.metrics
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install prometheus-client" in done.stdout
+
+
+def test_each_step_of_a_file_is_one_line_at_info(settings, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tiered_index")
+    uri = f"file://{tmp_path}/storage"
+
+    def told():
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    with IndexService.open(storage=uri, local_keep_s=0, **settings) as index:
+        told()
+        index.put("t", 0, "k", 1, 1, T)
+        index.seal()
+        (file,) = index.files()
+        assert told() == [f"sealed {file.file_id}: 1 entries"]
+        index.run_lifecycle()
+        uploaded, retired = told()
+        assert uploaded.startswith(f"uploaded {file.file_id}: 1 entries, ")
+        assert retired.startswith(f"retired the local copy of {file.file_id}: ")
+    merge(uri)
+    (merged,) = told()
+    assert merged.startswith("merge of 1 objects with 1 entries into tables: ")
+
+
+def test_a_storage_that_goes_away_and_comes_back_is_told_once(settings, caplog):
+    caplog.set_level(logging.INFO, "tiered_index")
+    storage = FaultStorage(MemoryStorage())
+    with IndexService.open(storage_backend=storage, **settings) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        index.seal()
+        storage.fail("*", times=None)
+        caplog.clear()
+        for _ in range(3):
+            with pytest.raises(StorageUnavailable):
+                index.run_lifecycle()
+        storage.clear()
+        for _ in range(2):
+            index.run_lifecycle()
+        lines = [record.getMessage() for record in caplog.records if "the storage " in record.getMessage()]
+        assert [line.split("unnamed-")[1][32:].split(",")[0] for line in lines] == [" went away", " is back"]
+
+
+def test_a_fenced_writer_is_told_once(settings, tmp_path, caplog):
+    storage = MemoryStorage()
+    first = IndexService.open(storage_backend=storage, lease_ttl_s=0.01, **settings)
+    with IndexService.open(storage_backend=storage, **settings | {"root": tmp_path / "other"}):
+        first.put("t", 0, "k", 1, 1, T)
+        first.seal()
+        for _ in range(3):
+            with pytest.raises(WriterFenced):
+                first.run_lifecycle()
+    assert len([r for r in caplog.records if r.getMessage().startswith("this writer was fenced: ")]) == 1
+    first.abandon()

@@ -1,0 +1,149 @@
+"""The state of an index in a process of your own, for Prometheus: `tiered_index_*`, in base units.
+
+    REGISTRY.register(tiered_index.metrics.collector(index))
+
+It is read when a registry asks for it: of a writer (its `health`) or a reader. Names that end in ``_total`` only grow.
+No label has a key or a topic. Needs the package prometheus-client. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from tiered_index.errors import ConfigError, IndexClosed
+from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.inventory import describe_handle
+from tiered_index.service.reader import IndexReader
+from tiered_index.storage.metering import MeteredStorage
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as missing:
+    raise ConfigError("metrics need prometheus-client: pip install prometheus-client") from missing
+
+__all__ = ["collector"]
+
+Gauges = Mapping[str, tuple[str, float]]
+"""What each means, and its value, by name; one that ends in ``_total`` only grows."""
+_USES = (("hits", "Hits of"), ("misses", "Misses of"), ("evictions", "Evictions from"))
+
+
+def collector(index: IndexService[Any] | IndexReader[Any]) -> Collector:
+    """Return a collector of the state of a writer or a reader; each index needs a registry of its own.
+
+    In a forked child a writer's collector yields nothing.
+    """
+    return StateCollector(index)
+
+
+class StateCollector(Collector):
+    """Collects the state of `lookups`, and what `more` returns."""
+
+    def __init__(self, lookups: IndexService[Any] | IndexReader[Any], more: Callable[[], Gauges] = dict) -> None:
+        self._lookups = lookups
+        self._more = more
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no metric: a registry asks the index for nothing until somebody asks the registry."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the present state."""
+        try:
+            # whole, or not at all
+            yield from list(self._collect())
+        except IndexClosed:
+            return
+
+    def _collect(self) -> Iterator[Metric]:
+        lookups = self._lookups
+        uses = lookups.cache_use()
+        for name, meaning in _USES:
+            counts = {cache: getattr(use, name) for cache, use in uses.items()}
+            yield _by("cache", f"cache_{name}_total", f"{meaning} caches in memory.", counts)
+        sizes = {cache: use.size_bytes for cache, use in uses.items()}
+        yield _by("cache", "cache_bytes", "Bytes in caches in memory.", sizes)
+        yield _one(
+            "filter_false_positives_total",
+            "Searches of stored files that found nothing though a cached filter let them.",
+            lookups.filter_false_positives,
+        )
+        yield from self._files()
+        if isinstance(lookups, IndexService):
+            yield from _of_writer(lookups)
+        yield from _of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)
+        for name, (meaning, value) in self._more().items():
+            yield _one(name, meaning, value)
+
+    def _files(self) -> Iterator[Metric]:
+        counts, sizes = Tally[str](), Tally[str]()
+        for handle in self._lookups.files():
+            file = describe_handle(handle)
+            counts[file["state"]] += 1
+            sizes[file["state"]] += file["bytes"] or 0
+        yield _by("state", "files", "Files by state.", counts)
+        yield _by("state", "file_bytes", "Bytes of files by state, as far as they are known.", sizes)
+
+
+def _of_writer(index: IndexService) -> Iterator[Metric]:
+    health = index.health()
+    lease_left_s = health["lease_left_s"]
+    values: dict[str, tuple[str, float]] = {
+        "put_entries_total": ("Entries that were put.", health["put_entries"]),
+        "put_refusals_total": ("Puts that were pushed back by a full buffer.", health["refused_puts"]),
+        "buffered_entries": ("Entries in the write buffer.", health["buffered_entries"]),
+        "buffered_bytes": ("Bytes of the write buffer.", health["buffered_bytes"]),
+        "local_bytes": ("Bytes of local files.", health["local_bytes"]),
+        "unpublished_files": ("Files that the storage does not have yet.", health["unpublished"]["files"]),
+        "unpublished_entries": ("Entries that the storage does not have yet.", health["unpublished"]["entries"]),
+        "quarantined_entries_total": ("Entries with a time that can't be right.", health["quarantined_entries"]),
+        "problems": ("Present errors of the writer.", len(health["problems"])),
+        "fenced": ("1 where another writer has taken the index over.", health["fenced"]),
+        "writer_epoch": ("The epoch that the writer claimed; 0: none yet.", health["writer_epoch"]),
+        "lease_held": ("1 while the writer's lease holds.", lease_left_s is not None and lease_left_s > 0),
+        "lease_remaining_seconds": ("Until the lease ends, unless it is renewed; 0: none.", lease_left_s or 0.0),
+    }
+    for name, (meaning, value) in values.items():
+        yield _one(name, meaning, value)
+    steps = SummaryMetricFamily(
+        "tiered_index_lifecycle_seconds", "Time of steps in the life of files.", labels=["step"]
+    )
+    for step, done in health["steps"].items():
+        steps.add_metric([step], done["count"], done["seconds"])
+    yield steps
+    failures = {step: done["errors"] for step, done in health["steps"].items()}
+    yield _by("step", "lifecycle_errors_total", "Steps in the life of files that failed.", failures)
+    yield _by("worker", "worker_errors_total", "Rounds of workers that failed.", health["failed_rounds"])
+    positions, ages = index.durable_positions(), health["position_age_s"]
+    yield _by("source", "durable_position", "Up to where sources are durable.", positions)
+    meaning = "Since when the durable position stands; at most since the process began."
+    yield _by("source", "durable_position_age_seconds", meaning, ages)
+
+
+def _of_storages(storages: Iterable[MeteredStorage]) -> Iterator[Metric]:
+    usages = [storage.total for storage in storages]
+    requests = Tally[str]()
+    for usage in usages:
+        requests.update(usage.requests_by_kind)
+    yield _by("operation", "storage_requests_total", "Requests to the storage.", requests)
+    read, written = (sum(getattr(usage, name) for usage in usages) for name in ("bytes_read", "bytes_written"))
+    yield _one("storage_read_bytes_total", "Bytes read from the storage.", read)
+    yield _one("storage_written_bytes_total", "Bytes written to the storage.", written)
+    cost_usd = sum(usage.cost_usd for usage in usages)
+    yield _one("storage_cost_usd_total", "Estimated dollars of all requests.", cost_usd)
+
+
+def _one(name: str, meaning: str, value: float) -> Metric:
+    kind: Any = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(f"tiered_index_{name}", meaning, value=value)  # type: ignore[no-any-return]
+
+
+def _by(label: str, name: str, meaning: str, values: Mapping[str, float]) -> Metric:
+    kind: Any = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(f"tiered_index_{name}", meaning, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family  # type: ignore[no-any-return]
