@@ -451,3 +451,23 @@ def test_an_older_root_that_starts_without_its_storage_adds_to_no_published_file
     life.begin_anew()
     with life.open() as index:
         assert life.found(index) == {*range(1, 31), *range(101, 106)}
+
+
+def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_dropped(life: Life) -> None:
+    index = life.open()
+    life.ingest(index, 10, upload=False)
+    life.keep("root")
+    life.ingest(index, 5, upload=False)
+    index.abandon()
+    life.root.rename(life.folder / "grown")
+    shutil.copytree(life.folder / "root.kept", life.root)
+    with life.open() as index:
+        index.seal()
+        index.run_lifecycle()
+    for path in (life.folder / "grown" / "unsealed").iterdir():
+        shutil.copy(path, life.root / "unsealed")
+    with pytest.raises(RootBehind, match="another file of this id"):
+        life.open()
+    assert life.begin_anew().entries == 15
+    with life.open() as index:
+        assert life.found(index) == set(range(1, 16))

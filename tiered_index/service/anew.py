@@ -111,6 +111,18 @@ def _set_aside(root: Root) -> None:
         lock.release()
 
 
+class _OneState(Root):
+    """A root in which only the files of one state are seen: a later one of the same id may have other entries."""
+
+    def __init__(self, root: Root, state: str) -> None:
+        super().__init__(root.path, root.disk)
+        self._state = state
+
+    def names(self, state: str) -> list[str]:
+        """As the root's, of the one state."""
+        return super().names(state) if state == self._state else []
+
+
 class _Sending:
     """Puts the entries of files that were set aside into an index, as far as its storage lacks them."""
 
@@ -125,8 +137,13 @@ class _Sending:
         """Put what is lacking; return what was done."""
         sent = entries = stored = 0
         kept: dict[str, str] = {}
-        for handle in RootView(self._aside).look():
+        later: dict[str, int] = {}  # entries of files of a later state
+        for handle in (one for state in reversed(STATES) for one in RootView(_OneState(self._aside, state)).look()):
             try:
+                if isinstance(handle, CompactedFile | UnsealedView):
+                    if handle.count <= later.get(handle.file_id, 0):
+                        continue
+                    later[handle.file_id] = handle.count
                 if self._is_stored(handle):
                     stored += 1
                     continue

@@ -284,6 +284,7 @@ def open_parts(
         seen.read()
         log.belong_to(root_id, seen)
         marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri, root_id)
+        undo.callback(_release, session)
         folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
@@ -381,6 +382,12 @@ def _join(
         _without_log(session, root, marker, error)
         return marker, layout, None
     return marker, layout, session.log.state
+
+
+def _release(session: StorageSession) -> None:
+    """Release the lease of a writer that could not be opened; it would run out by itself."""
+    with contextlib.suppress(StorageError, DiskFull):
+        session.release()
 
 
 def _without_log(session: StorageSession, root: Root, marker: Marker, error: StorageError | DiskFull) -> None:

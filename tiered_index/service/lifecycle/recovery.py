@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    RootBehind,
+    SchemaMismatch,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED, file_id_of
@@ -32,7 +39,8 @@ from tiered_index.service.files.compacted import (
 )
 from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.lifecycle.context import has_newer_positions
-from tiered_index.service.log.records import max_positions
+from tiered_index.service.log.log import WAY_ON
+from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Deletions, Root, disk_error
 
@@ -163,6 +171,8 @@ def _recover_compacted(
         if stored is None:
             found.compacted.append(file)
             continue
+        if file.metadata().count != stored.count:
+            raise _other_entries(path, file.metadata().count, stored)
         target = root.index_path(UPLOADED, file_id)
         try:
             root.disk.publish(path, target)
@@ -187,6 +197,7 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
         alone = state is not None and file_id not in local and _has_newer_journal(file_id, path, journal_path, state)
         if file_id in later and not alone:
+            _check_published(path, journal_path, file_id, state)
             found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
             continue
         journal: Journal | None = None
@@ -226,6 +237,25 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
             if journal is not None and journal.sealed:
                 found.journals[file_id] = journal
     found.unsealed.sort(key=lambda file: file.sequence)
+
+
+def _check_published(path: Path, journal_path: Path, file_id: str, state: LogState | None) -> None:
+    """Raise `RootBehind` for an unsealed file that has more entries than the published one of its id."""
+    stored, journal = state.object_of(file_id) if state is not None else None, None
+    with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
+        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
+    if stored is not None and journal is not None and journal.count > stored.count:
+        raise _other_entries(path, journal.count, stored)
+
+
+def _other_entries(path: Path, count: int, stored: StoredObject) -> RootBehind:
+    return RootBehind(
+        str(path),
+        f"the storage has another file of this id ({stored.name}): another copy of this root published it. Nothing was "
+        f"changed; {WAY_ON}",
+        expected=f"{stored.count} entries",
+        found=f"{count} entries",
+    )
 
 
 def _has_newer_journal(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
