@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from typer import Option
 
@@ -15,7 +16,7 @@ from tiered_index.cli.progress import Ending
 from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import DiskFull, InvalidArgument, StorageUnavailable
+from tiered_index.errors import DiskFull, InvalidArgument, StorageMisconfigured, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.copying import Copier, CopyReport, CopyStopped
 from tiered_index.service.lifecycle.orphans import Orphans
 from tiered_index.service.lifecycle.publication import JobOverdue
@@ -40,6 +41,9 @@ def copy(
     interval: int = Option(
         60, parser=duration_option, metavar="1m", help="With --follow: how often to look.", show_default="1m"
     ),
+    must_exist: bool = Option(
+        False, "--must-exist", help="Fail where --to holds no copy, as where its disk is not mounted."
+    ),
     grace: int = Option(
         86400,
         parser=duration_option,
@@ -56,8 +60,9 @@ def copy(
     is copied into it any more.
 
     With --follow the copy stays up to date as a standby. What the source's log removes is removed from the copy's log,
-    and its bytes from the copy after --grace, as by `tiered-index orphans`; nothing else is deleted. Exit code 3: the
-    storage can't be reached; with --follow it is asked again.
+    and its bytes from the copy after --grace, as by `tiered-index orphans`; nothing else is deleted. Exit code 3: a
+    storage can't be reached, or refuses; with --follow it is asked again. --json prints a line a round, errors
+    included.
 
     [bold]Examples[/bold]
 
@@ -71,6 +76,7 @@ def copy(
         raise InvalidArgument("--grace is 1h or more, and --interval 1s or more: readers may be at work")
     config = session.config(**({"storage": source} if source is not None else {}))
     with _copier(config, storage_uri(config), to, threads) as copier:
+        copier.must_exist = must_exist
         if follow:
             return _follow(session, copier, interval, grace)
         copier.open()
@@ -118,10 +124,11 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 swept: Orphans | None = None
                 if copier.clock.monotonic_s() - swept_s >= _SWEEP_S:
                     swept, swept_s = copier.sweep(grace_s), copier.clock.monotonic_s()
-                if last is None or report.records or (swept and swept.objects):
+                if session.out.as_json or last is None or report.records or (swept and swept.objects):
                     _tell(session, copier, report, "following", swept)
                 last = report
-            except (StorageUnavailable, DiskFull, JobOverdue) as error:
+            except (StorageUnavailable, StorageMisconfigured, DiskFull, JobOverdue) as error:
+                session.out.answer(_failed(error, copier, last), streamed=True)
                 behind = f"; the copy is as of {format_time(last.as_of_ms)}" if last is not None else ""
                 session.out.note(f"{error}{behind}; tried again in {interval_s} s")
             except CopyStopped:
@@ -134,10 +141,25 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
     return ending.exit_code
 
 
+def _failed(error: TieredIndexError, copier: Copier, last: CopyReport | None) -> dict[str, Any]:
+    """Return what a round that failed tells programs."""
+    return {
+        "status": "failed",
+        "error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code},
+        "as_of_ms": last.as_of_ms if last is not None else None,
+        "source_number": last.source_number if last is not None else None,
+        "lag_s": _lag_s(copier, last) if last is not None else None,
+    }
+
+
+def _lag_s(copier: Copier, report: CopyReport) -> float:
+    return max(0, copier.clock.now_ms() - report.as_of_ms) / 1000
+
+
 def _tell(session: Session, copier: Copier, report: CopyReport, status: str, swept: Orphans | None = None) -> None:
     read, written = copier.source, copier.target
     assert isinstance(read, MeteredStorage) and isinstance(written, MeteredStorage)
-    lag_s = max(0, copier.clock.now_ms() - report.as_of_ms) / 1000
+    lag_s = _lag_s(copier, report)
     gone = swept.objects if swept is not None else ()
     document = {
         "status": status,

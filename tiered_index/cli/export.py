@@ -23,7 +23,7 @@ from typer import Option
 from tiered_index.cli.options import LAST, TIME, end_option, time_option
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds, unknown_topic
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import DiskFull, InvalidArgument
+from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
@@ -205,6 +205,9 @@ def export(
     there are and one checksum over them, which doesn't depend on their order. It reads root and storage themselves: a
     service looks keys up and has no request for all entries, so there is no --url.
 
+    Where the storage of --root is away or lost, the root's own files are exported. Objects that lie in the storage
+    alone are named as missing, and the exit code is 6.
+
     [bold]Examples[/bold]
 
       tiered-index export --storage s3://bucket/index --out entries.parquet
@@ -224,7 +227,7 @@ def export(
         raise InvalidArgument(f"{'--slots' if slots else '--items'} is for --format rocketmq")
     config = session.config()
     started_s = time.monotonic()
-    with session.open_reader(config) as reader, reader.export(topic, begin, end) as entries:
+    with session.open_reader(config) as reader, reader.export(topic, begin, end, allow_partial=True) as entries:
         lost = [one.told(None).to_dict() for one in reader.log_state.lost.values()]
         with _made(out, form, entries, slots, items) as writer:
             with session.progress("exporting", entries.most_entries) as progress:
@@ -236,10 +239,10 @@ def export(
         session.out.note(f"{counted(entries.entries, 'entry', 'entries')}, checksum {entries.checksum:016x}")
         if lost:
             session.out.note(_without(lost))
-        return 0
+        return _tell_missing(session, entries)
     size_bytes = sum(path.stat().st_size for path in (out.iterdir() if out.is_dir() else (out,)))
     document: dict[str, Any] = {
-        "status": "complete",
+        "status": "partial" if entries.missing else "complete",
         "out": str(out),
         "format": form,
         "entries": entries.entries,
@@ -249,6 +252,8 @@ def export(
         "columns": [] if form == "rocketmq" else entries.schema.names,
         "hash": entries.hash,
         "lost": lost,
+        "not_asked": entries.not_asked,
+        "missing": entries.missing,
         "unknown_topics": unknown,
         "elapsed_s": round(time.monotonic() - started_s, 3),
     }
@@ -267,7 +272,16 @@ def export(
         session.out.line(unknown_topic(name, entries.known_topics))
     if lost:
         session.out.line(_without(lost))
-    return 0
+    return _tell_missing(session, entries)
+
+
+def _tell_missing(session: Session, entries: Export) -> int:
+    """Tell people why an export is of the root alone, if it is; return the exit code."""
+    if entries.not_asked is not None:
+        session.out.note(f"of the root alone, since the storage could not be asked: {entries.not_asked}")
+    for name in entries.missing:
+        session.out.note(f"MISSING {name}: it lies in the storage alone")
+    return PartialAnswer.exit_code if entries.missing else 0
 
 
 def _without(lost: Sequence[object]) -> str:

@@ -216,6 +216,10 @@ def import_(
     command prints how many entries the file has and the checksum that `export` printed. The same file again continues
     where it stopped. Files of --format rocketmq are for RocketMQ.
 
+    A file has entries alone, and no source positions: `ingest` takes sources from their start. It has no tombstones and
+    horizons either: what was erased or has expired is not in the file, and comes back where a source still has it.
+    `copy` takes all of that over.
+
     [bold]Examples[/bold]
 
       tiered-index import entries.parquet --root /data/index --storage s3://bucket/copy --wait
@@ -255,6 +259,7 @@ def import_(
             "checksum": f"{checksum % 2**64:016x}",
             "resumed_from": start,
             "put": entries,
+            "not_taken": ["positions", "tombstones", "horizons"],
             "quarantined": index.health()["quarantined_entries"],
             "elapsed_s": round(time.monotonic() - started_s, 3),
             **what_waits(index),
@@ -271,4 +276,5 @@ def import_(
         }
     )
     write_what_waits(session.out, document)
+    session.out.remark("not taken: source positions, tombstones and horizons of the exported index; `copy` takes them")
     return 0

@@ -255,7 +255,9 @@ def ingest(
     skip_bad: bool = Option(False, "--skip-bad", help="Go on after bad messages: show the first, count all by reason."),
     patience: Patience = 60.0,
     follow: bool = _of_store(False, "--follow", help="Go on with what the broker writes, until ended."),
-    store_name: str | None = _of_store(None, help="What the store is called in the index; by default its path."),
+    store_name: str | None = Option(
+        None, help="What the store or the file is called in the index; by default its path. With it a file may move."
+    ),
     skip_corrupt: bool = _of_store(
         False, "--skip-corrupt", help="Report damage and go on at the next readable message."
     ),
@@ -349,7 +351,6 @@ def ingest(
         return ingest_store(session, path, options, slots=slots, items=items, preset=preset, hash=hash_rule)
     of_stores = {
         "--follow": follow,
-        "--store-name": store_name,
         "--skip-corrupt": skip_corrupt,
         "--skip-missing": skip_missing,
         "--from": begin_from != "begin",
@@ -376,7 +377,7 @@ def ingest(
         if index.schema.caller_columns != fields.schema.caller_columns:
             names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
             raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
-        name = source_name(opened, index.durable_positions(), restart=restart)
+        name = source_name(opened, index.durable_positions(), restart=restart, called=store_name)
         start = 0 if restart or name is None else index.durable_position(name) or 0
         intake = Intake(index, opened, name, skip_bad, patience, position=start)
         with flushed(index), session.progress("ingesting", opened.total) as progress:

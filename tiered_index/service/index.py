@@ -312,11 +312,16 @@ class IndexService(Lookups[ItemT]):
         )
 
     def export(
-        self, topics: str | Iterable[str] | None = None, begin_ms: int | None = None, end_ms: int | None = None
+        self,
+        topics: str | Iterable[str] | None = None,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        *,
+        allow_partial: bool = False,
     ) -> Export:
         """Flush, then do as `Lookups.export`."""
         self.flush()
-        return super().export(topics, begin_ms, end_ms)
+        return super().export(topics, begin_ms, end_ms, allow_partial=allow_partial)
 
     def durable_position(self, source: str) -> int | None:
         """Return the greatest position of `source` before which everything is durable; None: unknown source."""

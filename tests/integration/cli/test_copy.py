@@ -13,7 +13,10 @@ import pytest
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.followers import LIMIT_S, wait_until
 from tiered_index import IndexReader, IndexService
+from tiered_index.cli import copying
+from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.opening import open_storage
+from tiered_index.testing.storage_faults import FaultStorage
 
 BEGIN_MS = 1_700_000_000_000
 
@@ -66,6 +69,63 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
     assert "written to by somebody else" in refused.error["message"]
     assert run_here("copy", "--from", source, "--to", target, "--follow", "--grace", "1m").code == 2
     assert offsets(target) == [3, 2, 1]
+
+
+def test_a_target_that_is_not_mounted_is_refused_where_a_copy_must_be(run_here, put, tmp_path):
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    put(1, source)
+    line = ("copy", "--from", source, "--to", target, "--must-exist", "--json")
+    refused = run_here(*line)
+    assert (refused.code, refused.error["type"]) == (2, "NotAnIndex")
+    assert "is it mounted?" in refused.error["message"] and not (tmp_path / "b").exists()
+    assert run_here(*line[:-2]).code == 0
+    assert run_here(*line).document["status"] == "copied"
+
+
+def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_here, put, tmp_path, monkeypatch):
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    put(1, source)
+    opened = []
+
+    def open_storage(uri, **options):
+        opened.append(FaultStorage(copying.open_storage_(uri, **options)))
+        if uri == target:
+            # as a file system that is mounted read-only
+            opened[-1].fail("put_if_absent", error=StorageMisconfigured)
+        return opened[-1]
+
+    class Ending:
+        """Ends the command in its fourth round."""
+
+        exit_code = 0
+
+        def __init__(self):
+            self.event, self.rounds = self, 0
+
+        def is_set(self):
+            return self.rounds == 4
+
+        def wait(self, interval_s):
+            self.rounds += 1
+            if self.rounds == 2:
+                opened[-1].fail("list", error=StorageMisconfigured)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(copying, "open_storage_", copying.open_storage, raising=False)
+    monkeypatch.setattr(copying, "open_storage", open_storage)
+    monkeypatch.setattr(copying, "Ending", Ending)
+    done = run_here("copy", "--from", source, "--to", target, "--follow", "--json")
+    rounds = [json.loads(line) for line in done.out.splitlines()]
+    assert [one["status"] for one in rounds] == ["failed", "following", "failed", "following", "stopped"]
+    assert rounds[0]["error"]["type"] == "StorageMisconfigured" and rounds[0]["lag_s"] is None
+    assert [one["source_number"] for one in rounds[1:]] == [rounds[1]["source_number"]] * 4
+    assert rounds[2]["lag_s"] >= 0
+    assert offsets(target) == [1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, message
-from tiered_index import IndexService, KeyedIndexItem, column, hash_key
+from tiered_index import IndexReader, IndexService, KeyedIndexItem, column, hash_key
+from tiered_index.errors import PartialAnswer
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import ROCKETMQ, Layout
 
@@ -290,3 +291,24 @@ def test_an_export_reads_as_json_lines(exported, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "e.ndjson").read_text().splitlines()]
     assert {row["key_hash"] for row in rows} == {hash_key("payments", key) for key in ("k0", "own-0")}
     assert {(row["offset"], row["timestamp_ms"], row["topic"]) for row in rows} == {(0, BEGIN_MS, "payments")}
+
+
+def test_a_root_is_exported_without_its_storage_and_says_what_it_lacks(run_here, damaged, tmp_path):
+    made, out = damaged, tmp_path / "e.parquet"
+    whole = done(run_here("export", "--root", made.root, "--out", tmp_path / "whole.parquet", "--json"))
+    made.store.rename(tmp_path / "lost")
+    told = done(run_here("export", "--root", made.root, "--out", out, "--json"))
+    assert (told["entries"], told["checksum"], told["missing"]) == (whole["entries"], whole["checksum"], [])
+    assert "is it mounted?" in told["not_asked"] and whole["not_asked"] is None
+    # begun anew from the root
+    new = ("--root", tmp_path / "new", "--storage", f"file://{tmp_path}/new-store", *GEOMETRY)
+    back = done(run_here("import", out, *new, "--wait", "--json"))
+    assert back["checksum"] == whole["checksum"]
+    assert back["not_taken"] == ["positions", "tombstones", "horizons"]
+    for path in made.files("uploaded"):
+        path.unlink()
+    short = run_here("export", "--root", made.root, "--out", tmp_path / "short.parquet", "--json")
+    assert (short.code, short.document["status"]) == (6, "partial")
+    assert short.document["missing"] and short.document["entries"] < whole["entries"]
+    with IndexReader.open(root=made.root) as reader, pytest.raises(PartialAnswer, match="lie in the storage alone"):
+        reader.export()

@@ -171,14 +171,7 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
 
 @pytest.mark.parametrize(
     "option",
-    [
-        ("--follow",),
-        ("--skip-corrupt",),
-        ("--skip-missing",),
-        ("--store-name", "x"),
-        ("--archive-segments",),
-        ("--from", "checkpoint"),
-    ],
+    [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--archive-segments",), ("--from", "checkpoint")],
 )
 def test_options_of_stores_are_refused_for_files(in_process, tmp_path, option):
     source = tmp_path / "m.ndjson"

@@ -363,3 +363,16 @@ def test_entries_of_one_identity_are_counted_and_told(run_here, made):
     assert run_here("query", "orders", "c", "--root", made.root, "--json").document["hints"] == []
     told = run_here("ingest", path, *constants, *where, "--restart")
     assert re.search(r"folded +3 have topic, key, queue and offset of another one: the newest is answered\n", told.out)
+
+
+def test_a_file_with_a_name_of_its_own_may_move(run_here, made, tmp_path):
+    write_source(made.source, 0, 50)
+    where = ("--root", made.root, "--storage", made.uri, *SMALL, "--store-name", "orders", "--json")
+    first = run_here("ingest", made.source, *where).document
+    assert first["source_name"].startswith("file:orders#")
+    moved = tmp_path / "moved.ndjson"
+    made.source.rename(moved)
+    assert run_here("ingest", moved, *where).document["messages"] == 0
+    write_source(moved, 50, 60)
+    assert run_here("ingest", moved, *where).document["messages"] == 10
+    assert run_here("ingest", "-", *where).code == 2

@@ -453,18 +453,22 @@ def _head(place: Place, handle: IO[bytes]) -> bytes:
         raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
 
 
-def source_name(source: Source, known: Iterable[str], *, restart: bool) -> str | None:
-    """Return the name of `source` in an index with the `known` ones; None for what can't be read again.
+def source_name(source: Source, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:
+    """Return the name of `source` in an index with the `known` ones; None for what can't be read again. It is `called`
+    by its place, unless by another text: then it may move.
 
     Raises `InvalidArgument` where it changed.
     """
     if isinstance(source.place, Stdin):
+        if called is not None:
+            raise InvalidArgument("--store-name is for what can be read again: stdin is taken from its start each time")
         return None
+    place = str(source.place) if called is None else called
     fields = source.fields.fingerprint()
     changed = same = False
     for name in known:
         match = _NAME.fullmatch(name)
-        if match is None or match["path"] != str(source.place):
+        if match is None or match["path"] != place:
             continue
         length, found = source.fingerprint(int(match["length"]))
         if (length, found) != (int(match["length"]), match["hash"]):
@@ -479,4 +483,4 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool) -> str |
             "or take it from its start with --restart"
         )
     length, found = source.fingerprint(None)
-    return f"file:{source.place}#{length}-{found}{fields}"
+    return f"file:{place}#{length}-{found}{fields}"

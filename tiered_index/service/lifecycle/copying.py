@@ -86,6 +86,8 @@ class Copier:
     threads: int = 4
     progress: Callable[[int], None] = lambda size_bytes: None
     stop: threading.Event = field(default_factory=threading.Event)
+    # whether the target must hold a copy already
+    must_exist: bool = False
     # names that the target has, whole; and of this round whether they had to be sent
     _checked: set[str] = field(default_factory=set)
     _done: dict[str, tuple[bool, int]] = field(default_factory=dict)
@@ -111,8 +113,11 @@ class Copier:
                 "as the newest checkpoint has it",
                 self.source.uri,
             )
-        with contextlib.suppress(NotAnIndex):
+        try:
             self._check_target(self.copied.open())
+        except NotAnIndex as error:
+            if self.must_exist:
+                raise NotAnIndex(f"{error}, and --must-exist says that it holds a copy: is it mounted?") from error
         probe_put_if_absent(self.target)
         return state
 

@@ -83,6 +83,9 @@ class Export(Iterator[pa.RecordBatch]):
     that both are those of the whole export at its end. `most_entries` bounds the number of entries. `log_number` is the
     position of the storage's log. `known_topics` are the topics of the files that were read so far.
 
+    `not_asked` is why the storage could not be asked, None: it was. `missing` are then the objects of the range that
+    lie in the storage alone, and are left out.
+
     A batch raises `CorruptFile` or `StorageUnavailable` where a file can't be read, and `IndexClosed` where the
     index was closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow take it by
     `__arrow_c_stream__`.
@@ -98,11 +101,14 @@ class Export(Iterator[pa.RecordBatch]):
         check_open: Callable[[], None],
         read_log: Callable[[str], LogState],
         held: contextlib.ExitStack,
+        not_asked: str | None = None,
     ) -> None:
         """`held` ends with the export: what keeps its files as they are. The other arguments are of the index."""
         assert state.genesis is not None
         self._pid = os.getpid()
         self._wanted, self._state = wanted, state
+        self.not_asked = not_asked
+        self.missing: list[str] = []
         self.entry_schema = schema
         self._check_open, self._read_log, self._held = check_open, read_log, held
         settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
@@ -183,6 +189,9 @@ class Export(Iterator[pa.RecordBatch]):
             if not self._wanted.overlaps(stored.second_min, stored.second_max):
                 continue
             copy = copies.get(stored.file_id) if stored.shard is None else None
+            if copy is None and self.not_asked is not None:
+                self.missing.append(stored.name)
+                continue
             read = partial(self._of, StorageBytes(self._cold, stored)) if copy is None else partial(self._of_copy, copy)
             yield _File(stored.name, stored.second_min, stored.count, stored.hash, read)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
@@ -205,7 +205,12 @@ class Lookups(ABC, Generic[ItemT]):
         return self._answer("topics", answer, (second_min, second_max), allow_partial, limits)
 
     def export(
-        self, topics: str | Iterable[str] | None = None, begin_ms: int | None = None, end_ms: int | None = None
+        self,
+        topics: str | Iterable[str] | None = None,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        *,
+        allow_partial: bool = False,
     ) -> Export:
         """Return the entries of `topics` (None: of all) stored in the inclusive range [begin_ms, end_ms], compared by
         whole seconds, as Arrow batches that are read as they are asked for. Of one index only.
@@ -214,6 +219,10 @@ class Lookups(ABC, Generic[ItemT]):
         and merged meanwhile: a writer's export has what was put before it, a reader's what its writer had flushed.
         Objects that a merge has replaced stay for as long as `orphans` spares them, a day by default: so long an export
         may take. Raises `InvalidArgument`; `StorageUnavailable`, `CorruptFile` where a file can't be read.
+
+        A root without its storage gives what lies in the root, as of the log that its writer has kept there. The
+        export's `not_asked` says why. `missing` names the objects that lie in the storage alone: `PartialAnswer` is
+        raised where there are any, unless `allow_partial`.
         """
         # loaded when used: a lookup of one key needs no Arrow
         from tiered_index.service.lookup.export import Export, ExportRange, topics_of
@@ -228,14 +237,19 @@ class Lookups(ABC, Generic[ItemT]):
                 held.enter_context(self._catalogs[0].reading())
                 before = self._log_states()[0]
                 found = self._once(self._begin()).handles(second_min, second_max)
-                if isinstance(found, RootOnly):
-                    raise StorageUnavailable(f"an export needs the storage: {found.freshness.not_asked}")
+                not_asked = found.freshness.not_asked if isinstance(found, RootOnly) else None
                 # else local files may have become objects, or these others, in between
                 if self._log_states()[0] is before:
                     storage, schema = self._cold_paths[0].storage, self.schema
-                    return Export(
-                        wanted, schema, before, found, storage, self._check_open, self._read_log, held.pop_all()
-                    )
+                    own = self._check_open, self._read_log, held.pop_all()
+                    made = Export(wanted, schema, before, found, storage, *own, not_asked=not_asked)
+                    if made.missing and not allow_partial:
+                        made.close()
+                        raise PartialAnswer(
+                            f"{len(made.missing)} of the objects to be exported lie in the storage alone, which could "
+                            f"not be asked ({not_asked}): {made.missing[0]} first"
+                        )
+                    return made
         raise StorageUnavailable(f"the log moved on during {LOG_RETRIES} looks at the files; try again")
 
     def files_table(self) -> pa.Table:
