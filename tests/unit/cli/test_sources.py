@@ -459,6 +459,31 @@ def test_a_row_of_too_much_text_is_named(tmp_path, monkeypatch):
         read(open_source(path))
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.list_(pa.string(), 1000)])
+def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, kind):
+    keys, path = [""] * 1000, tmp_path / "m.parquet"
+    numbers = {name: pa.array([5] * 50) for name in NUMBERS}
+    pq.write_table(pa.table({"keys": pa.array([keys] * 50, kind), "topic": ["t"] * 50} | numbers), path)
+    for names in ({"LIST_ROWS": 20}, {"TABLE_KEYS": 20_000}):
+        with monkeypatch.context() as patch:
+            for name, most in names.items():
+                patch.setattr(parquet, name, most)
+            counts = [batch.messages for batch in open_source(path).batches(0)]
+            assert sum(counts) == 50 and max(counts) <= 20
+    monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 999)
+    with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: it has 1,000 keys; 999 are allowed"):
+        next(open_source(path).batches(0))
+
+
+def test_text_in_lists_of_a_fixed_length_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
+    lists = pa.array([["k" * 1000, "k"]], pa.list_(pa.string(), 2))
+    path = tmp_path / "m.parquet"
+    pq.write_table(pa.table({"keys": lists, "topic": ["t"]} | {name: [5] for name in NUMBERS}), path)
+    with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: its text has 1,002 bytes; 1,000 are allowed"):
+        read(open_source(path))
+
+
 NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 

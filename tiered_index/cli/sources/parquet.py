@@ -10,15 +10,19 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.cli.sources.messages import LocalFile, StoredFile
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import MAX_ROW_BYTES, plain_text, text_bytes
+from tiered_index.service.answers.incoming import MAX_ROW_BYTES, has_items, plain_text, text_bytes
 
 # Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20
+# A few bytes can stand for any number of keys: rows with lists that are read at once, keys of a table, and of a row.
+LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
 # What Arrow raises for bytes that it can't read.
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
@@ -35,6 +39,7 @@ class ParquetTable:
             )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
             self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            self._most_rows = LIST_ROWS if any(has_items(kind) for kind in self.schema.types) else BATCH_ROWS
             self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             self.rows = sum(rows for rows, _ in self._groups)
             CorruptFile.unless_equal(str(place), "rows of all row groups", file.metadata.num_rows, self.rows)
@@ -45,7 +50,7 @@ class ParquetTable:
         rows, size_bytes = group.num_rows, group.total_byte_size
         if rows < 0 or size_bytes < 0:
             raise CorruptFile(str(self._place), "a row group has a negative size")
-        return rows, max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
+        return rows, max(1, min(self._most_rows, BATCH_BYTES * rows // max(1, size_bytes)))
 
     @contextlib.contextmanager
     def _opened(self, texts: Sequence[str]) -> Iterator[pq.ParquetFile]:
@@ -86,21 +91,38 @@ class ParquetTable:
     def _bounded(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[int, pa.Table]]:
         rows.validate(full=True)
         rows = pa.RecordBatch.from_arrays([_storage(column) for column in rows.columns], rows.schema.names)
+        keys = np.zeros(len(rows), np.int64)
+        for column in rows.columns:
+            if has_items(column.type):
+                keys += pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        self._check_rows(keys, first, "it has {:,} keys", MAX_ROW_KEYS)
+        for begin, end in _slices(keys, TABLE_KEYS):
+            yield from self._of_bounded_text(rows.slice(begin, end - begin), first + begin)
+
+    def _of_bounded_text(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[int, pa.Table]]:
         sizes = np.zeros(len(rows), np.int64)
         for column in rows.columns:
             sizes += text_bytes(column)
-        if (long := np.flatnonzero(sizes > MAX_ROW_BYTES)).size:
-            row = int(long[0])
-            raise InvalidArgument(
-                f"{self._place}, row {first + row + 1}: its text has {int(sizes[row]):,} bytes; {MAX_ROW_BYTES:,} are "
-                "allowed"
-            )
-        parts, begin = np.cumsum(sizes) // TEXT_BYTES, 0
-        while begin < len(rows):
-            end = int(np.searchsorted(parts, parts[begin], "right"))
+        self._check_rows(sizes, first, "its text has {:,} bytes", MAX_ROW_BYTES)
+        for begin, end in _slices(sizes, TEXT_BYTES):
             part = rows.slice(begin, end - begin)
             yield first + begin, pa.table({name: plain_text(part.column(name)) for name in part.schema.names})
-            begin = end
+
+    def _check_rows(self, sizes: npt.NDArray[np.int64], first: int, has: str, most: int) -> None:
+        if (large := np.flatnonzero(sizes > most)).size:
+            row = int(large[0])
+            raise InvalidArgument(
+                f"{self._place}, row {first + row + 1}: {has.format(int(sizes[row]))}; {most:,} are allowed"
+            )
+
+
+def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Yield [begin, end) of neighbouring rows that have about `most` together."""
+    parts, begin = np.cumsum(sizes) // most, 0
+    while begin < len(sizes):
+        end = int(np.searchsorted(parts, parts[begin], "right"))
+        yield begin, end
+        begin = end
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:

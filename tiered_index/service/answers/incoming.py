@@ -180,7 +180,7 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return how many bytes each row's text, or its bytes, have (i64): of a list all together, and of a dictionary's
     text as often as it stands there.
     """
-    if is_list(column.type):
+    if has_items(column.type):
         # sums of slices of one array are differences of its running sums
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(text_bytes(pc.list_flatten(column)))])
         counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
