@@ -35,6 +35,7 @@ import pyarrow as pa
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.heap import give_back
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.metering import MeteredStorage, Usage
@@ -352,14 +353,6 @@ def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexErr
 
 # `M_ARENA_MAX` of malloc.h.
 _M_ARENA_MAX = -8
-
-
-def give_back() -> None:
-    """Return to the system what is free."""
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def spare_collections() -> None:

@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from tests.benchmarks.machine.setting import Setting, scratch
 from tiered_index._version import __version__
+from tiered_index.heap import give_back
 from tiered_index.kernels import load
-from tiered_index.spark.executors import give_back
 
 _SAMPLE_S = 0.01
 _MIB = 1 << 20

@@ -30,6 +30,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UNSEALED, UPLOADED, data_name, data_prefix
+from tiered_index.heap import give_back
 from tiered_index.retention import NOTHING
 from tiered_index.service.files.compacted import (
     CompactedFile,
@@ -122,6 +123,9 @@ class Lifecycle:
             self._staging.begin_clocks(sealed)
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
+            if progress.compacted:
+                # the arrays of a compaction are as large as its file
+                give_back()
             lacks_room = any(
                 isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
             )

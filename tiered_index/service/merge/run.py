@@ -19,6 +19,7 @@ from typing import Any
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.packed import packed_bytes
+from tiered_index.heap import give_back
 from tiered_index.service.lifecycle.orphans import not_there
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
@@ -163,6 +164,7 @@ def merge(
                 results = [future.result() for future in futures]
                 cancelling.pop_all()
             undo.pop_all()
+        give_back()
         return results
 
     report = MergeReport()
