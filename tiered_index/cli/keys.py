@@ -7,6 +7,7 @@ a lookup that found none. Memory: a batch of lookups and its answers.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -158,6 +159,8 @@ class _Asking:
         self._lost: dict[LostFile, None] = {}
         self._expired_before_ms: int | None = None
         self.statuses: Counter[str] = Counter()
+        # the one whose range ends first, or begins first where it has no end
+        self.earliest = Lookup("", "")
 
     def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
         """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
@@ -174,6 +177,7 @@ class _Asking:
 
     def _batch(self, asked: Sequence[Lookup], found: _Found) -> _Batch:
         self.statuses.update(found.statuses)
+        self.earliest = min([self.earliest, *asked], key=_bound_ms)
         self._unknown |= dict.fromkeys(found.whole["unknown_topics"])
         self._lost |= dict.fromkeys(found.whole["lost"])
         expired = (self._expired_before_ms, found.whole["expired_before_ms"])
@@ -194,6 +198,12 @@ class _Asking:
     def left(self) -> int:
         """Return how many lookups have no answer; they are read for that."""
         return len(self._next) + sum(map(len, self._lookups))
+
+
+def _bound_ms(lookup: Lookup) -> float:
+    # 0 is the begin of all
+    bound_ms = (lookup.begin_ms or None) if lookup.end_ms is None else lookup.end_ms
+    return math.inf if bound_ms is None else bound_ms
 
 
 def look_up_keys(
@@ -228,6 +238,8 @@ def look_up_keys(
                 found += int((batch.found.counts > 0).sum())
             entries += len(batch)
         left = asking.left()
+    # what hints are about
+    pages.begin_ms, pages.end_ms = asking.earliest.begin_ms, asking.earliest.end_ms
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
     counts: dict[str, Any] = {"lookups": total, "found": found, "statuses": dict(asking.statuses)}

@@ -191,3 +191,14 @@ def test_topics_that_no_file_has_are_told_beside_what_was_found(run_here, cluste
 def test_a_service_is_asked_from_python(run_here, cluster, keys):
     done = run_here("query", "--keys", keys("csv"), "--url", "http://localhost:1", "--json")
     assert done.code == 2 and "IndexClient.query_many" in done.error["message"]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(1_700_000_000, None), (BASE_MS, 1_700_000_000), (0, 1_700_000_000)])
+def test_seconds_in_a_row_are_asked_about(run_here, cluster, keys, begin, end):
+    rows = [("t", "k1", 0, None), ("t", "k1", None, BASE_MS), ("t", "k2", min(begin, end or begin), end)]
+    where = ("query", "--storage", cluster.uris[0], "--json", "--keys")
+    *_, last = run_here(*where, keys("ndjson", rows)).records
+    (hint,) = last["hints"]
+    assert hint.endswith("did you mean milliseconds? 1700000000 seconds are 1700000000000")
+    *_, last = run_here(*where, keys("ndjson", rows[:2])).records
+    assert last["hints"] == []
