@@ -394,7 +394,7 @@ def _unchecked(state: LogState, left: Found, known: dict[str, Any]) -> tuple[str
     if state.epoch:
         said.append(
             "a writer's root: what it has yet to upload is hidden, and goes with a merge after that; its copies of "
-            "objects that are gone, and what its cache has of them, go in its next round"
+            "objects that are gone, and what its cache has of them, go when it next reads the log"
         )
     said += known.get("segment_problems", ())
     if state.archive and not known.get("segments_read"):
