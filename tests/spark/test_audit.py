@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
+from tests.support.merging import RegionItem
 from tests.unit.format.test_verify_shard import rebuilt
-from tiered_index import IndexConfig, hash_key
+from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.cli.main import run
+from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import log_name
@@ -244,6 +246,42 @@ def test_what_one_side_has_alone_is_told_as_a_comparison_tells_it(
         assert found == audited(spark, copy, source, most_listed=most).differences
         assert found is not None and found.counts == dict.fromkeys(found.counts, 0) | {kind: 45}
         assert len(found.listed) == min(most, 45)
+
+
+def test_an_index_that_an_append_doubled_is_told(spark: Any, sound: Path, copy: Path, capfd: Any) -> None:
+    source = str(sound / "source.parquet")
+    build(spark, source, storage=f"file://{copy}", mode="append", config=IndexConfig(max_late_s=10**10))
+    code, out, _ = _run(capfd, "--storage", f"file://{copy}", "--source", source, "--quiet")
+    assert code == 0 and f"with {2 * COUNT:,} entries" in out
+    assert f"source: {COUNT:,} entries, index: {COUNT:,}; 0 missing, 0 extra, 0 wrong" in out
+    assert f"{COUNT:,} entries of the index stand there more than once" in out
+
+
+def test_further_columns_are_compared(spark: Any, tmp_path: Path) -> None:
+    """One of identity that differs is another entry; another one that differs makes the entry wrong."""
+    uri = f"file://{tmp_path}/index"
+    settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=64, item_type=RegionItem, background=False)
+    rows = messages(60).to_pylist()
+    for n, row in enumerate(rows):
+        row |= {"region": n % 7, "price": n / 4, "tag": b"%04d" % n}
+    with IndexService.open(settings, clock=ManualClock(BEGIN_MS + 2 * DAY_MS)) as index:
+        index.put_batch(pa.Table.from_pylist(rows))
+        index.seal()
+        index.run_lifecycle()
+    for row in rows[:2]:
+        row["region"] += 7
+    for row in rows[2:5]:
+        row["price"] += 0.25
+    rows[5]["tag"] = b"else"
+    source = write_parquet(pa.Table.from_pylist(rows), tmp_path / "source.parquet")
+    found = audited(spark, tmp_path / "index", source).differences
+    assert found is not None and found.counts == {"missing": 2, "extra": 2, "wrong": 4} and found.unproven == 0
+    told = {d.offset: (d.expected, d.found) for d in found.listed if d.kind == "wrong"}
+    for row in rows[2:6]:
+        expected, stored = told.pop(row["offset"])
+        differ = {name for name in expected if expected[name] != stored[name]}
+        assert differ == ({"tag"} if row is rows[5] else {"price"})
+    assert not told
 
 
 def test_what_damage_hides_is_not_missing(spark: Any, copy: Path, table: pa.Table, tmp_path: Path) -> None:

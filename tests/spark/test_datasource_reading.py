@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep
 from tests.spark.in_process import planned, shards_of
 from tests.spark.in_process import written as written_by_tasks
 from tests.storage.scripted_server import Answer
@@ -43,8 +43,10 @@ from tiered_index.errors import (
     NotAnIndex,
     SchemaMismatch,
     StorageMisconfigured,
+    StorageUnavailable,
 )
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
 from tiered_index.spark.datasource.reading import Selection, plan_tasks
@@ -221,6 +223,24 @@ def extended(tmp_path):
         index.seal()
         index.run_lifecycle()
     return uri
+
+
+def test_what_is_swept_during_a_scan_ends_it(tmp_path):
+    """Its first object is read, those behind it go: an error, since the rows so far would be a short read."""
+    uri = f"file://{tmp_path}/storage"
+    put(uri, tmp_path / "root", messages(900))
+    reader = EntrySource(CaseInsensitiveDict({"path": uri})).reader(EntrySource({"path": uri}).schema())
+    [part] = reader.partitions()
+    batches = reader.read(part)
+    assert 0 < len(next(batches)) < 900
+    with open_storage(uri) as storage:
+        log = StorageLog(storage, SystemClock())
+        log.open()
+        assert merge(storage, log, SystemClock(), MergeOptions(min_age_s=0), threads=1).jobs
+    assert sweep(uri) == 3
+    with pytest.raises(StorageUnavailable, match=r"was removed .* load the index again"):
+        list(batches)
+    assert sum(map(len, scan(uri))) == 900
 
 
 def test_extended_schemas_and_some_columns(extended):

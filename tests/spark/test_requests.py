@@ -157,3 +157,19 @@ def test_a_shard_that_is_denied_is_named(spark: Any, stored: Stored, capfd: Any)
         name,
         "StorageMisconfigured",
     ) and "grant s3:GetObject" in unchecked["message"]
+
+
+def test_a_limit_reads_the_first_partition_alone(spark: Any, stored: Stored, tmp_path: Path) -> None:
+    register(spark)
+    options = {"explain": f"file://{tmp_path}", "maxPartitionBytes": "5m"}
+    frame = spark.read.format("tiered_index").options(**options).load(stored.uri)
+    for asked, rows, tasks, objects in ((frame.limit(5), 5, 1, 1), (frame, 2_000, 5, 6)):
+        stored.proxy.reset()
+        assert len(asked.collect()) == rows
+        seen = stored.of_objects()
+        paths = sorted(tmp_path.glob("*.json"))
+        lines = [line for path in paths if (line := json.loads(path.read_text()))["kind"] == "task"]
+        assert (len(lines), len({exchange.key for exchange in seen})) == (tasks, objects)
+        assert sum(line["requests"] for line in lines) == len(seen) == 2 * objects
+        for path in paths:
+            path.unlink()
