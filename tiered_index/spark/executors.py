@@ -34,7 +34,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index import errors
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    DiskFull,
+    InvalidArgument,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.heap import give_back
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
@@ -245,6 +252,8 @@ _FILE = re.compile(r"file:/+[^\s,;'\"]+")
 _T = TypeVar("_T")
 # Error classes of other modules, and the class raised here for each.
 _KINDS = {"MissingOffsets": CorruptFile}
+# As Java and Python say ENOSPC: of a shuffle, a spill or a temporary file.
+_NO_ROOM = "No space left on device"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
@@ -298,7 +307,8 @@ class _CountedStorage(MeteredStorage):
 def typed_errors(what: str) -> Iterator[None]:
     """Raise as an error of this package what Spark reports of a failed job; others pass.
 
-    A task's error of ours keeps class and text; lost executors are `StorageUnavailable`; a bad local file is named.
+    A task's error of ours keeps class and text; lost executors are `StorageUnavailable`, a full temporary disk is
+    `DiskFull`; a bad local file is named.
     """
     try:
         yield
@@ -327,6 +337,11 @@ def typed_errors(what: str) -> Iterator[None]:
             raise CorruptFile(file, f"can't be read as Parquet ({what})") from error
         if _UNREAD in text:
             raise CorruptFile(file, f"can't be read ({what})") from error
+        if _NO_ROOM in text:
+            raise DiskFull(
+                f"{what}: a temporary disk of an executor is full: give Spark's local folder (spark.local.dir) and "
+                "TMPDIR more room, and run it again"
+            ) from error
         if any(sign in text for sign in _LOST):
             raise StorageUnavailable(f"{what}: Spark lost too many executors or workers; run it again") from error
         raise
