@@ -1,0 +1,77 @@
+"""The version has the commit: in a clone, in a work tree of it, in a wheel; and is the release where there is none."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiered_index._version import RELEASE, version_of
+
+TOP = Path(__file__).parent.parent.parent
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+VERSION = f"{RELEASE}+g0123456789ab"
+
+
+@pytest.fixture
+def git(tmp_path):
+    """A folder's repository on branch main, with a commit that is in no file yet."""
+    folder = tmp_path / ".git"
+    (folder / "refs/heads").mkdir(parents=True)
+    (folder / "HEAD").write_text("ref: refs/heads/main\n")
+    return folder
+
+
+def test_a_branch(git, tmp_path):
+    (git / "refs/heads/main").write_text(f"{COMMIT}\n")
+    assert version_of(tmp_path) == VERSION
+
+
+def test_a_packed_branch(git, tmp_path):
+    (git / "packed-refs").write_text(f"# pack-refs\n{'f' * 40} refs/heads/other\n{COMMIT} refs/heads/main\n")
+    assert version_of(tmp_path) == VERSION
+
+
+def test_a_commit_without_a_branch(git, tmp_path):
+    (git / "HEAD").write_text(COMMIT)
+    assert version_of(tmp_path) == VERSION
+
+
+def test_a_work_tree(git, tmp_path):
+    (git / "refs/heads/main").write_text(COMMIT)
+    own = git / "worktrees/tree"
+    own.mkdir(parents=True)
+    (own / "HEAD").write_text("ref: refs/heads/main\n")
+    (own / "commondir").write_text("../..\n")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / ".git").write_text(f"gitdir: {own}\n")
+    assert version_of(tree) == VERSION
+
+
+@pytest.mark.parametrize("head", [None, "", "ref: refs/heads/gone", "no commit", "ref: ../../../etc"])
+def test_no_repository_or_one_that_is_not_understood(git, tmp_path, head):
+    (git / "HEAD").unlink() if head is None else (git / "HEAD").write_text(head)
+    assert version_of(tmp_path) == RELEASE
+    assert version_of(tmp_path / "nowhere") == RELEASE
+
+
+@pytest.mark.parametrize(("told", "version"), [(COMMIT, VERSION), ("", f"{RELEASE}+gffffffffffff")])
+def test_a_build_holds_the_version_as_text(git, tmp_path, told, version):
+    # without pyproject.toml, which older versions of setuptools refuse
+    (tmp_path / "setup.cfg").write_text("[metadata]\nname = tiered_index\n[options]\npackages = tiered_index\n")
+    (git / "HEAD").write_text("f" * 40)
+    (tmp_path / "tiered_index").mkdir()
+    (tmp_path / "tiered_index/__init__.py").touch()
+    for name in ("setup.py", "tiered_index/_version.py"):
+        shutil.copy(TOP / name, tmp_path / name)
+    line = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", "built"]
+    subprocess.run(line, cwd=tmp_path, check=True, env=os.environ | {"TIERED_INDEX_COMMIT": told}, timeout=60)
+    built = tmp_path / "built/tiered_index/_version.py"
+    assert runpy.run_path(str(built))["__version__"] == version
+    assert "git" not in built.read_text()
