@@ -246,8 +246,15 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     The object's name begins with `name`. Raises `StorageMisconfigured` where the second put is accepted, or refused and
     yet stored: some servers ignore the condition and answer 200. Other errors pass as they are.
     """
-    unique = f"{name}-{uuid.uuid4().hex}"
-    is_honoured = False
+    # Two tries: if this process slept for a day between the puts, another one has swept the object.
+    if not any(_honours_put_if_absent(storage, f"{name}-{uuid.uuid4().hex}") for _ in range(2)):
+        raise StorageMisconfigured(
+            f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
+            ". Use a server that honours it"
+        )
+
+
+def _honours_put_if_absent(storage: Storage, unique: str) -> bool:
     try:
         # A backend that repeats the first put after a lost answer finds its own object: the name is unique.
         with contextlib.suppress(ObjectExists):
@@ -256,14 +263,12 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
             storage.put_if_absent(unique, b"second")
         except ObjectExists:
             is_honoured = storage.get(unique) == b"first"
-        if not is_honoured:
-            raise StorageMisconfigured(
-                f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
-                ". Use a server that honours it"
-            )
+        else:
+            is_honoured = False
     except TieredIndexError:
         # the first error is the one to raise
         with contextlib.suppress(TieredIndexError):
             storage.delete(unique)
         raise
     storage.delete(unique)
+    return is_honoured
