@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tests.rocketmq.messages import NOW_MS
 from tests.support.store_writer import StoreWriter
+from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.store import queues_of
+from tiered_index.rocketmq.remoting.pulling import StoreQueues
 
 KEPT, CUT, NEW = 10, 30, 3
 
@@ -125,6 +129,34 @@ def test_the_memory_of_another_log_tells_nothing(cut, tmp_path):
     assert cut.state(cut.before[KEPT - 1], cut.source(tmp_path / "other" / "root")) == ("local", None)
     assert cut.state(cut.behind[-1], cut.source(tmp_path / "other" / "root")) == ("local", None)
     other.index.abandon()
+
+
+def test_a_queue_ends_where_its_log_was_cut_off(cut):
+    """Entries of what was cut off stay in a queue, too, until they are written over: they are left out where the log
+    has nothing yet, and an error where it was written anew.
+    """
+    cut.follow()
+    live = cut.before[:KEPT] + [one for one in cut.scan() if "new" in one.index_keys]
+    stale, told = 0, set()
+    for topic, queue_id in {(one.topic, one.queue_id) for one in cut.before}:
+        expected = [one for one in live if (one.topic, one.queue_id) == (topic, queue_id)]
+        (queue,) = (one for one in queues_of(cut.made.path / "consumequeue", topic) if one.queue_id == queue_id)
+        stale += queue.end() - len(expected)
+        queues = StoreQueues(cut.made.path, cut.made.folder / "root")
+        ends = queues.ends(queue)
+        assert ends.begin == 0 <= len(expected) <= ends.end
+        is_known = ends.end == len(expected)
+        told.add(is_known)
+        with nullcontext() if is_known else pytest.raises(CorruptFile):
+            assert queues.last_store_ms(queue, ends) == (expected[-1].store_ms if expected else 0)
+        if expected:
+            pulled = queues.pull(topic, queue_id, 0, 32, 1 << 20, None)
+            assert (pulled.code, pulled.next) == (0, len(expected))
+            assert pulled.body == b"".join(one.encode() for one in expected)
+        with nullcontext() if is_known else pytest.raises(CorruptFile):
+            assert queues.pull(topic, queue_id, len(expected), 32, 1 << 20, None).code == 19
+    assert stale > 10
+    assert told == {True, False}
 
 
 def test_damage_is_no_end(tmp_path):

@@ -73,6 +73,25 @@ def test_seek_finds_the_first_entry_at_or_behind(queue):
     assert ConsumeQueue("T", 9, queue.folder / "missing").seek(5) == 0
 
 
+@pytest.mark.parametrize("lost", [0, 10, 12, 23])
+def test_the_end_of_a_queue_is_behind_its_last_entry(queue, lost):
+    """A hole is no end, and nor is a file that is missing; a queue that is being written ends where its entries do."""
+    assert queue.end() == 25
+    assert ConsumeQueue("T", 9, queue.folder / "missing").end() == 0
+    path = queue.folder / segment_name(lost // PER_FILE * FILE_BYTES)
+    kept, at = path.read_bytes(), lost % PER_FILE * ENTRY_BYTES
+    for length in (ENTRY_BYTES, FILE_BYTES - at):
+        path.write_bytes(kept[:at] + bytes(length) + kept[at + length :])
+        if lost == 23 and length > ENTRY_BYTES:
+            assert queue.end() == 23
+        elif queue.seek(2**63 - 1) != 25:
+            with pytest.raises(CorruptFile, match="and entries behind it"):
+                queue.end()
+    (queue.folder / segment_name(FILE_BYTES)).unlink()
+    with pytest.raises(CorruptFile, match="between others is missing"):
+        queue.end()
+
+
 def test_a_missing_queue_is_empty(tmp_path):
     start, found = ConsumeQueue("T", 0, tmp_path / "missing").read()
     assert (start, len(found), found.dtype) == (0, 0, ENTRY)

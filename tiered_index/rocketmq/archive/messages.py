@@ -34,7 +34,7 @@ from tiered_index.rocketmq.log.message import (
     peek_topic,
 )
 from tiered_index.rocketmq.log.segments import Segment
-from tiered_index.rocketmq.log.store import StoreDirectory, list_queues
+from tiered_index.rocketmq.log.store import StoreDirectory, queues_of
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
@@ -173,8 +173,8 @@ class RocketmqMessages:
                 "an offset of a queue is looked up in the store's consume queues, and no store was given"
             )
         name = f"queue {queue_id} of {topic}"
-        queues = list_queues(self._store.folder / "consumequeue")
-        queue = next((one for one in queues if (one.topic, one.queue_id) == (topic, queue_id)), None)
+        queues = queues_of(self._store.folder / "consumequeue", topic)
+        queue = next((one for one in queues if one.queue_id == queue_id), None)
         if queue is None:
             return Fetched(item=None, state="missing", problem=f"{self._store.folder} has no {name}")
         begin, entries = queue.read(queue_offset, 1)

@@ -235,6 +235,15 @@ class TruncatedTail:
             return False
         return any(end <= message.physical_offset and message.store_ms < newest_ms for end, newest_ms in self._ends)
 
+    def end_before(self, offset: int) -> int | None:
+        """Return where the log is known to end, None where that isn't known or a follower has put what is at `offset`.
+
+        What is written from now on lies behind that end.
+        """
+        if not any(known.ranges[-1].end <= offset for known in self._followers):
+            return None
+        return max((end for end, _ in self._ends), default=None)
+
     @cached_property
     def _followers(self) -> list[LogFingerprints]:
         found = []

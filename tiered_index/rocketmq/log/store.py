@@ -15,6 +15,7 @@ import struct
 from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,9 @@ ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
 ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
+# No folder's name is longer.
+_NAME_BYTES = 255
+_ZEROS = bytes(1 << 18)
 
 Entries = npt.NDArray[np.void]
 
@@ -120,21 +124,61 @@ class ConsumeQueue:
                 high = middle
         return low
 
+    def end(self) -> int:
+        """Return the offset at which the next entry will be written.
+
+        Raises as `read`, and `CorruptFile` where a file between others is missing or entries stand behind that offset.
+        """
+        # a broker that writes and deletes meanwhile is looked at again before it is damage
+        for is_last_look in (False, True):
+            files, end = list_segments(self.folder), self.seek(2**63 - 1)
+            if any(file.start + file.file_size != following.start for file, following in pairwise(files)):
+                problem = "a file of the queue between others is missing"
+            elif self._has_hole(files, end):
+                problem = f"no entry at queue offset {end}, and entries behind it"
+            else:
+                break
+            if is_last_look:
+                raise CorruptFile(str(self.folder), problem)
+        return end
+
+    def _has_hole(self, files: tuple[Segment, ...], end: int) -> bool:
+        """Return whether entries stand behind an offset at which there is none."""
+        behind = [file for file in files if end * ENTRY_BYTES < file.start + file.file_size]
+        with suppress(FileNotFoundError):  # deleted since, so older than the end
+            for file in behind[:1]:
+                begin = max(end * ENTRY_BYTES - file.start, 0)
+                if len(decode_entries(pread(file.path, ENTRY_BYTES, begin))):
+                    return False  # written since
+                for low in range(begin, file.file_size, len(_ZEROS)):
+                    data = pread(file.path, len(_ZEROS), low)
+                    if data != _ZEROS[: len(data)]:
+                        return True
+            return any(len(decode_entries(pread(file.path, ENTRY_BYTES, 0))) for file in behind[1:])
+        return False
+
 
 def list_queues(folder: Path) -> list[ConsumeQueue]:
     """Return the queues in a `consumequeue/` folder, by topic and queue id; names that are no queue's are left out."""
-    queues = []
     with local_errors(folder):
         try:
-            for topic in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                if topic.is_dir():
-                    ids = [int(name) for name in os.listdir(topic.path) if name.isascii() and name.isdecimal()]
-                    queues += [
-                        ConsumeQueue(topic.name, queue_id, Path(topic.path) / str(queue_id)) for queue_id in sorted(ids)
-                    ]
-        except FileNotFoundError:  # no queues yet, or a topic that goes just now
-            pass
-    return queues
+            topics = sorted(topic.name for topic in os.scandir(folder) if topic.is_dir())
+        except FileNotFoundError:  # no queues yet
+            return []
+    return [queue for topic in topics for queue in queues_of(folder, topic)]
+
+
+def queues_of(folder: Path, topic: str) -> list[ConsumeQueue]:
+    """Return the queues of one topic in a `consumequeue/` folder, by queue id; none for a name that is no folder's."""
+    if topic in ("", ".", "..") or "/" in topic or "\0" in topic or len(os.fsencode(topic)) > _NAME_BYTES:
+        return []
+    place = folder / topic
+    with local_errors(place):
+        try:
+            ids = sorted(int(name) for name in os.listdir(place) if name.isascii() and name.isdecimal())
+        except FileNotFoundError:
+            return []
+    return [ConsumeQueue(topic, queue_id, place / str(queue_id)) for queue_id in ids]
 
 
 def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:

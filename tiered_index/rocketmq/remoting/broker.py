@@ -39,6 +39,7 @@ from tiered_index.rocketmq.remoting.frames import (
     text_of,
     topic_of,
 )
+from tiered_index.rocketmq.remoting.pulling import Pulled, StoreQueues, hashes_of_tags
 from tiered_index.rocketmq.remoting.seldom import SeldomLog
 from tiered_index.service.answers.rows import check_key
 from tiered_index.service.index import IndexService
@@ -73,6 +74,8 @@ _BROKER_ID = "0"
 
 # What newer clients say of a key.
 _INDEX_TYPE, _UNIQUE, _TAG = "indexType", "U", "T"
+# How a pull's subscription is written: names of tags.
+_TAGS = "TAG"
 _NO_MESSAGE = "can not find message, maybe time range not correct"
 _NO_ROOM = "a frame of 16 MiB has no room for it"
 # Entries of a key that are looked at at once for the one at which a page ended.
@@ -81,6 +84,9 @@ _HOUR_MS = 3_600_000
 _LAST_KEY = re.compile(r"([0-9]{1,15})@.*@([0-9]{1,19})", re.ASCII | re.DOTALL)
 # A host or an address, and a port; an IPv6 address stands without brackets.
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]*[A-Za-z0-9]:([0-9]{1,5})", re.ASCII)
+# Bits of a pull's `sysFlag`.
+_SUSPENDS, _HAS_SUBSCRIPTION = 2, 4
+_NO_STORE = "offsets of queues are in the broker's store: start the server with --store or --follow"
 _BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 # Codes by which clients, brokers and tools write: messages, offsets, topics, groups, configuration, users.
 _WRITES = frozenset(
@@ -234,6 +240,9 @@ class ReadOnlyBroker:
         answer = _AT_ONCE.get(request.code)
         if answer is not None:
             return answer(self, request, local)
+        if request.code in _OF_QUEUES and self._store is None:
+            text = f" request type {request.code} not supported: {_NO_STORE}"
+            return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
         if request.code in _LOOKED_UP:
             return None
         if request.code in _WRITES:
@@ -518,6 +527,67 @@ class ReadOnlyBroker:
         held, is_damaged = self._at(offset, asker)
         return [one for one in held if one.store_host == host and one.topic == topic], is_damaged
 
+    # what the queues of a store say
+
+    def _store_queues(self, topic: str, asker: _Asker) -> StoreQueues | None:
+        """Return the queues; None where the topic is none for who asks, or the store has no queue of it."""
+        if self._store is None or not asker.sees(topic) or topic not in self._topics.names(topic):
+            return None
+        queues = StoreQueues(self._store, self._root)
+        return queues if queues.of_topic(topic) else None
+
+    def _end_of_queue(self, request: Command, local: Host, asker: _Asker) -> Command:
+        topic, queue_id = topic_of(request), number_of(request, "queueId")
+        if (queues := self._store_queues(topic, asker)) is None:
+            return _no_topic(request, topic)
+        queue = queues.find(topic, queue_id)
+        offset = 0
+        # a queue without a folder is empty, as for a broker
+        if queue is not None:
+            ends = queues.ends(queue)
+            offset = ends.begin
+            if request.code == RequestCode.GET_MAX_OFFSET:
+                # raises where the last entry names no message: then nobody knows where the queue ends
+                queues.last_store_ms(queue, ends)
+                offset = ends.end
+        return request.answered(ResponseCode.SUCCESS, fields={"offset": str(offset)})
+
+    def _topic_stats(self, request: Command, local: Host, asker: _Asker) -> Command:
+        topic = topic_of(request)
+        if (queues := self._store_queues(topic, asker)) is None:
+            return _no_topic(request, topic)
+        rows = []
+        for queue in queues.of_topic(topic):
+            ends = queues.ends(queue)
+            last_ms = queues.last_store_ms(queue, ends)
+            name = {"brokerName": self.name, "queueId": queue.queue_id, "topic": topic}
+            offsets = {"lastUpdateTimestamp": last_ms, "maxOffset": ends.end, "minOffset": ends.begin}
+            # names of RocketMQ's table are objects, as its library writes and reads them
+            rows.append(json_text(name) + b":" + json_text(offsets))
+        body = b'{"offsetTable":{' + b",".join(rows) + b'},"topicPutTps":0.0}'
+        return request.answered(ResponseCode.SUCCESS, body=body)
+
+    def _pull(self, request: Command, local: Host, asker: _Asker) -> Command:
+        topic, queue_id = topic_of(request), number_of(request, "queueId")
+        offset, most = number_of(request, "queueOffset"), number_of(request, "maxMsgNums")
+        most_bytes = number_of(request, "maxMsgBytes") if "maxMsgBytes" in request.fields else _ROOM_BYTES
+        if not number_of(request, "sysFlag") & _HAS_SUBSCRIPTION:
+            text = "the consumer's group info not exist: a pull names its subscription itself"
+            return request.answered(ResponseCode.SUBSCRIPTION_NOT_EXIST, text)
+        if (kind := request.fields.get("expressionType", "").strip() or _TAGS) != _TAGS:
+            text = f"The broker does not support consumer to filter message by {kind}"
+            return request.answered(ResponseCode.SYSTEM_ERROR, text)
+        tags = hashes_of_tags(request.fields.get("subscription", ""))
+        if tags is not None and not tags:
+            return request.answered(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
+        if (queues := self._store_queues(topic, asker)) is None:
+            return _no_topic(request, topic)
+        count = queues.of_topic(topic)[-1].queue_id + 1
+        if not 0 <= queue_id < count:
+            text = f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{count}]"
+            return request.answered(ResponseCode.INVALID_PARAMETER, text)
+        return _pulled(request, queues.pull(topic, queue_id, offset, most, most_bytes, tags))
+
     # where messages are
 
     def _archives(self) -> Mapping[str | None, SegmentArchive]:
@@ -564,6 +634,27 @@ def _topic_config(name: str, queues: int) -> dict[str, object]:
     return {"topicName": name, "perm": _READABLE, "readQueueNums": queues, "writeQueueNums": queues, **plain}
 
 
+def _no_topic(request: Command, topic: str) -> Command:
+    return request.answered(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+
+
+def _pulled(request: Command, pulled: Pulled) -> Command:
+    fields = {
+        "suggestWhichBrokerId": _BROKER_ID,
+        "nextBeginOffset": str(pulled.next),
+        "minOffset": str(pulled.ends.begin),
+        "maxOffset": str(pulled.ends.end),
+        "topicSysFlag": "0",
+        "groupSysFlag": "0",
+    }
+    return request.answered(pulled.code, pulled.status, fields=fields, body=pulled.body)
+
+
+def waits_for_messages(request: Command, response: Command) -> bool:
+    """Return whether who pulled asked to wait where a queue has no new message, as it has none."""
+    return response.code == ResponseCode.PULL_NOT_FOUND and bool(number_of(request, "sysFlag") & _SUSPENDS)
+
+
 def busy(request: Command) -> Command:
     """Return the response by which clients try again later."""
     return request.answered(ResponseCode.SYSTEM_BUSY, _BUSY)
@@ -593,4 +684,12 @@ _LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Asker], Comma
     RequestCode.GET_TOPIC_CONFIG: ReadOnlyBroker._topic_config,
     RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,
     RequestCode.VIEW_MESSAGE_BY_ID: ReadOnlyBroker._view,
+    RequestCode.GET_MAX_OFFSET: ReadOnlyBroker._end_of_queue,
+    RequestCode.GET_MIN_OFFSET: ReadOnlyBroker._end_of_queue,
+    RequestCode.GET_TOPIC_STATS_INFO: ReadOnlyBroker._topic_stats,
+    RequestCode.PULL_MESSAGE: ReadOnlyBroker._pull,
 }
+# Without a store nothing says where the queues' messages are.
+_OF_QUEUES = frozenset(
+    (RequestCode.PULL_MESSAGE, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET, RequestCode.GET_TOPIC_STATS_INFO)
+)

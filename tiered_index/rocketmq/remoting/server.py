@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy, waits_for_messages
 from tiered_index.rocketmq.remoting.frames import EVERY_TOPIC, AccessKey, Command, decode_frame, encode_frame, signer_of
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.index import IndexService
@@ -31,6 +31,8 @@ from tiered_index.service.threads import DaemonPool
 _LENGTH_BYTES = 4
 _LEAST_FRAME_BYTES = 4
 _HANDSHAKE_S = 10.0
+# How long a pull that waits for messages is held where there are none, as by a broker that polls.
+_POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -200,12 +202,16 @@ class RemotingServer:
 
         self._requests += 1
         try:
-            return await run_in_thread(self._threads, look_up)
+            response = await run_in_thread(self._threads, look_up)
         except StorageUnavailable as error:  # no thread could be started
             self.broker.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         finally:
             self._requests -= 1
+        if waits_for_messages(request, response):
+            # it pulls again at once
+            await asyncio.sleep(_POLL_S)
+        return response
 
     @contextlib.contextmanager
     def sending(self, frame: bytes) -> Iterator[None]:

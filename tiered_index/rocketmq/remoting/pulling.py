@@ -1,0 +1,175 @@
+"""The ends of a queue and the messages from a queue offset on, by the consume queues of a broker's store.
+
+Codes, statuses and bounds are those of RocketMQ's `DefaultMessageStore.getMessage` and `PullMessageProcessor`. Messages
+come from the store's own commit log. A queue begins, as for its broker, at the first message that the log still has.
+One object serves one request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import java_string_hash
+from tiered_index.rocketmq.follow.tail import TruncatedTail
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.store import ConsumeQueue, queues_of
+from tiered_index.rocketmq.remoting.frames import ResponseCode
+from tiered_index.storage.metering import check_deadline
+
+# What a broker gives at once of messages that are in its memory, and how many entries it looks at for them.
+_MOST_MESSAGES, _MOST_BYTES, _MOST_ENTRIES = 32, 256 << 10, 800
+_LEAST_BYTES = 100
+# A smaller tags code is no hash: it is an address in the queue's extension, which is not read.
+_LEAST_HASH = -(2**31)
+EVERY_TAG = "*"
+
+
+class Ends(NamedTuple):
+    """Queue offsets: of the first message that the log has, and of the next one that will be written."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The answer to a pull: `status` names RocketMQ's `GetMessageStatus`, the next pull begins at `next`."""
+
+    code: ResponseCode
+    status: str
+    next: int
+    ends: Ends
+    body: bytes = b""
+
+
+def hashes_of_tags(subscription: str) -> frozenset[int] | None:
+    """Return the hashes of the tags that a subscription such as ``paid || sent`` asks for; None: every message.
+
+    It is empty where the subscription names no tag.
+    """
+    if subscription in ("", EVERY_TAG):
+        return None
+    return frozenset(java_string_hash(tag.strip()) for tag in subscription.split("||") if tag.strip())
+
+
+class StoreQueues:
+    """Reads the queues of the store in `folder`. `root` is that of an index that follows it, else None.
+
+    Every method raises `CorruptFile` for damage, and `StorageError` and `BudgetExceeded` as reading does.
+    """
+
+    def __init__(self, folder: Path, root: Path | None) -> None:
+        self._folder = folder / "consumequeue"
+        self._log = CommitLogReader(folder / "commitlog")
+        self._truncated = TruncatedTail(self._log.folder, root)
+
+    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+        """Return the queues of a topic that have a folder."""
+        return queues_of(self._folder, topic)
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue, None where it has no folder."""
+        return next((queue for queue in self.of_topic(topic) if queue.queue_id == queue_id), None)
+
+    def ends(self, queue: ConsumeQueue) -> Ends:
+        """Return where a queue begins and ends by its entries, without a look at its messages."""
+        check_deadline(f"reading the queues of {queue.topic}")
+        end, log_begin = queue.end(), self._log.begin_offset()
+        begin = end if log_begin is None else min(queue.seek(log_begin), end)
+        if begin < end and (entries := queue.read(end - 1, 1)[1]).size:
+            log_end = self._truncated.end_before(int(entries["offset"][0]))
+            if log_end is not None:
+                # the broker cut its log, and the queue's entries stay until they are written over
+                end = max(begin, min(end, queue.seek(log_end)))
+        return Ends(begin, end)
+
+    def last_store_ms(self, queue: ConsumeQueue, ends: Ends) -> int:
+        """Return the store timestamp of a queue's last message, 0 where it has none."""
+        if ends.begin == ends.end:
+            return 0
+        _, entries = queue.read(ends.end - 1, 1)
+        return self._message(queue, ends.end - 1, entries).store_ms
+
+    def pull(
+        self, topic: str, queue_id: int, offset: int, most: int, most_bytes: int, tags: frozenset[int] | None
+    ) -> Pulled:
+        """Return messages of a queue from an offset on, one at least and no more than `most` and `most_bytes`.
+
+        Only those whose tags have one of the hashes `tags` (None: all); others may have the same hash. Messages end
+        before the first damaged one: a pull that begins there raises.
+        """
+        moved = ResponseCode.PULL_OFFSET_MOVED
+        nothing = moved if offset else ResponseCode.PULL_NOT_FOUND
+        if (queue := self.find(topic, queue_id)) is None:
+            return Pulled(nothing, "NO_MATCHED_LOGIC_QUEUE", 0, Ends(0, 0))
+        ends = self.ends(queue)
+        if ends.end == 0:
+            return Pulled(nothing, "NO_MESSAGE_IN_QUEUE", 0, ends)
+        if offset < ends.begin:
+            return Pulled(moved, "OFFSET_TOO_SMALL", ends.begin, ends)
+        if offset > ends.end:
+            return Pulled(moved, "OFFSET_OVERFLOW_BADLY", ends.end, ends)
+        if offset == ends.end:
+            return Pulled(ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, ends)
+        first, entries = queue.read(offset, min(_MOST_ENTRIES, ends.end - offset))
+        if first > offset:  # deleted since
+            return Pulled(moved, "OFFSET_TOO_SMALL", first, Ends(first, max(first, ends.end)))
+        if not len(entries):
+            raise CorruptFile(str(queue.folder), f"no entry at queue offset {offset}, and the queue ends at {ends.end}")
+        most = max(1, min(most, _MOST_MESSAGES))
+        most_bytes = max(_LEAST_BYTES, min(most_bytes, _MOST_BYTES))
+        found: list[bytes] = []
+        found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", offset + len(entries)
+        for row in _matching(entries["tags_code"], tags).tolist():
+            check_deadline(f"reading messages of {topic}")
+            if found and (len(found) == most or found_bytes + int(entries["size"][row]) > most_bytes):
+                following = offset + row
+                break
+            try:
+                message = self._message(queue, offset + row, entries[row : row + 1])
+            except CorruptFile as error:
+                if self._is_deleted(error):
+                    status = "MESSAGE_WAS_REMOVING"
+                    continue
+                if not found:
+                    raise
+                following = offset + row
+                break
+            found.append(message.encode())
+            found_bytes += message.size
+        if not found:
+            return Pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, status, following, ends)
+        return Pulled(ResponseCode.SUCCESS, "FOUND", following, ends, b"".join(found))
+
+    def _message(self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void]) -> Message:
+        """Return the message that the first of `entries`, at a queue offset, names."""
+        if not len(entries):
+            raise CorruptFile(str(queue.folder), f"no entry at queue offset {offset}, which is before the queue's end")
+        message = self._log.read(int(entries["offset"][0]), int(entries["size"][0]))
+        if (message.topic, message.queue_id, message.queue_offset) != (queue.topic, queue.queue_id, offset):
+            problem = (
+                f"queue offset {offset} names commit log offset {message.physical_offset}, where another message lies"
+            )
+            raise CorruptFile(str(queue.folder), problem)
+        return message
+
+    def _is_deleted(self, error: CorruptFile) -> bool:
+        """Return whether the broker has deleted the place since the queue's begin was looked up."""
+        begin = self._log.begin_offset() if isinstance(error, MissingOffsets) else None
+        return isinstance(error, MissingOffsets) and begin is not None and error.end <= begin
+
+
+def _matching(codes: npt.NDArray[np.int64], tags: frozenset[int] | None) -> npt.NDArray[np.intp]:
+    """Return the rows whose tags code is one of `tags`, or says nothing about the tags."""
+    if tags is None:
+        return np.arange(len(codes))
+    codes = codes.astype(np.int64)
+    # the hash is 32 bits wide, as Java compares it
+    return np.flatnonzero(np.isin(codes.astype(np.int32), list(tags)) | (codes < _LEAST_HASH))
