@@ -3,7 +3,9 @@ test_local_cluster.py.
 
     cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
 
-Where the trouble is ``none``, what was built is also read back in every way (`cluster_reading`): the job ``read``.
+Where the trouble is ``changed``, the source has other rows once an executor is lost: one build that fails, and one of
+the new rows. Where the trouble is ``none``, what was built is also read back in every way (`cluster_reading`): the job
+``read``.
 
 Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for
 the address and counts openings by files in a folder, which all processes see.
@@ -20,12 +22,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from tests.spark.cluster_reading import read_back
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
 from tiered_index import IndexConfig
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import NotAnIndex, StorageUnavailable, TieredIndexError
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, erase, merge, open_session
 from tiered_index.spark.build import plan as planning
@@ -63,6 +66,11 @@ class Troubling(WrapperStorage):
             act()
             os.kill(_executor(), signal.SIGKILL)
             time.sleep(_WAIT_S)
+        if self._trouble == "changed" and self._first("killed"):
+            source = self._marks.parent / "m.parquet"
+            (self._marks.parent / "changed.parquet").replace(source)
+            os.kill(_executor(), signal.SIGKILL)
+            time.sleep(_WAIT_S)
         if self._trouble == "slow" and self._first("slow"):
             end = time.monotonic() + _WAIT_S
             # until Spark ends this attempt, because the other one was faster
@@ -94,6 +102,25 @@ class Troubled:
         """Return the storage."""
         inner = replace(self.address, request_stats=self.request_stats).open()
         return inner if os.getpid() == self.driver else Troubling(inner, self.marks, self.trouble)
+
+
+def _changed(spark: Any, storage: str, table: Any, path: str, config: IndexConfig) -> dict[str, Any]:
+    """Build from a source that changes once an executor is lost, and again; return what became of both."""
+    more = pa.concat_tables([table, messages(len(table) // 2, days=2, seed=9)])
+    write_parquet(more, Path(path).with_name("changed.parquet"), group_rows=len(table) // 4)
+    try:
+        build(spark, path, storage=storage, shards=4, config=config)
+        failed = None
+    except TieredIndexError as error:
+        failed = f"{type(error).__name__}: {error}"
+    try:
+        built = total(storage)
+    except NotAnIndex:
+        built = 0
+    done = build(spark, path, storage=storage, shards=4, config=config, mode="replace")
+    check(storage, more, keys=5)
+    entries = {"before": built, "entries": done.entries, "stored": total(storage), "rows": len(more)}
+    return {"trouble": "changed", "job": "build", "failed": failed, **entries, "swept": sweep(storage)}
 
 
 def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
@@ -128,6 +155,11 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
         def troubled(uri: str, options: Any, marks: Path = marks, trouble: str = trouble) -> Troubled:
             return Troubled(StorageAddress(uri, options), marks, trouble, os.getpid())
 
+        if trouble == "changed":
+            modules["build"].StorageAddress = troubled
+            told = _changed(spark, storage, table, path, config)
+            print(json.dumps({**told, "struck": sorted(mark.name for mark in marks.iterdir())}), flush=True)
+            continue
         kept = table.filter(pc.field("key") != "key-0")
         for job in ("build", "merge", "erase"):
             modules[job].StorageAddress = troubled

@@ -30,15 +30,13 @@ def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[st
     ended = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    jobs = {
-        trouble: ("build", "read", "merge", "erase") if trouble == "none" else ("build", "merge", "erase")
-        for trouble in troubles
-    }
+    jobs = dict.fromkeys(troubles, ("build", "merge", "erase"))
+    jobs |= {"none": ("build", "read", "merge", "erase"), "changed": ("build",)}
     assert [(line["trouble"], line["job"]) for line in lines] == [
         (trouble, job) for trouble in troubles for job in jobs[trouble]
     ]
     for line in lines:
-        assert line["job"] == "read" or line["objects"] == line["shards"]
+        assert line["job"] == "read" or line["trouble"] == "changed" or line["objects"] == line["shards"]
     return lines
 
 
@@ -63,6 +61,15 @@ def test_killed_workers_failing_tasks_and_nothing_at_all(session):
     assert (quiet["struck"], quiet["swept"]) == ([], 0)
     assert (failed["struck"], failed["swept"]) == (["a", "b"], 0)  # a task that fails takes back what it uploaded
     assert killed["struck"] == ["killed"] and killed["swept"] >= 1
+
+
+@pytest.mark.slow
+def test_a_lost_executor_whose_source_has_changed_meanwhile(tmp_path):
+    """What it had read is read again, and has other rows: no mixture of both is published."""
+    [told] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "changed")
+    assert told["struck"] == ["killed"]
+    assert told["failed"].startswith("InvalidArgument") and "was replaced while it was read" in told["failed"]
+    assert (told["before"], told["entries"], told["stored"], told["rows"]) == (0, 4_500, 4_500, 4_500)
 
 
 @pytest.mark.slow

@@ -19,6 +19,10 @@ from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CloudPickleSerializer
 
 from tests.spark.entries import check, messages, total, write_parquet
+from tests.spark.in_process import build_here
+from tiered_index.cli.main import run
+from tiered_index.cli.spark import reading
+from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
 from tiered_index.testing.s3_server import CREDENTIALS
@@ -131,6 +135,24 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr
+
+
+@pytest.mark.parametrize("given", [[], ["--ship"]])
+def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, capfd, given):
+    build_here(f"file://{tmp_path}/index", messages(20))
+    (tmp_path / "keys.csv").write_text("topic,key\norders,key-0\n")
+    asked = []
+
+    def spark_of(master, conf, *, ship):
+        asked.append((master, ship))
+        raise InvalidArgument("no session is begun here")
+
+    monkeypatch.setattr(reading, "spark_of", spark_of)
+    command = ["spark", "lookup", "--keys", f"{tmp_path}/keys.csv", "--storage", f"file://{tmp_path}/index"]
+    with pytest.raises(SystemExit) as ended:
+        run([*command, "--out", f"{tmp_path}/answers", "--master", "yarn", *given])
+    assert ended.value.code == 2 and "no session is begun here" in capfd.readouterr().err
+    assert asked == [("yarn", bool(given))]
 
 
 def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypatch):
