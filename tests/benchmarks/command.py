@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
+from tests.benchmarks.drill import drill
 from tests.benchmarks.lookups import missing_packages, place_of_uri
 from tests.benchmarks.machine.cold import check_storage
 from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
@@ -81,6 +82,8 @@ def benchmarks(
       python -m tests.benchmarks spark-lookup --scale 100000000 --keys 1000000
 
       python -m tests.benchmarks soak --help
+
+      python -m tests.benchmarks drill
     """
     check_places(session, suites, {"cold": check_storage, "spark": place_of_uri})
     names = _chosen(session, suites)
@@ -121,7 +124,7 @@ def _program(function: Any) -> typer.Typer:
 
 app = _program(benchmarks)
 # programs with options of their own
-PROGRAMS = {"soak": _program(soak)}
+PROGRAMS = {"drill": _program(drill), "soak": _program(soak)}
 
 
 def main(arguments: list[str] | None = None) -> None:
