@@ -107,9 +107,9 @@ class NotingDisk(Disk):
         with self._noting("create", path):
             return super().create(path)
 
-    def allocate(self, descriptor: int, size_bytes: int) -> None:
+    def allocate(self, descriptor: int, size_bytes: int, start: int = 0) -> None:
         with self._noting("allocate", _path_of(descriptor)):
-            super().allocate(descriptor, size_bytes)
+            super().allocate(descriptor, size_bytes, start)
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
         with self._noting("pwrite", _path_of(descriptor)):

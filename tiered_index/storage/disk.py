@@ -70,6 +70,11 @@ _LARGE_BYTES = 16 << 20
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 
 
+def taken_bytes(status: os.stat_result) -> int:
+    """Return the bytes of a file that the file system has allocated, or the file's size where that is less."""
+    return min(status.st_size, status.st_blocks * 512)
+
+
 def make_path(folder: Path) -> None:
     """Make a folder and what is missing above it, none of them for others to write."""
     for path in (*reversed(folder.parents), folder):
@@ -88,10 +93,10 @@ class Disk:
         """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
-    def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """Reserve `size_bytes` by `posix_fallocate`: later writes below that size can't find the disk full."""
+    def allocate(self, descriptor: int, size_bytes: int, start: int = 0) -> None:
+        """Reserve `size_bytes` from `start` by `posix_fallocate`: later writes there can't find the disk full."""
         if size_bytes:
-            os.posix_fallocate(descriptor, 0, size_bytes)
+            os.posix_fallocate(descriptor, start, size_bytes)
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
         """Write all of `data` at `position`."""

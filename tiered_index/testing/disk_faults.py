@@ -232,9 +232,9 @@ class FaultDisk(Faults[_Script], Disk):
             self._known(path)
             return super().open_rw(path)
 
-    def allocate(self, descriptor: int, size_bytes: int) -> None:
+    def allocate(self, descriptor: int, size_bytes: int, start: int = 0) -> None:
         with self._strike("allocate"):
-            super().allocate(descriptor, size_bytes)
+            super().allocate(descriptor, size_bytes, start)
             self._pending.append(_Write(self._number(descriptor), os.fstat(descriptor).st_size, None))
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:

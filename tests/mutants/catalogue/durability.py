@@ -27,8 +27,8 @@ MUTANTS = (
         "disk-space-only-promised",
         "the next file's space is a hole, not blocks: a full disk strikes later",
         "Disk.allocate",
-        "os.posix_fallocate(descriptor, 0, size_bytes)",
-        "os.ftruncate(descriptor, size_bytes)",
+        "os.posix_fallocate(descriptor, start, size_bytes)",
+        "os.ftruncate(descriptor, start + size_bytes)",
         ("tests/unit/storage/test_disk.py::test_reserved_space_is_really_taken",),
     ),
     Mutant(

@@ -1,8 +1,10 @@
 """An unsealed file on disk: the flusher appends batches, lookups read, a seal ends it.
 
-Order of one append: entries (pwrite), fdatasync, journal record, fdatasync; then the batch is visible. Where it raised
-the file takes no more: the kernel may have dropped what a failed sync did not write, and shows it all the same.
-Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only.
+Its disk space is allocated in steps, each before an entry is written to it, and the rest of the file is a hole: so a
+small index is small, and a full disk is found before an entry is taken. Order of one append: entries (pwrite),
+fdatasync, journal record, fdatasync; then the batch is visible. Where it raised the file takes no more: the kernel may
+have dropped what a failed sync did not write, and shows it all the same. Threads: one writer (`append`, `seal`,
+`close`); `search` from any thread beside it. The map is read-only.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tiered_index.service.answers.rows import PreparedLookup, select_few, select
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
+from tiered_index.storage.disk import taken_bytes
 
 if TYPE_CHECKING:
     from tiered_index.service.answers.validation import Columns
@@ -43,8 +46,27 @@ _VERIFY_CHUNK = 1 << 24
 _log = logging.getLogger(__name__)
 
 
+STEP_BYTES = 8 << 20
+"""How much of a file is allocated at a time."""
+
+
+def _steps(layout: Layout, size_bytes: int) -> int:
+    """Return `size_bytes` rounded up to whole steps, at most the file."""
+    return min(layout.unsealed_size, -(-size_bytes // STEP_BYTES) * STEP_BYTES)
+
+
+def first_bytes(layout: Layout) -> int:
+    """Return how much is allocated of a file before it is begun: header, slot table and the first entries."""
+    return _steps(layout, layout.entry_position(2))
+
+
+def entries_ahead(layout: Layout) -> int:
+    """Return for how many entries space is allocated ahead: few, or a file of one entry would take a second step."""
+    return STEP_BYTES // 32 // layout.schema.entry.itemsize
+
+
 class Reserve:
-    """Disk space for the next file: really allocated, under a temporary name."""
+    """Disk space for the beginning of the next file: really allocated, under a temporary name."""
 
     def __init__(self, root: Root, layout: Layout) -> None:
         self.path = root.temporary(UNSEALED)
@@ -52,7 +74,10 @@ class Reserve:
         self.descriptor = self._disk.create(self.path)
         with contextlib.ExitStack() as undo:
             undo.callback(self.discard)
-            self._disk.allocate(self.descriptor, layout.unsealed_size)
+            self._disk.allocate(self.descriptor, first_bytes(layout))
+            if first_bytes(layout) < layout.unsealed_size:
+                # a hole behind it: whoever reads the file expects its size
+                self._disk.truncate(self.descriptor, layout.unsealed_size)
             undo.pop_all()
 
     def discard(self) -> None:
@@ -110,6 +135,8 @@ class UnsealedFile(LocalHandle):
         self._is_blank = not journal.batches  # nothing was ever written behind the journal's first record
         self._shown: tuple[int, int] | None = None  # entries that header and slot table tell of, and since when, ms
         self._descriptor: int | None = descriptor
+        # up to where disk space is known to be allocated; behind it there may be some, which costs nothing to ask for
+        self._allocated = self.layout.entry_position(journal.count + 1)
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
 
@@ -130,7 +157,9 @@ class UnsealedFile(LocalHandle):
             disk.rename(temporary, root.journal_path(file_id))
             disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
             disk.sync_folder(root.folder(UNSEALED))
-            return cls(root, journal, table, reserve.descriptor, journal_descriptor)
+            file = cls(root, journal, table, reserve.descriptor, journal_descriptor)
+            file._allocated = first_bytes(journal.layout)
+            return file
         except BaseException:  # whatever it is, nothing half-begun may look like a file
             disk.close(journal_descriptor)
             for path in (temporary, root.index_path(UNSEALED, file_id), root.journal_path(file_id)):
@@ -186,12 +215,27 @@ class UnsealedFile(LocalHandle):
     @property
     def size_bytes(self) -> int:
         """Bytes on disk."""
-        return self.layout.unsealed_size + self._journal_length
+        try:
+            return taken_bytes(self.path.stat()) + self._journal_length
+        except OSError:
+            return self.layout.unsealed_size + self._journal_length
+
+    def lacking(self, count: int) -> int:
+        """Return how many bytes `allocate` must take before `count` more entries are appended."""
+        wanted = self.layout.entry_position(self.table.count + 1 + min(count, self.table.free))
+        return max(0, _steps(self.layout, wanted) - self._allocated) if wanted > self._allocated else 0
+
+    def allocate(self, size_bytes: int) -> None:
+        """Allocate as many bytes more. Raises `OSError`; the file is as it was then."""
+        assert self._descriptor is not None
+        self._disk.allocate(self._descriptor, size_bytes, self._allocated)
+        self._allocated += size_bytes
 
     def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
-        """Make a batch durable and visible. `columns` (native order, n rows that fit) hold whole seconds; `names` are
-        the (id, name) pairs of the topics in it; `positions` are durable with it. Raises `OSError`; whatever is raised,
-        the file accepts no more.
+        """Make a batch durable and visible, where nothing is `lacking` for it.
+
+        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in
+        it; `positions` are durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]

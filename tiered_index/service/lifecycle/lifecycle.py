@@ -58,6 +58,7 @@ from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import disk_error
 from tiered_index.service.writing.appenders import QUARANTINE
+from tiered_index.storage.disk import taken_bytes
 
 _log = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 60
@@ -208,13 +209,13 @@ class Lifecycle:
                 _log.warning("the lease was not released and will expire by itself: %s", error)
 
     def local_bytes(self) -> int:
-        """Bytes of the root's files."""
+        """Bytes of the root's files on disk."""
         root, total = self._context.root, 0
         for state in STATES:
             with contextlib.suppress(OSError):  # whoever needs what can't be looked at raises
                 for name in root.disk.names(root.folder(state)):
                     with contextlib.suppress(FileNotFoundError):
-                        total += (root.folder(state) / name).stat().st_size
+                        total += taken_bytes((root.folder(state) / name).stat())
         return total
 
     def _step(self, name: str, step: Callable[[], None], kind: str | None = None) -> bool:

@@ -26,6 +26,7 @@ from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import ASIDE, Root, disk_error
+from tiered_index.storage.disk import taken_bytes
 
 _LOOKS = 20
 # the coarsest resolution of times among file systems in use
@@ -68,8 +69,11 @@ class UnsealedView(LocalHandle):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file, without its journal."""
-        return self.journal.layout.unsealed_size
+        """Bytes of the file on disk, without its journal."""
+        try:
+            return taken_bytes(self.path.stat())
+        except OSError:
+            return self.journal.layout.unsealed_size
 
     def let_go(self) -> None:
         """Close the map."""

@@ -24,7 +24,7 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.service.answers.validation import Columns, TopicTable
 from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.files.unsealed import Reserve, UnsealedFile
+from tiered_index.service.files.unsealed import Reserve, UnsealedFile, entries_ahead, first_bytes
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
 
@@ -83,6 +83,7 @@ class Appender:
                 continue
             piece = {name: values[done:stop] for name, values in columns.items()}
             last = stop == total
+            self._make_room(file, stop - done)
             try:
                 self._append(file, piece, positions if last else {})
             except OSError as error:
@@ -174,19 +175,32 @@ class Appender:
                 _log.warning("%s: RocketMQ can't see the newest entries: %s", self.active.path, error)
 
     def _take_space(self) -> Reserve:
-        self.context.admit(self.layout.unsealed_size)
+        size_bytes = first_bytes(self.layout)
+        self.context.admit(size_bytes)
         try:
             return Reserve(self.context.root, self.layout)
         except OSError as error:
-            raise disk_error(
-                error, f"reserving {self.layout.unsealed_size:,} bytes in {self.context.root.path}"
-            ) from error
+            raise disk_error(error, f"reserving {size_bytes:,} bytes in {self.context.root.path}") from error
+
+    def _make_room(self, file: UnsealedFile, count: int) -> None:
+        """Have disk space for `count` more entries; where there is none, raise a typed error: the file stays."""
+        if lacking := file.lacking(count):
+            self.context.admit(lacking)
+            try:
+                file.allocate(lacking)
+            except OSError as error:
+                raise disk_error(error, f"reserving {lacking:,} bytes for {file.path}") from error
 
     def reserve_next(self) -> None:
-        """Take the next file's space ahead once a file is in use, off the path of writes; a failure is retried."""
-        if self.reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
+        """Take space ahead once a file is in use, off the path of writes: a step of it, and the beginning of the next
+        file. A failure is retried.
+        """
+        if self.reserves and (self.active is not None or self.trouble is not None):
             try:
-                self._reserve = self._take_space()
+                if self.active is not None and self.active.accepts:
+                    self._make_room(self.active, entries_ahead(self.layout))
+                if self._reserve is None:
+                    self._reserve = self._take_space()
             except TieredIndexError as error:
                 is_bound = isinstance(error, DiskFull) and error.bound is not None
                 # the bound that was set is no trouble: a write that it refuses raises it, and uploads may make room
