@@ -1,0 +1,141 @@
+"""docs/restore.md: each recipe is run as it stands, after the incident that it is for; no entry is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+from tests.integration.cli.command_lines import TOP, run_here
+from tiered_index import IndexReader
+
+PAGE = (TOP / "docs/restore.md").read_text()
+RECIPES = dict(re.findall(r"^## (.*?)\n.*?^```sh\n(.*?)^```", PAGE, re.M | re.S))
+GEOMETRY = ("--slots", 16, "--items", 4000)
+STORE = "file://{}/store"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ingest(here):
+    """Return a function that adds messages of one key to the source, and ingests it."""
+    written = [0]
+
+    def ingest(count, *more, root="root", stdin=False):
+        first, written[0] = written[0], written[0] + count
+        lines = "".join(
+            json.dumps(
+                {
+                    "topic": "orders",
+                    "queue_id": 0,
+                    "keys": ["order-1"],
+                    "offset": number,
+                    "size": 9,
+                    "timestamp_ms": 1_700_000_000_000 + number,
+                }
+            )
+            + "\n"
+            for number in range(first, first + count)
+        )
+        if not stdin:
+            with (here / "source.ndjson").open("a") as file:
+                file.write(lines)
+        source = "-" if stdin else "source.ndjson"
+        where = ("--root", root, "--storage", STORE.format(here), *GEOMETRY, *more)
+        assert run_here("ingest", source, *where, stdin=lines.encode() if stdin else b"").code == 0
+
+    return ingest
+
+
+def follow(recipe, here):
+    """Run the lines of a recipe; each has the exit code that it says, 0 without one."""
+    for line in RECIPES[recipe].replace("$PWD", str(here)).splitlines():
+        command, _, comment = line.partition("#")
+        code = int(comment.removeprefix(" exit code ")) if comment else 0
+        given = shlex.split(command)
+        if given[0] == "tiered-index":
+            done = run_here(*given[1:])
+            assert done.code == code, (line, done)
+        else:
+            subprocess.run(given, cwd=here, check=True)
+
+
+def found(here, place="store"):
+    with IndexReader.open(f"file://{here}/{place}") as reader:
+        answer = reader.query("orders", "order-1", max_count=100_000)
+        assert answer.status == "complete"
+        return len(answer)
+
+
+def bucket_restored(here, ingest):
+    ingest(100, "--wait")
+    shutil.copytree("store", "backup")
+    ingest(200, "--wait")
+    shutil.rmtree("store")
+    shutil.copytree("backup", "store")
+
+
+def root_restored(here, ingest):
+    ingest(100)
+    shutil.copytree("root", "backup")
+    ingest(200, "--wait")
+    shutil.rmtree("root")
+    shutil.copytree("backup", "root")
+
+
+def machine_cloned(here, ingest):
+    ingest(100)
+    shutil.copytree("root", "clone")
+    ingest(100, "--wait", root="clone", stdin=True)
+    # which is not uploaded yet
+    ingest(100, root="clone", stdin=True)
+
+
+def storage_lost(here, ingest):
+    ingest(100, "--wait")
+    ingest(200)
+    shutil.rmtree("store")
+
+
+def region_lost(here, ingest):
+    ingest(100, "--wait")
+    assert run_here("copy", "--from", STORE.format(here), "--to", f"file://{here}/standby").code == 0
+    ingest(200, "--wait")
+    shutil.rmtree("root")
+
+
+def region_back(here, ingest):
+    region_lost(here, ingest)
+    follow("A region is lost, a standby is promoted", here)
+
+
+def uploaded(here, ingest):
+    ingest(300, "--wait")
+
+
+INCIDENTS = {
+    "A bucket to a point in time": (bucket_restored, "store"),
+    "A root from a backup": (root_restored, "store"),
+    "A machine snapshot or a cloned disk": (machine_cloned, "store"),
+    "The storage is lost, the root is alive": (storage_lost, "new-store"),
+    "A region is lost, a standby is promoted": (region_lost, "standby"),
+    "Fail back": (region_back, "store"),
+    "A replica by other tools": (uploaded, "replica"),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_loses_nothing(here, ingest, recipe):
+    incident, place = INCIDENTS[recipe]
+    incident(here, ingest)
+    follow(recipe, here)
+    assert found(here, place) == 300
