@@ -166,7 +166,7 @@ def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
     page.get_by_label("From (UTC)").fill("2025-11-02")
     page.get_by_label("To (UTC)").fill("2025-11-01")
     page.get_by_role("button", name="Search").click()
-    expect(wrong).to_contain_text("From 2025-11-02 00:00:00Z is after To 2025-11-01 00:00:00Z")
+    expect(wrong).to_contain_text("From 2025-11-02 00:00:00Z is after To 2025-11-01 23:59:59Z")
     expect(page.locator("#ready")).to_have_text("ready")
     # the head says it at once, not when it looks the next time
     page.evaluate("for (let timer = 0; timer < 1000; timer += 1) clearInterval(timer)")
