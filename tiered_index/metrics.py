@@ -72,6 +72,11 @@ class StateCollector(Collector):
             lookups.filter_false_positives,
         )
         yield from self._files()
+        states = lookups._log_states()
+        newest_ms = [state.newest_ms or 0 for state in states]
+        yield _one("log_number", "The log's newest record that was read.", sum(state.number for state in states))
+        meaning = "Time of the newest published entry, epoch seconds, of several indexes the least; 0: there is none."
+        yield _one("published_timestamp_seconds", meaning, min(newest_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):
             yield from _of_writer(lookups)
         yield from _of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)

@@ -32,6 +32,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.rocketmq.follow.dispatcher import Lag
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.served import ready_gauge
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S
 from tiered_index.service.log.log import StorageLog
@@ -263,7 +264,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
 def exported_of(index: IndexService) -> dict[str, set[str]]:
     dispatcher = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), position=0)
     follower: Any = SimpleNamespace(dispatcher=dispatcher, messages=0, loss_count=0)
-    metrics = Metrics(index, lambda: gauges_of(follower))
+    metrics = Metrics(index, lambda: ready_gauge([]) | gauges_of(follower))
     metrics.request("/v1/query", "GET", 200, 0.1)
     metrics.lookup("query", "complete", index.query("orders", "order-4711").explain)
     families = text_string_to_metric_families(metrics.page().decode())

@@ -98,6 +98,7 @@ def test_a_reader_without_its_storage_is_not_ready(tmp_path):
         life.index.run_lifecycle()
         with IndexReader.open(life.uri, storage_backend=life.storage) as reader, serving(reader) as client:
             life.storage.fail("*", times=None)
+            assert "tiered_index_ready 0.0" in client.get("/metrics").text
             got = client.get("/readyz")
             assert (got.status_code, "scripted fault" in got.json()["reasons"][0]) == (503, True)
             assert client.get("/livez").status_code == 200

@@ -171,7 +171,7 @@ class Service:
     ) -> None:
         """Take what is served; `Calls`, `Room`, `Rate` and `Gate` say what the rest means."""
         self._calls = Calls(threads, waiting)
-        metrics = Metrics(served.lookups, served.gauges)
+        metrics = Metrics(served.lookups, served.metrics)
         # lookups of other protocols of the process are counted, too
         self.count = metrics.lookup
         self._routes = Routes(served, self._calls, metrics)

@@ -154,6 +154,10 @@ class Served:
         # probes need no token: they get no path at all, also none that nobody foresaw
         return [without_paths(self.redaction.text(reason)) for reason in [*reasons, *self.problems()]]
 
+    def metrics(self) -> dict[str, tuple[str, float]]:
+        """Return the numbers that metrics have beside the index's: meaning and value, by name. May ask the storage."""
+        return ready_gauge(self.not_ready()) | self.gauges()
+
     def _look(self, reader: IndexReader) -> str | None:
         """Return why the storage can't be read. A look counts for a moment; who asks meanwhile has the one before."""
         if self._lock.acquire(blocking=False):
@@ -164,6 +168,11 @@ class Served:
             finally:
                 self._lock.release()
         return self._unreachable
+
+
+def ready_gauge(reasons: list[str]) -> dict[str, tuple[str, float]]:
+    """Return the metric of a service that is not ready for `reasons`."""
+    return {"ready": ("1 while /readyz says ready.", not reasons)}
 
 
 def _refreshed(reader: IndexReader) -> str | None:

@@ -12,11 +12,13 @@ import pytest
 
 from tests.integration.cli.command_lines import TOP, run_here
 from tiered_index import IndexReader
+from tiered_index.metrics import collector
 
 PAGE = (TOP / "docs/restore.md").read_text()
 RECIPES = dict(re.findall(r"^## (.*?)\n.*?^```sh\n(.*?)^```", PAGE, re.M | re.S))
 GEOMETRY = ("--slots", 16, "--items", 4000)
 STORE = "file://{}/store"
+GAUGES = ("log_number", "published_timestamp_seconds")
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def ingest(here):
                     "keys": ["order-1"],
                     "offset": number,
                     "size": 9,
-                    "timestamp_ms": 1_700_000_000_000 + number,
+                    "timestamp_ms": 1_700_000_000_000 + number * 1000,
                 }
             )
             + "\n"
@@ -139,3 +141,20 @@ def test_a_recipe_loses_nothing(here, ingest, recipe):
     incident(here, ingest)
     follow(recipe, here)
     assert found(here, place) == 300
+
+
+def gauges(where):
+    with IndexReader.open(where) as reader:
+        page = "".join(
+            f"{sample.name} {sample.value}\n" for family in collector(reader).collect() for sample in family.samples
+        )
+    return {name: float(re.search(rf"^tiered_index_{name} (.*)$", page, re.M)[1]) for name in GAUGES}
+
+
+def test_metrics_show_a_standby_that_is_behind_and_a_log_that_went_back(here, ingest):
+    region_lost(here, ingest)
+    store, standby = gauges(STORE.format(here)), gauges(f"file://{here}/standby")
+    # what the rules StandbyBehind and WentBack compare
+    published = "published_timestamp_seconds"
+    assert (store[published], standby[published]) == (1_700_000_299, 1_700_000_099)
+    assert store["log_number"] > standby["log_number"] > 0
