@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "probe-believes-the-answer",
         "a server that refuses a put and yet stores it passes the probe",
-        "probe_put_if_absent",
+        "_honours_put_if_absent",
         'is_honoured = storage.get(unique) == b"first"',
         "is_honoured = bool(storage.get(unique))",
         ("tests/unit/storage/test_faults.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
