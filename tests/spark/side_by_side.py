@@ -118,6 +118,9 @@ class Dated(WrapperStorage):
         self._clock = clock
         self._dates: dict[str, int] = {}
 
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
     def put(self, name: str, data: Bytes) -> None:
         """As the inner storage's."""
         self._dates[name] = self._clock.now_ms()

@@ -14,6 +14,7 @@ from tests.support.later import Later
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
+from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.service.log.log import StorageLog
@@ -111,7 +112,7 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
     plan = planned(TABLE)
     shards = shards_of(written(TABLE, plan, storage))
     storage.fail("put_if_absent", name_prefix="log/", when="after", error=lambda text: ObjectExists("log/2", text))
-    storage.corrupt("get", name_prefix="log/", times=damaged)
+    storage.corrupt("get", name_prefix=log_name(2), times=damaged)
     if damaged == 1:
         state, _ = publish_tables(shards, "error", storage, log)
         assert len(state.objects) == len(shards)

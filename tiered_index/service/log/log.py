@@ -508,10 +508,9 @@ class StorageLog:
         try:
             if known == state.number and self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size):
                 return
-            data = self._storage.get(name)
+            found = self._winner(name).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
-        found = self._decoded(data, name).digest
         if found != (state.digest or found):
             raise self._another(state.number, state.digest, found)
         self._advance(replace(state, digest=found))  # a checkpoint of an older version doesn't say it
