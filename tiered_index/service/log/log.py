@@ -332,7 +332,8 @@ class StorageLog:
         if self._listed is None:
             is_same = self._checkpoints.read_ms is None or info.modified_ms <= self._checkpoints.read_ms
         else:
-            is_same = self._listed[0] != info.name or self._listed == (info.name, info.size_bytes, info.modified_ms)
+            # a record that this process has appended since is read, too: another index may have one of its number
+            is_same = self._listed == (info.name, info.size_bytes, info.modified_ms)
         if not is_same and state.digest:
             found = digest_of(self._storage.get(info.name))
             if found != state.digest:

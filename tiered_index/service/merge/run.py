@@ -241,7 +241,7 @@ def _lost_error(names: Collection[str]) -> CorruptFile:
 
 _SPAN_BYTES = 8 << 20
 _PART_BYTES = 16 << 20
-RECORD_REQUESTS: Mapping[str, int] = {"get": 1, "head": 1, "put_if_absent": 1, "put": 1}
+RECORD_REQUESTS: Mapping[str, int] = {"get": 2, "put_if_absent": 1, "put": 1}
 """Of one log record: look for the end, is the last one there, append, checkpoint."""
 
 

@@ -110,7 +110,7 @@ def opened_by_driver(
 _RANGE_BYTES = 8 << 20
 _PROBE = Counter(put_if_absent=2, get=1, delete=1)
 # of one log record: look for the end, is the last one there, append, checkpoint
-_RECORD = Counter(list=1, head=1, put_if_absent=1, put=1)
+_RECORD = Counter(list=1, get=1, put_if_absent=1, put=1)
 
 
 @dataclass(frozen=True, slots=True)
