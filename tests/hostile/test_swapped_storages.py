@@ -55,7 +55,7 @@ def test_another_indexs_storage_gets_nothing(tmp_path: Path, kind: str, more: in
     ours.put("t", 0, ["ours"], 100, 10, NOW_MS + 100_000)
     for _ in range(2):
         ours.seal()
-        with pytest.raises((StorageBehind, StorageUnavailable), match="restored|storage that it was"):
+        with pytest.raises((StorageBehind, StorageUnavailable), match=r"restored|storage that it was"):
             ours.run_lifecycle()
     assert ours.health()["problems"]
     assert len(ours.query("t", "ours")) == 3
