@@ -475,12 +475,17 @@ def test_times_of_text():
     texts = pa.array(
         ["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"]
     )
-    assert times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
-    assert times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
+    assert times_of(texts, "'since' (begin_ms)", end=False).to_pylist() == [
+        1_700_000_000_000,
+        None,
+        *[1_700_000_000_000] * 3,
+    ]
+    assert times_of(texts.slice(1, 1), "'begin_ms'", end=False).to_pylist() == [None]
+    assert times_of(pa.array(["2023-11-14"]), "'end_ms'", end=True).to_pylist() == [1_700_006_399_999]
     # a cut text is none either
     for text in ("yesterday", "", "1e3", "--5", "2023-11-14" + " " * 60 + "x"):
         with pytest.raises(InvalidArgument, match=rf"column 'since' \(begin_ms\): '{text[:10]}.* is neither"):
-            times_of(pa.array(["0", text]), "'since' (begin_ms)")
+            times_of(pa.array(["0", text]), "'since' (begin_ms)", end=False)
 
 
 def plan_columns(topics, keys):
