@@ -30,12 +30,12 @@ for _name, _kind in (
 
 
 def prepare(uri: str, **given: str) -> None:
-    prepared(Options("tiered_index", {"path": uri, **given}, WRITE_OPTIONS), COLUMNS, probe=False)
+    prepared(Options("tiered_index", {"path": uri, **given}, WRITE_OPTIONS), COLUMNS, streams=False)
 
 
 WRONG: dict[str, tuple[dict[str, str], type[TieredIndexError], str]] = {
-    "no_slots": ({"slots": "0"}, ConfigError, "slots must be between 1 and"),
-    "no_items": ({"items": "0"}, ConfigError, "items must be between 2 and"),
+    "no_slots": ({"slots": "0"}, ConfigError, "slots must be greater than 0"),
+    "no_items": ({"items": "0"}, ConfigError, "items must be greater than 1"),
     "slots": ({"slots": "65"}, SchemaMismatch, "64 slots, not native and 65"),
     "items": ({"items": "77"}, SchemaMismatch, "with 100,000 items a file, not 77"),
     "offset_space": ({"offsetSpace": "commitlog"}, SchemaMismatch, "'custom', not in 'commitlog'"),

@@ -277,7 +277,9 @@ class RootLock:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             # a file object: closing it is one step that may be repeated
-            self._file = os.fdopen(os.open(self._path, flags, 0o644), "rb+", buffering=0)
+            self._file = open(  # noqa: SIM115 - it is held until `release`
+                self._path, "rb+", buffering=0, opener=lambda path, _: os.open(path, flags, 0o644)
+            )
             self._folder: int | None = None
             _locks.add(self)
         except OSError as error:
