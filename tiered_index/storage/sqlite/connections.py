@@ -276,6 +276,8 @@ class ConnectionPool:
             except sqlite3.Error as error:
                 if not is_passing(error) or attempt == _ATTEMPTS or time.monotonic() >= deadline_s:
                     raise translate(error, doing=doing, path=self.path) from error
+            except OSError as error:
+                raise StorageUnavailable(f"{doing} in {self.path}: {error}") from error
             self._sleep(random.uniform(0, min(_LONGEST_WAIT_S, 0.01 * 2**attempt)))
             attempt += 1
 
