@@ -8,6 +8,7 @@ import json
 import random
 import time
 import tracemalloc
+from queue import SimpleQueue
 
 import pyarrow as pa
 import pytest
@@ -289,22 +290,21 @@ def test_a_verification_is_a_job(index, monkeypatch):
     put_entries(index)
     index.seal()
     index.run_lifecycle()
-    waiting = []
-    submit = Verifications.begin
+    waiting = SimpleQueue()
     with serving(index) as client:
-        monkeypatch.setattr(Verifications, "_run", lambda self, *given: waiting.append((self, given)))
+        monkeypatch.setattr(Verifications, "_run", lambda self, *given: waiting.put((self, given)))
         begun = client.post("/v1/verify", json={"deep": True})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
         assert client.post("/v1/verify", json={}).status_code == 409
         monkeypatch.undo()
-        ((jobs, given),) = waiting
+        jobs, given = waiting.get(timeout=PATIENCE_S)
         jobs._run(*given)
         done = client.get(begun.headers["location"]).json()
         assert (done["state"], done["report"]["status"], done["doing"]) == ("done", "ok", "objects")
         assert done["report"]["checked"]["objects"] == 1
         (stored,) = (index.config.root.parent / "storage").rglob("*.index")
         stored.write_bytes(b"x" * stored.stat().st_size)
-        job = submit(jobs, "r", deep=True)
+        job = jobs.begin("r", deep=True)
         jobs._pool.close(time.monotonic() + PATIENCE_S)
         found = client.get(f"/v1/verify/{job.id}").json()
         assert found["report"]["findings"]

@@ -126,8 +126,8 @@ MUTANTS = (
     Mutant(
         "log-record-lost",
         "a log with a hole is read as if nothing were missing",
-        "StorageLog._names_behind",
-        '"the log has a hole before this record", expected, number_of(name))',
+        "StorageLog._records_behind",
+        '"the log has a hole before this record", expected, number_of(info.name))',
         '"the log has a hole before this record", expected, expected)',
         ("tests/unit/service/test_checkpoints.py::test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes",),
     ),

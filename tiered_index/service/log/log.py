@@ -173,7 +173,7 @@ class StorageLog:
         self._checkpoints = Checkpoints(storage, checkpoint_every)
         # number, tail and size of the newest record that was read or written, by which this log is known
         self._end: tuple[int, bytes, int] = (0, b"", 0)
-        # that record as it was listed: one that was replaced since has another size or time
+        # the newest record that was read, as it was listed: one that was replaced since has another size or time
         self._listed: tuple[str, int, int] | None = None
         self._writes = False
         self._settled = 0  # the newest record that is known to be durable
@@ -292,38 +292,34 @@ class StorageLog:
         """Read what follows `state` and go there, as far as it can be read; return the number reached."""
         replay = LogReplay(state)
         try:
-            names = self._names_behind(state)
-            if names and self._writes:
+            infos = self._records_behind(state)
+            if infos and self._writes:
                 self.check_end(state)  # or records of another log would be taken for this one's
-            for name in names:
-                replay.add(self._record(name), name)
+            for info in infos:
+                replay.add(self._record(info.name), info.name)
+                self._listed = _identity(info)
         except (StorageError, BudgetExceeded):
             self._advance(replay.state())
             raise
         self._advance(replay.state())
         return replay.number
 
-    def _names_behind(self, state: LogState) -> list[str]:
-        """Return the names of the records behind `state`. Raises `CorruptFile` where one is missing among them,
+    def _records_behind(self, state: LogState) -> list[ObjectInfo]:
+        """Return the records behind `state`, as they are listed. Raises `CorruptFile` where one is missing among them,
         `StorageBehind` where the state's own is gone or another, `StorageUnavailable` where there is no log at all, as
         where a disk isn't mounted.
         """
         last = state.number
         # a listing, since the first record that isn't there need not be the end; from the last known one on, which
         # tells an empty storage from one that has nothing new
-        listed = own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")
-        infos = list(listed)
-        names = [info.name for info in infos]
+        infos = [*own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
         if last:
-            if names[:1] != [log_name(last)]:
+            if not infos or infos[0].name != log_name(last):
                 raise self._gone(last)
-            self._check_listed(infos[0], state)
-            del names[0]
-        if infos:
-            self._listed = infos[-1].name, infos[-1].size_bytes, infos[-1].modified_ms
-        for expected, name in enumerate(names, last + 1):
-            CorruptFile.unless_equal(name, "the log has a hole before this record", expected, number_of(name))
-        return names
+            self._check_listed(infos.pop(0), state)
+        for expected, info in enumerate(infos, last + 1):
+            CorruptFile.unless_equal(info.name, "the log has a hole before this record", expected, number_of(info.name))
+        return infos
 
     def _check_listed(self, info: ObjectInfo, state: LogState) -> None:
         """Raise `StorageBehind` where the record that was read last is another one now, or a checkpoint of it is older
@@ -333,11 +329,12 @@ class StorageLog:
             is_same = self._checkpoints.read_ms is None or info.modified_ms <= self._checkpoints.read_ms
         else:
             # a record that this process has appended since is read, too: another index may have one of its number
-            is_same = self._listed == (info.name, info.size_bytes, info.modified_ms)
+            is_same = self._listed == _identity(info)
         if not is_same and state.digest:
             found = digest_of(self._storage.get(info.name))
             if found != state.digest:
                 raise self._another(state.number, state.digest, found)
+        self._listed = _identity(info)
 
     def _gone(self, number: int) -> StorageUnavailable | CorruptFile:
         numbers = [number_of(info.name) for info in own_objects(self._storage, LOG_PREFIX)]
@@ -521,6 +518,10 @@ class StorageLog:
             known = self.state
             if state.number > known.number or (state.number == known.number and state.digest and not known.digest):
                 self.state = state
+
+
+def _identity(info: ObjectInfo) -> tuple[str, int, int]:
+    return info.name, info.size_bytes, info.modified_ms
 
 
 def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
