@@ -1,7 +1,7 @@
 """A broker for tests, in a process of its own: writes messages into a store, in pieces that a kill can tear, until it
 has written enough.
 
-    python broker_process.py STORE_DIR MESSAGES SEGMENT_BYTES
+    python -m tests.integration.cli.broker_process STORE_DIR MESSAGES SEGMENT_BYTES
 
 Numbers go on where the store ends. A line on stdout after every burst says how many messages this process has written.
 """

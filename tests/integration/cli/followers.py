@@ -89,9 +89,9 @@ def starting():
             return made
 
         def broker(store, messages):
-            module = Path(__file__).with_name("broker_process.py")
-            line = [sys.executable, str(module), str(store), str(messages), "65536"]
-            process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+            # by its name, from the repository: a path would not find `tests`, which is not installed
+            line = [sys.executable, "-m", "tests.integration.cli.broker_process", str(store), str(messages), "65536"]
+            process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
             stack.callback(close, process)
             return process
 

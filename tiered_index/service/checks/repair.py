@@ -185,7 +185,8 @@ class Repairs:
         """Fetch damaged copies of whole objects anew; let go of damaged compacted files with an unsealed form."""
         if self.root is None:
             return []
-        state = self.log.refresh()
+        # the repairs above read the log to its end: a request that failed now would hide that they are done
+        state = self.log.state
         done: list[Repair] = []
         handles = RootView(self.root).look()
         with contextlib.ExitStack() as held:
