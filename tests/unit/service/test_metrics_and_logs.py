@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import tiered_index
 from tiered_index import IndexReader, IndexService, merge
+from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -103,9 +104,10 @@ def test_a_storage_that_goes_away_and_comes_back_is_told_once(settings, caplog):
 
 
 def test_a_fenced_writer_is_told_once(settings, tmp_path, caplog):
-    storage = MemoryStorage()
-    first = IndexService.open(storage_backend=storage, lease_ttl_s=0.01, **settings)
-    with IndexService.open(storage_backend=storage, **settings | {"root": tmp_path / "other"}):
+    storage, clock = MemoryStorage(), ManualClock(T)
+    first = IndexService.open(storage_backend=storage, clock=clock, lease_ttl_s=1, **settings)
+    clock.advance(2)
+    with IndexService.open(storage_backend=storage, clock=clock, **settings | {"root": tmp_path / "other"}):
         first.put("t", 0, "k", 1, 1, T)
         first.seal()
         for _ in range(3):
