@@ -1,4 +1,4 @@
-"""Each layer imports only downwards (DESIGN.md section 2), and at the top of the module, so that no cycle hides in a
+"""Each layer imports only downwards (docs/architecture.md), and at the top of the module, so that no cycle hides in a
 function.
 """
 

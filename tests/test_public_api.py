@@ -1,4 +1,4 @@
-"""The public API is what DESIGN.md section 7 says: names, signatures, and a docstring for each."""
+"""The public API keeps its names and signatures, and each has a docstring (docs/api.md)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ the root, written before the messages that they describe are put. One thread use
 
 Every round compares what was read last, and a start everything of the last two segments. A broker may also cut further
 back, so each round compares some more bytes of the two, from the newest range to the oldest, and begins again.
+
+A cut leaves the bytes behind it as they were. The last fingerprint, which is near the end, tells where the log ended:
+no walk of the whole segment, which would take a second. Readers without the root do not know where the log ends.
 """
 
 from __future__ import annotations

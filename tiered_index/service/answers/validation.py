@@ -36,7 +36,11 @@ _ASSIGNED = 1 << 30
 
 
 def assigned_topic_id(topic: str) -> int:
-    """Return the id a topic gets when its source gives none."""
+    """Return the id that a topic gets when its source gives none: 2^30 plus 30 bits of the CRC32 of its name.
+
+    Roots need not agree on anything to assign the same id. Colliding names take neighbouring ids. Lookups narrow by the
+    names in each file's own topic table, never by an id across files.
+    """
     return _ASSIGNED | (zlib.crc32(topic.encode("utf-8", "surrogatepass")) & (_ASSIGNED - 1))
 
 

@@ -4,7 +4,8 @@ Keys begin with the index's id, so that several indexes share the bounds. Filter
 verified pieces of 4 KiB, or without one whole in memory. A **miss** is a lookup that read a file for a key that it
 doesn't hold, its filter in no cache; at `after_probes` misses one thread fetches the filter. One for which the caches
 would have to evict is fetched only once misses have read as many bytes as it has: needless bytes at most double.
-Threads: any number.
+Objects never change under a name, so a verified block is used although its object was deleted since. Threads: any
+number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Archived segments: closed pieces of a source's log, uploaded whole and once, which outlive the source.
 
 One log record adds an upload. Its object carries the CRC32 of every 16 KiB behind the segment's bytes, and who reads a
-part checks it. Names carry the writer's epoch: a writer of the same or a later epoch sweeps what a crash left. Threads:
-uploads of one process are serialised by a lock that nothing else takes; reading from any thread.
+part checks it. Names carry the writer's epoch. A writer sweeps leftovers of its own and earlier epochs, so a writer
+that was taken over cannot delete the uploads of its successor. A start recognises a segment by its first MiB. It
+compares the whole segment only if the file changed after its upload began. Threads: uploads of one process are
+serialised by a lock that nothing else takes; reading from any thread.
 """
 
 from __future__ import annotations

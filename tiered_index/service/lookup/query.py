@@ -1,7 +1,8 @@
 """Lookups over many files: prepare, search, and one deterministic answer that says what it cost and what is missing.
 
 A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends
-on which thread was faster. `scan` reads the files; `MissingObjects` decides what a missing object means.
+on which thread was faster. `scan` reads the files; `MissingObjects` decides what a missing object means. A spent budget
+stops requests only: local files are still searched, and `BudgetExceeded` carries the partial answer.
 """
 
 from __future__ import annotations

@@ -157,7 +157,11 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Return what the parts return, in order; raises the first error, and `BudgetExceeded` at the deadline."""
+    """Return the results of the parts, in order; raise the first error, and `BudgetExceeded` at the deadline.
+
+    The calling thread runs each part that no other thread has begun. It may itself be a thread of the pool, so waiting
+    for a free one could deadlock.
+    """
     submit = active_context().submit
     if submit is None or len(parts) < 2:
         return [part() for part in parts]

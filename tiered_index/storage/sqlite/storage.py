@@ -3,9 +3,10 @@ processes.
 
 An object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible; when a call returns, its
 effect is durable. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The
-file is made by the first write. Space of deleted objects is overwritten and used again; the file never shrinks. Errors
-besides the contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`. Threads: any number, in any number of
-processes, also after a fork. Not for network file systems, which lack what its locks need.
+file is made by the first write. Space of deleted objects is overwritten and used again. The file never shrinks: giving
+space back would rewrite it under its readers. Errors besides the contract's: `DiskFull`, `CorruptFile`,
+`UnsupportedVersion`. Threads: any number, in any number of processes, also after a fork. Not for network file systems,
+which lack what its locks need.
 
 In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. A
 part that arrives after abort or completion is refused, in the transaction that would have named it.
