@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +14,21 @@ import httpx
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.server.app import Service
+from tiered_index.server.app import OPENAPI, Service
 from tiered_index.server.calls import Caps
-from tiered_index.server.examples import ENTRIES
 from tiered_index.server.listening import HttpListener, own_names, serve_all
 from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
 
 PATIENCE_S = 60.0
+DESCRIPTION = json.loads(OPENAPI.read_bytes())
+# The entries of the description's examples: topic, queue_id, key, offset, size, timestamp_ms.
+ENTRIES = (
+    ("orders", 0, "order-4711", 1024, 512, 1_762_000_000_000),
+    ("orders", 3, "order-4711", 204_800, 498, 1_762_000_060_000),
+    ("orders", 1, "order-4712", 65_536, 731, 1_762_000_061_000),
+    ("payments", 0, "order-4711", 4096, 256, 1_762_000_090_000),
+)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from tests.server.conftest import PATIENCE_S, serving
 from tiered_index import IndexItem, IndexService
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
-from tiered_index.server.health import HealthRoutes
+from tiered_index.server.handlers import Handlers
 from tiered_index.server.problems import Refused
 from tiered_index.server.room import CountedMessages, Held, HeldResponse, Room, entries_bytes
 from tiered_index.storage.metering import PriceTable
@@ -102,7 +102,7 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
 
     async def main():
         room, begun, go_on, looked = Room(800), threading.Event(), threading.Event(), threading.Event()
-        routes = object.__new__(HealthRoutes)
+        routes = object.__new__(Handlers)
         routes.calls = Calls(1, 9)
 
         def made(act, claim, gone=None):

@@ -192,7 +192,7 @@ def test_a_lag_that_is_not_known_is_no_readiness():
 
 
 def test_without_the_extra_it_says_so_in_one_sentence(storage):
-    script = "import sys; sys.modules['fastapi'] = None; from tiered_index.cli.__main__ import run; run()"
+    script = "import sys; sys.modules['starlette'] = None; from tiered_index.cli.__main__ import run; run()"
     done = subprocess.run(
         [sys.executable, "-c", script, "serve", "--storage", storage],
         cwd=ROOT,
@@ -204,6 +204,6 @@ def test_without_the_extra_it_says_so_in_one_sentence(storage):
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "tiered-index: serve needs the extra 'server' (fastapi is missing): pip install '.[server]' "
+        "tiered-index: serve needs the extra 'server' (starlette is missing): pip install '.[server]' "
         "in a clone, or pip install 'FILE.whl[server]' of its wheel\n"
     )

@@ -13,20 +13,20 @@ from queue import SimpleQueue
 import pyarrow as pa
 import pytest
 
-from tests.server.conftest import PATIENCE_S, put_entries, serving
+from tests.server.conftest import DESCRIPTION, PATIENCE_S, put_entries, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.server import wire
-from tiered_index.server.app import Verifications
 from tiered_index.server.calls import Caps
 from tiered_index.server.entries import parsed
-from tiered_index.server.examples import EXAMPLES
 from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import add_token
+from tiered_index.server.verifying import Verifications
 
 LINES = {"content-type": wire.NDJSON}
 ARROW = {"content-type": wire.ARROW}
+ENTRY = DESCRIPTION["paths"]["/v1/entries"]["post"]["requestBody"]["content"][wire.NDJSON]["example"]
 
 
 def message(offset, topic="orders", **more):
@@ -236,7 +236,7 @@ def test_a_full_buffer_asks_for_patience(index, monkeypatch):
 
     monkeypatch.setattr(IndexService, "put_batch", full)
     with serving(index) as client:
-        got = client.post("/v1/entries", content=EXAMPLES.entries, headers=LINES)
+        got = client.post("/v1/entries", content=ENTRY, headers=LINES)
         assert (got.status_code, got.headers["retry-after"], got.json()["error"]) == (503, "1", "BackPressure")
 
 
@@ -246,7 +246,7 @@ def test_only_writers_write_and_only_admins_verify(index, tmp_path):
     tokens["orders"] = bearer(add_token(path, "orders", "admin", ["orders"]))
     with serving(index, tokens=path) as client:
         for role, put, verify in (("read", 403, 403), ("write", 200, 403), ("admin", 200, 202), ("orders", 200, 403)):
-            got = client.post("/v1/entries", content=EXAMPLES.entries, headers=LINES | tokens[role])
+            got = client.post("/v1/entries", content=ENTRY, headers=LINES | tokens[role])
             assert (role, got.status_code) == (role, put)
             assert (role, client.post("/v1/verify", json={}, headers=tokens[role]).status_code) == (role, verify)
             seen = client.get("/v1/verify/x", headers=tokens[role]).status_code
@@ -281,7 +281,7 @@ def test_a_token_of_some_topics_chooses_no_topic_id(index, tmp_path):
 def test_a_reader_takes_no_entries(index):
     put_entries(index)
     with IndexReader.open(root=index.config.root) as reader, serving(reader) as client:
-        got = client.post("/v1/entries", content=EXAMPLES.entries, headers=LINES)
+        got = client.post("/v1/entries", content=ENTRY, headers=LINES)
         assert (got.status_code, "only reads" in got.json()["detail"]) == (409, True)
         assert len(client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}).json()["items"]) == 2
 

@@ -35,8 +35,9 @@ def server_extra(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tiered_index"):
             raise
+        missing = (error.name or "").partition(".")[0]
         raise ConfigError(
-            f"{what} needs the extra 'server' ({error.name} is missing): {install_hint('server')}"
+            f"{what} needs the extra 'server' ({missing} is missing): {install_hint('server')}"
         ) from error
 
 

@@ -15,12 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.arrow_body import read_table
+from tiered_index.server.calls import Calls
+from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
+from tiered_index.server.room import parsed_bytes
+from tiered_index.server.served import Served, shown_topics
 from tiered_index.service.answers.incoming import (
     FIELDS,
     check_kinds,
@@ -154,3 +161,35 @@ def need_topics(topics: Iterable[str], need: Callable[[str], None]) -> None:
     """Have each topic pass `need`, in order, so that a refusal names the same one each time."""
     for topic in sorted(topics):
         need(topic)
+
+
+class EntryHandlers(Handlers):
+    """Takes entries beside a writer, and refuses them elsewhere."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        super().__init__(served, calls, metrics)
+        self._intake = Intake(served.writer) if served.writer is not None else None
+
+    async def entries(self, request: Request, asked: EntriesParameters) -> Response:
+        """Put entries: NDJSON as `ingest` takes it, or an Arrow stream. A body is taken whole or refused whole."""
+        caller = caller_of(request)
+        caller.need("write")
+        if asked.source is not None:
+            caller.need_source(asked.source)
+        form = need_type(request, wire.NDJSON, wire.ARROW)
+        if (intake := self._intake) is None:
+            raise Refused(409, "this service only reads: the one beside the index's writer takes entries")
+        body = await request.body()
+
+        def act() -> bytes:
+            if form == wire.NDJSON:
+                # one after the other is read
+                request.state.held.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
+            batch = parsed(body, form, self.served.caps.body_bytes)
+            request.state.asked = {"topics": shown_topics(batch.topics)}
+            need_topics(batch.topics, caller.need_topic)
+            if batch.gives_topic_ids:
+                caller.need_topic_ids()
+            return wire.encode(intake.take(batch, asked))
+
+        return Response(await self.made(request, self.allowance(), act, 0), media_type=wire.JSON)

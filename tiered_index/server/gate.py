@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -110,15 +111,13 @@ class Gate:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
-        status, is_whole = 0, False
+        status = 0
 
         async def answer(message: Message) -> None:
-            nonlocal status, is_whole
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-            else:
-                is_whole = not message.get("more_body", False)
             await send(message)
 
         state = scope.setdefault("state", {})
@@ -135,6 +134,8 @@ class Gate:
                     state["caller"] = self._caller(scope, headers)
                     _check_text(scope)
                     body.announce(headers.get(b"content-length", b"0"))
+                    # With it Starlette raises for unknown paths and methods.
+                    scope["app"] = self
                     await self._app(scope, body.receive, answer)
                 except ClientDisconnect:
                     # before its body was whole
@@ -143,9 +144,6 @@ class Gate:
                     failed = error
                     if not status:
                         status = await _refuse(error, request_id, self._redaction, answer)
-                    elif is_whole:
-                        # the application has told the client, and raises what nobody foresaw
-                        _logger.error("request %s failed", request_id, exc_info=error)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
                         # without an end the client sees that the answer is not whole
@@ -265,11 +263,16 @@ class _BrokeOff(Exception):
 async def _refuse(
     error: Exception, request_id: str, redaction: Redaction, send: Callable[[Message], Awaitable[None]]
 ) -> int:
+    allowed: list[tuple[bytes, bytes]] = []
+    if isinstance(error, HTTPException):
+        # Starlette refuses unknown paths, and names the methods that a path has.
+        allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+        error = Refused(error.status_code, error.detail)
     problem = Problem.of(error, request_id, redaction)
     if problem.document["error"] == "Unexpected":
         _logger.error("request %s failed", request_id, exc_info=error)
     body = problem.body()
-    headers: list[tuple[bytes, bytes]] = [*problem.headers(), (b"content-length", str(len(body)).encode())]
+    headers: list[tuple[bytes, bytes]] = [*problem.headers(), *allowed, (b"content-length", str(len(body)).encode())]
     start: dict[str, Any] = {"type": "http.response.start", "status": problem.status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": body})

@@ -20,8 +20,8 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexErro
 from tiered_index.rocketmq.archive.messages import RocketmqMessages, describe_fetched, messages_by_id
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance
-from tiered_index.server.health import HealthRoutes, caller_of
-from tiered_index.server.parameters import of_body, of_query
+from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.room import SEEN_BYTES, CountedMessages, Held, entries_bytes, parsed_bytes
 from tiered_index.server.served import MOST_SHOWN, SHOWN, shown_topics
@@ -36,12 +36,11 @@ _NO_EXPLAIN = Explain()
 _WITHHELD_S = 0.2
 
 
-class LookupRoutes(HealthRoutes):
-    """The handlers."""
+class LookupHandlers(Handlers):
+    """Lookups, topics and messages."""
 
-    async def query(self, request: Request) -> Response:
+    async def query(self, request: Request, asked: parameters.QueryParameters) -> Response:
         """Look one key up: where its messages lie, newest first."""
-        asked = of_query(parameters.QueryParameters, request.query_params)
         caller_of(request).need_topic(asked.topic)
         form = wire.form_of(request.headers.get("accept"))
         if asked.all and form == wire.JSON:
@@ -50,7 +49,7 @@ class LookupRoutes(HealthRoutes):
             # what a page finds it looks for anew: larger ones take less time in all
             asked = asked.model_copy(update={"max_count": min(parameters.PAGE, self.served.caps.max_count)})
         self._check_count(asked.max_count)
-        allowance = asked.allowance(self.served.caps, self.prices)
+        allowance = self.allowance(asked)
         if form != wire.JSON:
             return await self._stream(request, asked, allowance, form)
         what, look_up = {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
@@ -176,14 +175,14 @@ class LookupRoutes(HealthRoutes):
 
         return StreamingResponse(body(), media_type=form)
 
-    async def query_batch(self, request: Request) -> Response:
+    async def query_batch(self, request: Request, _: None) -> Response:
         """Look many keys up at once, each file read once for all of them."""
         need_type(request, wire.JSON)
         body = await request.body()
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
         redaction = self.served.redaction
 
-        allowance = Allowance(self.served.caps, self.prices)
+        allowance = self.allowance()
         held: Held = request.state.held
         asked: parameters.BatchBody | None = None
 
@@ -229,12 +228,11 @@ class LookupRoutes(HealthRoutes):
 
         return await self.answer(request, allowance, act, form)
 
-    async def messages(self, request: Request) -> Response:
+    async def messages(self, request: Request, asked: parameters.MessagesParameters) -> Response:
         """Look one key up and fetch the messages themselves, each with its state."""
-        asked = of_query(parameters.MessagesParameters, request.query_params)
         caller_of(request).need_topic(asked.topic)
         self._check_count(asked.max_count)
-        allowance = asked.allowance(self.served.caps, self.prices)
+        allowance = self.allowance(asked)
         source = self._messages_for(caller_of(request))
 
         def look_up() -> MessagesResult:
@@ -261,13 +259,12 @@ class LookupRoutes(HealthRoutes):
             partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
         )
 
-    async def message(self, request: Request) -> Response:
+    async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:
         """Show one message: by the id that names its place, or by its unique key with `topic`."""
-        asked = of_query(parameters.MessageParameters, request.query_params)
         caller, msg_id = caller_of(request), str(request.path_params["id"])
         if asked.topic is not None:
             caller.need_topic(asked.topic)
-        allowance = asked.allowance(self.served.caps, self.prices)
+        allowance = self.allowance(asked)
         source = self._messages_for(caller)
 
         def look_up() -> MessagesResult:
@@ -323,11 +320,10 @@ class LookupRoutes(HealthRoutes):
         head, mark, tail = wire.encode(whole | {"messages": []}).partition(b'"messages":[')
         return b"".join((head, mark, b",".join(shown), tail))
 
-    async def topics(self, request: Request) -> Response:
+    async def topics(self, request: Request, asked: parameters.Range) -> Response:
         """List the topics: entries, bytes of their messages, first and last second."""
-        asked = of_query(parameters.Range, request.query_params)
         caller = caller_of(request)
-        allowance = asked.allowance(self.served.caps, self.prices)
+        allowance = self.allowance(asked)
 
         def look_up() -> Any:
             answer = self.served.lookups.topics(
@@ -385,14 +381,3 @@ def _for_caller(caller: Caller, answer: Any) -> Any:
         answer.freshness = freshness
         return answer
     return replace(answer, freshness=freshness)
-
-
-def need_type(request: Request, *kinds: str) -> str:
-    """Return the content type of a request's body. Raises `Refused` for another one than `kinds`."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise Refused(415, f"the body is sent as it is, not in the encoding {encoding!r:.80}")
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in kinds:
-        raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {given or 'none'!r:.80}")
-    return given

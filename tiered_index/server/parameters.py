@@ -1,6 +1,6 @@
 """What requests say, in the library's words: parameters and bodies.
 
-Each model is both the check of a request and its description for OpenAPI. Threads: any; values are immutable.
+The models check requests, and `openapi.json` describes them. Threads: any; values are immutable.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing_extensions import TypedDict
 
 from tiered_index.config import in_our_words
 from tiered_index.errors import InvalidArgument
-from tiered_index.server.calls import Allowance, Caps
+from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused
 from tiered_index.service.answers.asked import LookupColumns
-from tiered_index.storage.metering import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=BaseModel)
@@ -71,12 +70,6 @@ class Bounds(Nothing):
     max_bytes: Count | None = Field(None, ge=0, description="Bytes read from the storage at most.")
     max_cost_usd: Amount | None = Field(None, ge=0, description="Estimated US dollars at most.")
     timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds at most.")
-
-    def allowance(self, caps: Caps, prices: PriceTable) -> Allowance:
-        """Return what the request may spend."""
-        allowance = Allowance(caps, prices)
-        self.narrow(allowance)
-        return allowance
 
     def narrow(self, allowance: Allowance) -> None:
         """Lower what a request may spend to these bounds."""

@@ -6,11 +6,21 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from tiered_index.config import IndexConfig
+from tiered_index.server import wire
+from tiered_index.server.calls import Calls
+from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.metrics import Metrics
+from tiered_index.server.parameters import Nothing, VerifyBody, of_body
 from tiered_index.server.problems import Problem, Redaction, Refused
+from tiered_index.server.room import parsed_bytes
+from tiered_index.server.served import Served
 from tiered_index.service.checks.index import check_index
 from tiered_index.service.checks.report import Report
 from tiered_index.service.threads import DaemonPool
@@ -85,3 +95,36 @@ class Verifications:
     def close(self) -> None:
         """Wait a moment for the one under way."""
         self._pool.close()
+
+
+class VerificationHandlers(Handlers):
+    """Begins and shows verifications."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        super().__init__(served, calls, metrics)
+        self.verifications = Verifications(served.lookups.config, served.redaction)
+
+    async def verify(self, request: Request, _: Nothing) -> Response:
+        """Begin to check every checksum of the one index; the answer says where its progress is."""
+        caller = caller_of(request)
+        caller.need("admin")
+        caller.need_every_topic("files hold entries")
+        need_type(request, wire.JSON)
+        body = await request.body()
+
+        def act() -> Verification:
+            asked = of_body(VerifyBody, body)
+            # of several indexes each is checked by itself
+            assert self.served.index_id
+            return self.verifications.begin(request.state.request_id, deep=asked.deep)
+
+        job = await self.made(request, self.allowance(), act, parsed_bytes(body))
+        return Response(wire.encode(asdict(job)), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
+
+    async def verification(self, request: Request, _: Nothing) -> Response:
+        """Show a verification: its progress, and once it is done its report."""
+        caller = caller_of(request)
+        caller.need("admin")
+        caller.need_every_topic("files hold entries")
+        job = self.verifications.find(str(request.path_params["id"]))
+        return Response(wire.encode(asdict(job)), media_type=wire.JSON)

@@ -10,9 +10,9 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from tiered_index.server.problems import Refused
 
@@ -58,12 +58,9 @@ class Console:
         """What needs no token."""
         return frozenset({"/", _AT.rstrip("/"), _AT, *(_AT + name for name in self._files)})
 
-    def add_routes(self, app: FastAPI) -> None:
-        """Add the routes. They are no part of the described service."""
-        methods = ["GET", "HEAD"]
-        app.add_api_route(_AT + "{name:path}", self._send, methods=methods, include_in_schema=False)
-        for path in ("/", _AT.rstrip("/")):
-            app.add_api_route(path, self._lead, methods=methods, include_in_schema=False)
+    def routes(self) -> list[Route]:
+        """Return the routes, which are no part of the described service."""
+        return [Route(_AT + "{name:path}", self._send), *(Route(at, self._lead) for at in ("/", _AT.rstrip("/")))]
 
     async def _lead(self, request: Request) -> Response:
         # relative, since something before the service may have put a path before it

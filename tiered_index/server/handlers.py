@@ -1,0 +1,89 @@
+"""What all handlers of requests share: a call of the library in a thread, within bounds, and its answer as bytes.
+
+Threads: handlers run on the event loop and never wait there for index or storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tiered_index.server.calls import Allowance, Calls, while_there
+from tiered_index.server.metrics import Metrics
+from tiered_index.server.parameters import Bounds
+from tiered_index.server.problems import Refused
+from tiered_index.server.room import Held, HeldResponse, NoRoomNow
+from tiered_index.server.served import Served
+from tiered_index.server.tokens import Caller
+
+T = TypeVar("T")
+
+
+class Handlers:
+    """Handlers of requests: each takes a request and its checked query."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        self.served = served
+        self.calls = calls
+        self.counters = metrics
+        self.prices = served.lookups.config.prices
+
+    def allowance(self, asked: Bounds | None = None) -> Allowance:
+        """Return what a request may spend: the service's bounds, or the lower ones that it asks for."""
+        allowance = Allowance(self.served.caps, self.prices)
+        if asked is not None:
+            asked.narrow(allowance)
+        return allowance
+
+    async def answer(
+        self, request: Request, allowance: Allowance, act: Callable[[], bytes], media_type: str, *, claim: int = 0
+    ) -> Response:
+        """Return what `act` makes in a thread as an answer; `claim` is what it may take of the room meanwhile."""
+        body = await self.made(request, allowance, act, claim)
+        held: Held = request.state.held
+        held.settle(len(body))
+        return HeldResponse(body, media_type=media_type)
+
+    async def made(self, request: Request, allowance: Allowance, act: Callable[[], T], claim: int) -> T:
+        """Return what `act` returns in a thread, which holds `claim` bytes of the room once it has begun. Where there
+        is no room for them, or for what `act` holds, it is called again once there is.
+        """
+        held: Held = request.state.held
+
+        def hold_and_act() -> T:
+            held.hold(claim)
+            return act()
+
+        while True:
+            try:
+                return await self.calls.run(request, allowance, partial(held.making, hold_and_act))
+            except NoRoomNow as full:
+                claiming = asyncio.ensure_future(held.claim(full.size, allowance.left_s()))
+                try:
+                    await while_there(request, claiming)
+                finally:
+                    claiming.cancel()
+                # raises where there was no room
+                claiming.result()
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who sent a request."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def need_type(request: Request, *kinds: str) -> str:
+    """Return the content type of a request's body. Raises `Refused` for another one than `kinds`."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise Refused(415, f"the body is sent as it is, not in the encoding {encoding!r:.80}")
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in kinds:
+        raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {given or 'none'!r:.80}")
+    return given

@@ -1,0 +1,69 @@
+"""Lists of what is stored: files and window tables, one file, and what topics, days and states cost. Threads: any."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tiered_index.server import wire
+from tiered_index.server.handlers import Handlers, caller_of
+from tiered_index.server.parameters import DuParameters, Nothing
+from tiered_index.server.problems import Refused
+from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
+from tiered_index.storage.metering import deadline_at
+
+
+class StoredHandlers(Handlers):
+    """Lists of what is stored."""
+
+    async def files(self, request: Request, _: Nothing) -> Response:
+        """List every file and window table of the one index, and what is archived."""
+        caller_of(request).need_every_topic("files hold entries")
+        lookups, ndjson = self.served.lookups, wire.form_of(request.headers.get("accept")) == wire.NDJSON
+
+        def act() -> bytes:
+            index_id = self.served.index_id
+            document = files_document(index_id, lookups.log_state.number, lookups.files(), lookups.archived())
+            document = self.served.redaction.document(document)
+            if ndjson:
+                files = document.pop("files")
+                return b"".join(map(wire.encode, [*files, document]))
+            return wire.encode(document)
+
+        form = wire.NDJSON if ndjson else wire.JSON
+        return await self.answer(request, self.allowance(), act, form)
+
+    async def file(self, request: Request, _: Nothing) -> Response:
+        """Show what is known of one file without reading its entries."""
+        caller_of(request).need_every_topic("files hold entries")
+        file_id = str(request.path_params["id"])
+
+        def act() -> bytes:
+            found = [handle for handle in self.served.lookups.files() if handle.file_id == file_id]
+            if not found:
+                raise Refused(404, f"no file has the id {file_id!r:.80}")
+            topics = found[0].known_topics
+            document = describe_handle(found[0]) | {"topics": None if topics is None else sorted(topics)}
+            return wire.encode(self.served.redaction.document(document))
+
+        return await self.answer(request, self.allowance(), act, wire.JSON)
+
+    async def du(self, request: Request, asked: DuParameters) -> Response:
+        """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."""
+        caller, lookups = caller_of(request), self.served.lookups
+        allowance = self.allowance()
+
+        def act() -> bytes:
+            by = du_groups(asked.by)
+            with deadline_at(time.monotonic() + allowance.left_s()):
+                table = lookups.du()
+            if caller.topics is not None:
+                # rows without a topic are of all of them
+                seen = [topic is not None and caller.sees(topic) for topic in table["topic"].to_pylist()]
+                table = table.filter(pa.array(seen, pa.bool_()))
+            return wire.encode(du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices))
+
+        return await self.answer(request, allowance, act, wire.JSON)
