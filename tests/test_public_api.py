@@ -53,7 +53,6 @@ def test_the_package_shows_what_a_user_imports():
         "MergeReport",
         "MessageSource",
         "MessagesResult",
-        "MigrationPlan",
         "QueryResult",
         "Retention",
         "TopicSummary",
@@ -66,7 +65,6 @@ def test_the_package_shows_what_a_user_imports():
         "hash_key",
         "hash_key_sql",
         "merge",
-        "migrate",
     }
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
     assert tiered_index.__all__ == sorted(tiered_index.__all__)

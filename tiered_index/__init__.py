@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tiered_index.service.lifecycle.expiry import ExpiryPlan
     from tiered_index.service.lifecycle.expiry import expire_index as expire
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
-    from tiered_index.service.merge.migrate import MigrationPlan
-    from tiered_index.service.merge.migrate import migrate_index as migrate
     from tiered_index.service.merge.run import MergeOptions, MergeReport
     from tiered_index.service.merge.run import merge_index as merge
     from tiered_index.service.reader import IndexReader
@@ -64,7 +62,6 @@ __all__ = [
     "MergeReport",
     "MessageSource",
     "MessagesResult",
-    "MigrationPlan",
     "QueryResult",
     "Retention",
     "TopicSummary",
@@ -77,7 +74,6 @@ __all__ = [
     "hash_key",
     "hash_key_sql",
     "merge",
-    "migrate",
 ]
 
 # What is called otherwise where it is made
@@ -87,7 +83,6 @@ _THERE = {
     "expire": "expire_index",
     "hash_key": "key_hash",
     "merge": "merge_index",
-    "migrate": "migrate_index",
 }
 # Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
 _NAMES = {
@@ -101,7 +96,6 @@ _NAMES = {
     "service.index": ("IndexService",),
     "service.lifecycle.copying": ("CopyReport", "copy"),
     "service.lifecycle.expiry": ("ExpiryPlan", "expire"),
-    "service.merge.migrate": ("MigrationPlan", "migrate"),
     "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),

@@ -27,7 +27,7 @@ from pydantic_settings import (
 
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
-from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
+from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.retention import Retention, parse_bytes, parse_duration
 from tiered_index.storage.disk import absolute_path
@@ -76,9 +76,6 @@ class IndexConfig(BaseSettings):
     )
     hash: Literal["abs", "mask"] | None = Field(
         None, description="hash rule of new files of preset rocketmq; None: the index's, of a new index mask"
-    )
-    layout: Literal["packed", "plain"] | None = Field(
-        None, description="layout of compacted files; None: packed, for preset rocketmq, which knows no other, plain"
     )
     slots: int | None = Field(None, gt=0, description="hash slots a file; None: the preset's")
     items: int | None = Field(None, gt=1, description="items a file, one of them unused; None: the preset's")
@@ -251,17 +248,9 @@ class IndexConfig(BaseSettings):
         """Return the schema of the index's entries."""
         return Schema.of(self.item_type) if self.item_type is not None else PRESETS[self.preset].schema
 
-    def packs(self, preset: Preset) -> bool:
-        """Return whether compacted files of a preset are packed. Raises `ConfigError` where they can't be."""
-        if self.layout == "packed" and preset is ROCKETMQ:
-            raise ConfigError("layout = packed is for preset native: RocketMQ could not read the files")
-        return self.layout != "plain" and preset is not ROCKETMQ
-
     def geometry(self) -> Layout:
         """Return the geometry of new files. Raises `ConfigError` for an impossible one."""
         preset = PRESETS[self.preset]
-        # raises what it has against it
-        self.packs(preset)
         slots = preset.slots if self.slots is None else self.slots
         items = preset.items if self.items is None else self.items
         # the rule of RocketMQ's newest release, 5.5.1
@@ -289,7 +278,6 @@ class ReaderSettings(TypedDict, total=False):
 
     preset: Literal["native", "rocketmq"] | None
     hash: Literal["abs", "mask"] | None
-    layout: Literal["packed", "plain"] | None
     slots: int | None
     items: int | None
     offset_space: Literal["commitlog", "tiered_queue", "custom"] | None

@@ -126,10 +126,8 @@ class Follower:
         if self.config_file is not None:
             places += ["--config", str(self.config_file)]
         # with a slot table an object is large enough to be killed in the middle of its upload
-        plain = {**os.environ, "TIERED_INDEX_LAYOUT": "plain"}
         with subprocess.Popen(
-            [sys.executable, "-m", "tiered_index.cli", *arguments, *places],
-            env=plain,
+            [sys.executable, "-m", "tests.support.plain_files", *arguments, *places],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -20,7 +20,6 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
 from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.migrate import migrate
 from tiered_index.service.merge.run import merge
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
@@ -60,10 +59,6 @@ def merging(life: Merging, storage: Storage, log: StorageLog) -> None:
     merge(storage, log, life.clock, life.options(), threads=1)
 
 
-def migrating(life: Merging, storage: Storage, log: StorageLog) -> None:
-    migrate(storage, log, life.clock, "plain", threads=1)
-
-
 def expiring(life: Merging, storage: Storage, log: StorageLog) -> None:
     # the table goes whole, of a file one topic
     rule, clock = Retention(topics={"t": HOUR_S // 2, "o*": HOUR_S * 3 // 2}), ManualClock(LATER_MS)
@@ -84,7 +79,7 @@ def writing(life: Merging, storage: Storage, log: StorageLog) -> None:
     put(life, range(1, 6))
 
 
-JOBS = {job.__name__: job for job in (merging, migrating, expiring, erasing)}
+JOBS = {job.__name__: job for job in (merging, expiring, erasing)}
 BESIDE = {**JOBS, "writing": writing}
 
 

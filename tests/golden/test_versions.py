@@ -123,43 +123,6 @@ def test_it_is_copied(sample: Sample, tmp_path: Path) -> None:
         sample.check(reader)
 
 
-@pytest.mark.parametrize("layout", ["packed", "plain"])
-@every_sample
-def test_it_is_migrated_to_either_layout(sample: Sample, layout: Any) -> None:
-    """Nothing changes but the layout; a second run finds nothing to do, and the writer goes on."""
-    before = sample.state
-    rocketmq = before.genesis is not None and before.genesis.layout.preset.newest_first
-    planned = tiered_index.migrate(sample.uri, layout)
-    assert sample.state == before, "a dry run"
-    wrong = [
-        stored.name
-        for stored in before.objects.values()
-        if (sample.version(stored.name) > 2) != (layout == "packed" and not (rocketmq and stored.shard is None))
-    ]
-    assert sorted(stored.name for stored in planned.objects) == sorted(wrong)
-    tiered_index.migrate(sample.uri, layout, yes=True)
-    after = sample.state
-    assert set(wrong).isdisjoint(after.objects)
-    assert {name for name in before.objects if name not in wrong} <= after.objects.keys()
-    assert (len(after.files), len(after.tables)) == (len(before.files), len(before.tables))
-    for stored in after.objects.values():
-        assert (sample.version(stored.name) > 2) == (layout == "packed" and not (rocketmq and stored.shard is None))
-    sample.verify()
-    assert not tiered_index.migrate(sample.uri, layout, yes=True).objects
-    assert sample.state.number == after.number
-    with IndexReader.open(sample.uri) as reader:
-        sample.check(reader)
-    with IndexService.open(root=sample.root, storage=sample.uri, background=False, local_keep_s=0) as index:
-        sample.check(index, "root")
-        index.seal()
-        index.run_lifecycle()
-        index.run_lifecycle()
-        sample.check(index, "root")
-    with IndexReader.open(sample.uri) as reader:
-        sample.check(reader, "root")
-    sample.verify()
-
-
 def _newer_tail(data: bytes) -> bytes:
     tail = bytearray(data[-TAIL_SIZE:])
     struct.pack_into(">I", tail, 8, 99)

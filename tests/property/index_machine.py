@@ -9,7 +9,6 @@ then they are held to it. Readers are `rules_of_readers`, what strikes lookups `
 from __future__ import annotations
 
 import errno
-import itertools
 import random
 import shutil
 import tempfile
@@ -99,7 +98,6 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize(
         preset=st.sampled_from(["native", "native", "rocketmq"]),
-        layouts=st.permutations(["packed", "plain"]),
         slots=st.sampled_from([1, 7, 64]),
         items=st.sampled_from([2, 5, 9, 40]),
         keep_s=st.sampled_from([0, 0, 50, 86400]),
@@ -107,7 +105,7 @@ class IndexMachine(RuleBasedStateMachine):
         caches=st.sampled_from(CACHES),
         seeds=st.lists(st.integers(0, 9), max_size=3),
     )
-    def create(self, preset, layouts, slots, items, keep_s, checkpoint_every, caches, seeds):
+    def create(self, preset, slots, items, keep_s, checkpoint_every, caches, seeds):
         self.clock = ManualClock(NOW_MS)
         self.storage = self.where.storage
         self.caches = {"refresh_interval_s": 10, **caches}
@@ -122,8 +120,6 @@ class IndexMachine(RuleBasedStateMachine):
             "query_threads": 2,
             **self.caches,
         }
-        # each start has the other layout
-        self.layouts = itertools.cycle(layouts if preset == "native" else [None])
         self.keyed = preset == "native"
         self.model = ReferenceModel(keyed=preset == "native")
         self.durable = ReferenceModel(keyed=preset == "native")
@@ -138,7 +134,7 @@ class IndexMachine(RuleBasedStateMachine):
     def open(self):
         self.disk = FaultDisk()
         self.service = IndexService.open(
-            storage_backend=self.storage, clock=self.clock, disk=self.disk, layout=next(self.layouts), **self.settings
+            storage_backend=self.storage, clock=self.clock, disk=self.disk, **self.settings
         )
 
     def drop(self):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cold_index import Recorder
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
@@ -74,19 +75,14 @@ def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
             assert rest.items == () and rest.status == "complete", q
 
 
-def kind_of(kind: str) -> dict[str, Any]:
-    """Return the settings of a preset, or of a layout of preset native."""
-    return {"preset": kind} if kind == "rocketmq" else {"layout": kind}
-
-
-@pytest.fixture(params=["packed", "rocketmq"])
+@pytest.fixture(params=["native", "rocketmq"])
 def index(request: pytest.FixtureRequest, tmp_path: Path):
     """An index with files in every state and entries in the buffer."""
     rng = random.Random(5)
     clock = ManualClock(T + 3_600_000)
     service = IndexService.open(
         root=tmp_path / "root",
-        **kind_of(request.param),
+        preset=request.param,
         slots=64,
         items=1200,
         background=False,
@@ -153,9 +149,9 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
     monkeypatch.setattr(batch, "_FEWEST", 3)
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
-    with IndexService.open(
+    opened = IndexService.open(
         root=tmp_path / "root",
-        **kind_of(kind),
+        preset="rocketmq" if kind == "rocketmq" else "native",
         slots=3,
         items=1500,
         background=False,
@@ -163,7 +159,8 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
         max_early_s=10**9,
         clock=ManualClock(T),
         storage_backend=storage,
-    ) as service:
+    )
+    with plain_files(kind == "plain"), opened as service:
         for count, spread_s in ((1000, 400), (800, 3), (500, 100_000)):
             service.put_batch(
                 {

@@ -56,16 +56,7 @@ def test_every_way_to_ask_is_met_on_every_backend(machine):
     everybody, hot = alone + several, {"topic": HOT[0], "key": HOT[1], "limits": (None, None)}
     state = Watched()
     try:
-        state.create(
-            preset="native",
-            layouts=["packed", "plain"],
-            slots=7,
-            items=40,
-            keep_s=0,
-            checkpoint_every=3,
-            caches=CACHES[1],
-            seeds=[0],
-        )
+        state.create(preset="native", slots=7, items=40, keep_s=0, checkpoint_every=3, caches=CACHES[1], seeds=[0])
         # cursors, across a publication and a replaced object that some have not heard of
         for sourced, group in ((False, PLAIN), (True, SOURCED)):
             place = state.begin_paging(who=group[-1], many=False, **hot)

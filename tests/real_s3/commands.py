@@ -19,7 +19,9 @@ SLOTS, ITEMS = 40_000, 200_001
 
 def ingest_command(source: Path, root: Path, uri: str) -> list[str]:
     return [
-        *(str(SCRIPT), "ingest", str(source), "--root", str(root), "--storage", uri, "--wait", "--json", "--quiet"),
+        # a packed file of so few items has one part
+        *(sys.executable, "-m", "tests.support.plain_files", "ingest", str(source)),
+        *("--root", str(root), "--storage", uri, "--wait", "--json", "--quiet"),
         *("--slots", str(SLOTS), "--items", str(ITEMS), "--patience", "20"),
     ]
 
@@ -28,8 +30,6 @@ def settings(**more: str) -> dict[str, str]:
     """Return the environment: small parts, no pauses, no local copies, and the client's own way in."""
     chosen = {
         "UPLOAD_PART_BYTES": str(PART_BYTES),
-        # a packed file of so few items has one part
-        "LAYOUT": "plain",
         "LIFECYCLE_INTERVAL_S": "0.1",
         "LOCAL_KEEP_S": "0",
         "FLUSH_INTERVAL_S": "0.1",

@@ -1,4 +1,4 @@
-"""Copies and migrations on a real server: whole and verified, between prefixes and backends, and where the server ends
+"""Copies on a real server: whole and verified, between prefixes and backends, and where the server ends
 connections half-way; what is interrupted goes on.
 """
 
@@ -12,6 +12,7 @@ import pytest
 import tiered_index
 from tests.real_s3.conftest import Server
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.plain_files import plain_files
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
@@ -21,7 +22,6 @@ from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.testing.storage_faults import FaultStorage
 
 pytestmark = pytest.mark.real_s3
@@ -37,8 +37,8 @@ def sample() -> Sample:
 @pytest.fixture
 def filled(uri: str, tmp_path: Path, sample: Sample) -> str:
     """The sample as files of plain layout, of which one is larger than a window of a copy."""
-    settings = {"slots": 20_000, "items": 1_000_000, "layout": "plain", "upload_part_bytes": PART_BYTES}
-    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
+    settings = {"slots": 20_000, "items": 1_000_000, "upload_part_bytes": PART_BYTES}
+    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
         for part in range(0, MESSAGES, 100_000):
             index.put_batch(entry_batch(sample.workload, part, part + 100_000))
         index.seal()
@@ -87,15 +87,3 @@ def test_a_copy_is_whole_and_an_interrupted_one_goes_on(
     assert report.source_number and report.sent + report.kept >= 1
     assert tiered_index.copy(source, target).sent == 0
     check(target, sample)
-
-
-def test_a_migration_and_back(filled: str, storage: S3Storage, sample: Sample) -> None:
-    before = sum(info.size_bytes for info in storage.list("data/"))
-    assert tiered_index.migrate(filled).objects
-    for layout in ("packed", "plain"):
-        assert tiered_index.migrate(filled, layout=layout, yes=True).objects
-        assert not tiered_index.migrate(filled, layout=layout).objects
-        with IndexReader.open(filled) as reader:
-            size = sum(one.size_bytes for one in reader.log_state.objects.values())
-            sample.check(reader, sample.questions(30))
-        assert (size < before * 0.7) == (layout == "packed")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.plain_files import plain_files
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.metering import MeteredStorage
@@ -53,11 +54,10 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
         "items": ITEMS,
         "local_keep_s": 0,
         "upload_part_bytes": PART_BYTES,
-        "layout": "plain",
         "background": False,
     }
     keys = sample.questions(40)
-    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
             batch = entry_batch(sample.workload, start, start + 50_000)
             index.put_batch(batch, source="log", source_position=start + 50_000)

@@ -19,6 +19,7 @@ from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import PART_BYTES, Sample
 from tests.support.later import Later
+from tests.support.plain_files import plain_files
 from tests.support.workload import entry_batch
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import SystemClock
@@ -64,10 +65,9 @@ def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
         "items": 100_001,
         "local_keep_s": 0,
         "upload_part_bytes": PART_BYTES,
-        "layout": "plain",
         "background": False,
     }
-    with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
+    with plain_files(), IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
             index.put_batch(entry_batch(sample.workload, start, start + 50_000))
         index.seal()

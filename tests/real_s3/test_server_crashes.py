@@ -16,6 +16,7 @@ from tests.real_s3.commands import TIMEOUT_S, ingest_command, started
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.plain_files import plain_files
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
@@ -100,11 +101,13 @@ def test_uploads_go_on_after_the_server_was_killed(
         "slots": 40_000,
         "items": 200_001,
         "upload_part_bytes": PART_BYTES,
-        "layout": "plain",
         "background": False,
         "s3": IMPATIENT,
     }
-    with IndexService.open(root=tmp_path / "root", storage=uri, local_keep_s=0, lease_ttl_s=600, **settings) as index:
+    with (
+        plain_files(),
+        IndexService.open(root=tmp_path / "root", storage=uri, local_keep_s=0, lease_ttl_s=600, **settings) as index,
+    ):
         for start in range(0, MESSAGES, 50_000):
             index.put_batch(
                 entry_batch(sample.workload, start, start + 50_000), source="log", source_position=start + 50_000

@@ -305,9 +305,7 @@ class Crashes:
         branch_disk = disk.copy(world.root.parent, folder)
         branch = World(folder, _copied(world.storage))
         branch.clock = ManualClock(world.clock.now_ms())
-        # its next process has the other layout: roots and storages hold files of both
-        layout = "plain" if world.settings["layout"] == "packed" else "packed"
-        branch.settings, branch.wild = {**world.settings, "layout": layout}, world.wild
+        branch.settings, branch.wild = dict(world.settings), world.wild
         branch.rule, branch.erasures = world.rule, list(world.erasures)
         branch.number, branch.position = world.number, world.position
         branch.model.entries = list(world.model.entries)

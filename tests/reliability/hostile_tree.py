@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from tests.rocketmq import golden_store
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
@@ -70,7 +71,6 @@ def open_index(tree: Path, name: str, storage: Storage | None = None, **settings
         "max_early_s": 10**9,
         "query_threads": 2,
         "preset": "rocketmq" if name == "rocketmq" else "native",
-        "layout": "plain" if name == "sqlite" else None,
         "local_keep_s": 10**9,
         "offset_space": "commitlog",
         "flush_interval_s": 10**6,
@@ -109,7 +109,9 @@ def grow(tree: Path) -> dict[str, Put]:
     # names are random otherwise, and so would be which file a seed takes
     with small_parts(), mock.patch("secrets.token_hex", lambda size: rng.randbytes(size).hex()):
         for name in ("native", "rocketmq", "staging", "sqlite"):
-            put[name] = _grow_index(tree, name)
+            # files of the layout before the present one
+            with plain_files(name == "sqlite"):
+                put[name] = _grow_index(tree, name)
         put["follow"] = _grow_follower(tree)
     for path in sorted(_GOLDEN.iterdir()):
         if path.is_dir():

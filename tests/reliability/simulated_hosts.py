@@ -127,10 +127,9 @@ class Writers:
     def open(self, host: Host) -> bool:
         """Open the host's root; return whether that was possible."""
         assert host.client is not None
-        # some keys have another hash by each rule; each life of a host may begin files of another one, or layout
+        # some keys have another hash by each rule; each life of a host may begin files of another one
         rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
-        layout = ("packed", "plain")[host.lives % 2] if self.preset == "native" else None
-        config = self.config(root=host.root, hash=rule, layout=layout, retention=self.rules[0])
+        config = self.config(root=host.root, hash=rule, retention=self.rules[0])
         try:
             host.made = IndexService.__new__(IndexService)
             host.made.__init__(config, storage=host.client, clock=host.clock, disk=host.disk)

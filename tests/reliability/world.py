@@ -44,7 +44,6 @@ class World:
         self.settings: dict[str, object] = {
             "slots": 7,
             "items": 12,
-            "layout": "packed",
             "local_keep_s": 0,
             "background": False,
             "query_threads": 2,

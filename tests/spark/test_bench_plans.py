@@ -17,6 +17,7 @@ from tests.benchmarks.messages import TOPIC, key_in_one
 from tests.benchmarks.plans import SLOT, UNITS, PlanCost, plan_costs, questions_for, ranges_of
 from tests.spark.looked_up import SETTINGS, looked_up, plan_of
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, Merging
+from tests.support.plain_files import plain_files
 from tiered_index import Lookup
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import key_hash, key_hashes
@@ -40,13 +41,14 @@ def made(tmp_path_factory):
     job = plan_module._job
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "_job", lambda *given, **more: job(*given[:-1], 1 << 17, **more))
-        made = Merging(tmp_path_factory.mktemp("plans"), settings={"slots": 5_000, "items": 50_000, "layout": "plain"})
+        made = Merging(tmp_path_factory.mktemp("plans"), settings={"slots": 5_000, "items": 50_000})
         made.put([(BASE_MS + n, f"k{n}") for n in range(COUNT)])
         made.publish()
         made.later(3)
         made.merge(DAY_S)
         made.put([(BASE_MS + 3 * DAY_MS + n, f"k{n}") for n in range(COUNT - 1_000, 2 * COUNT)])
-        made.publish()
+        with plain_files():
+            made.publish()
     kinds = [stored.shard is None for stored in made.state.objects.values()]
     assert len(kinds) > 2 and kinds.count(True) == 1
     yield made

@@ -16,6 +16,7 @@ import pytest
 from tests.spark.looked_up import SETTINGS, counts_of, held, looked_up, plan_of
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
+from tests.support.plain_files import plain_files
 from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash, key_hash
@@ -239,9 +240,10 @@ def test_only_files_in_range_and_slots_that_are_asked_are_read(life):
 
 def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
     # packed, so few items would lie in one group
-    made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000, "layout": "plain"})
+    made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000})
     made.put([(BASE_MS + n, f"k{n}") for n in range(6_000)])
-    made.publish()
+    with plain_files():
+        made.publish()
     lookups = [Lookup(topic="t", key=f"k{n}") for n in range(0, 6_000, 40)]
     requests = []
     for gap in (0, 1 << 20):

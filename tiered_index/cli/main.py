@@ -74,7 +74,6 @@ _COMMANDS = {
         "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
         "window."
     ),
-    "merge:migrate": ("Rewrite stored files and window tables in the present layout, or in the one before."),
     "copying:copy": (
         "Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or "
         "backend."

@@ -1,6 +1,4 @@
-"""`tiered-index merge`: uploaded files become window tables, and what `spark merge` shares with it; `tiered-index
-migrate`: files and window tables of another layout are rewritten, a dry run unless --yes.
-"""
+"""`tiered-index merge`: uploaded files become window tables; `spark merge` shares its options and its output."""
 
 from __future__ import annotations
 
@@ -12,24 +10,11 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import (
-    Begin,
-    DryRun,
-    End,
-    MinAge,
-    SkipLost,
-    Tiers,
-    Window,
-    Yes,
-    human_duration,
-    parse_duration,
-)
+from tiered_index.cli.options import Begin, DryRun, End, MinAge, SkipLost, Tiers, Window, human_duration, parse_duration
 from tiered_index.cli.output import Output, counted, describe_object, human_bytes, human_count
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.merge.migrate import FileLayout, plan_migration
-from tiered_index.service.merge.migrate import migrate as rewrite
 from tiered_index.service.merge.plan import MergeJob, MergePlan
 from tiered_index.service.merge.run import MergeOptions, MergeReport, estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
@@ -238,76 +223,3 @@ def counting(progress: Progress) -> Callable[[int], None]:
             progress.update(done, f"{done:,} entries")
 
     return count
-
-
-@command
-def migrate(
-    session: Session,
-    layout: FileLayout = Option(
-        "packed", help="packed, as this version writes; plain, which versions before it read, too."
-    ),
-    threads: int = Option(2, min=1, help="Shards of a table at the same time."),
-    yes: Yes = False,
-) -> int:
-    """Rewrite stored files and window tables in the present layout, or in the one before.
-
-    Nothing needs it: every version reads what earlier ones wrote. It makes old objects as small as new ones, and with
-    --layout plain it prepares for going back. Each file or table is replaced by one log record, proven before by the
-    counts and checksums of its entries; writers, readers and merges may be at work. The old objects go by `tiered-index
-    orphans`. Files of preset rocketmq stay as they are. Repeating it is harmless.
-
-    [bold]Examples[/bold]
-
-      tiered-index migrate --storage s3://bucket/index
-
-      tiered-index migrate --storage s3://bucket/index --yes
-
-      tiered-index migrate --storage s3://bucket/index --layout plain --yes --json
-    """
-    with open_stored_index(session.config()) as index:
-        planned = plan_migration(index.storage, index.log.state, layout)
-        objects, out = planned.objects, session.out
-        entries, size = sum(stored.count for stored in objects), sum(stored.size_bytes for stored in objects)
-        written: dict[str, Any] = {}
-        if yes and objects:
-            probe_put_if_absent(index.storage)
-            with session.progress(f"rewriting {layout}", entries) as progress:
-                report = rewrite(
-                    index.storage, index.log, index.clock, layout, threads=threads, progress=counting(progress)
-                )
-            numbers = ("jobs", "sources", "shards", "entries", "expired", "read_bytes", "written_bytes")
-            written = {name: getattr(report, name) for name in numbers}
-        total = index.storage.total
-        out.answer(
-            {
-                "status": "migrated" if yes else "planned",
-                "layout": layout,
-                "log_number": index.log.state.number,
-                "objects": [
-                    {"object": stored.name, "entries": stored.count, "bytes": stored.size_bytes} for stored in objects
-                ],
-                "entries": entries,
-                "bytes": size,
-                "right": planned.right,
-                **({"written": written} if written else {}),
-                "requests": total.requests_by_kind,
-                "cost_usd": total.cost_usd,
-            }
-        )
-        out.objects(objects)
-        are = "is as it" if planned.right == 1 else "are as they"
-        right = f"{counted(planned.right, 'object')} {are} should be"
-        if written:
-            out.line(
-                f"{counted(written['sources'], 'object')} with {counted(written['entries'], 'entry', 'entries')} "
-                f"rewritten {layout}: {human_bytes(written['read_bytes'])} became "
-                f"{human_bytes(written['written_bytes'])}; {right}"
-            )
-        else:
-            out.line(
-                f"{counted(len(objects), 'object')} with {counted(entries, 'entry', 'entries')} "
-                f"{'' if yes else 'would be '}rewritten {layout}: {human_bytes(size)}; {right}"
-            )
-        if objects and not yes:
-            out.remark("nothing was changed: --yes does that")
-    return 0

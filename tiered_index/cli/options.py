@@ -109,7 +109,7 @@ MinAge = Annotated[
 DryRun = Annotated[bool, Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
 SkipLost = Annotated[bool, Option("--skip-lost", help="Leave what the storage lost an object of, merge the rest.")]
 
-# What changes what is stored: expire, erase, migrate.
+# What changes what is stored: expire, erase.
 Yes = Annotated[bool, Option("--yes", help="Do it.")]
 
 # What erases: erase, spark erase.

@@ -327,8 +327,6 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
     given = config.model_fields_set
     layout = stored.layout
     preset = PRESETS[config.preset] if "preset" in given else layout.preset
-    # raises what it has against it
-    config.packs(preset)
     schema = layout.schema if preset == layout.preset else preset.schema
     if config.item_type is not None:
         schema = Schema.of(config.item_type)

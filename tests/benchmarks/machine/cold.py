@@ -35,6 +35,7 @@ from tests.benchmarks.machine.setting import (
     require,
     scratch,
 )
+from tests.support.plain_files import plain_files
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -107,8 +108,8 @@ def make_files(setting: Setting, layout: Layout, count: int, folder: Path, *, pl
     disk = UnsyncedDisk()
     at_once = max(1, min(_AT_ONCE, 2_000_000 // layout.capacity))
     storage = LocalStorage(made.objects, disk=disk)
-    changes = {"local_keep_s": 0, "layout": "plain" if plain else None}
-    with replace(setting, layout=layout).open(folder, disk=disk, storage=storage, **changes) as index:
+    opened = replace(setting, layout=layout).open(folder, disk=disk, storage=storage, local_keep_s=0)
+    with plain_files(plain), opened as index:
         for first in range(0, count, at_once):
             for file in range(first, min(first + at_once, count)):
                 index.put_batch(made.rows(file))

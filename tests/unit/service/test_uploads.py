@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
@@ -59,12 +60,11 @@ def test_an_object_that_arrived_cut_short_is_not_published(open_index, storage):
 def test_a_file_goes_up_in_parts(open_index, storage, clock):
     """A large slot table makes a file of more than the smallest part."""
     counted = FaultStorage(storage)
-    index = open_index(
-        storage_backend=counted, slots=700_000, layout="plain", upload_part_bytes=5 << 20, local_keep_s=0
-    )
+    index = open_index(storage_backend=counted, slots=700_000, upload_part_bytes=5 << 20, local_keep_s=0)
     index.put("t", 0, "k", 1, 1, T)
-    index.seal()
-    index.run_lifecycle()
+    with plain_files():
+        index.seal()
+        index.run_lifecycle()
     assert (counted.calls("begin_upload"), counted.calls("upload_part")) == (1, 2)
     assert not list(storage.list_uploads())
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:

@@ -93,7 +93,7 @@ class LifecycleContext:
         return file.local is not None and has_newer_positions(file, self.session.log.state.positions)
 
 
-def sealed_form(file: UnsealedFile, config: IndexConfig) -> SealedFile:
+def sealed_form(file: UnsealedFile) -> SealedFile:
     """Return what is known of a sealed file beside its entries."""
     return SealedFile(
         file_id=file.file_id,
@@ -110,7 +110,8 @@ def sealed_form(file: UnsealedFile, config: IndexConfig) -> SealedFile:
         positions=dict(file.positions),
         writer=f"tiered_index {__version__}",
         log_number=file.log_number,
-        packed=config.packs(file.layout.preset),
+        # RocketMQ reads files of its own preset, so they keep its layout
+        packed=not file.layout.preset.newest_first,
     )
 
 

@@ -321,7 +321,7 @@ class Lifecycle:
     def _compact(self, file: UnsealedFile) -> None:
         root = self._context.root
         target = root.index_path(COMPACTED, file.file_id)
-        pieces = sealed_form(file, self._context.config).compacted(file.entries())
+        pieces = sealed_form(file).compacted(file.entries())
         root.write_file(target, pieces, f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
 

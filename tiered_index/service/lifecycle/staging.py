@@ -119,7 +119,7 @@ class Staging:
         session.log.check_end()
         if known is None or known.unnamed is None or known.unnamed.is_overdue:
             config = self._context.config
-            sealed = sealed_form(file, config)
+            sealed = sealed_form(file)
             ticket, publication = send_entries(session, sealed, file.entries(), config.upload_part_bytes)
             if known is None:
                 self._since_ms[file_id] = ticket.staged_ms

@@ -119,7 +119,7 @@ class Window:
 class MergeTask:
     """Base slots [`base_low`, `base_high`) and a group of windows, of every input that may have entries of both. A
     shard is written for each window that has some, but for entries that have `expired`. `sequence` is the greatest of
-    the job's inputs. A task without windows rewrites its one input, a file. What it writes is `packed` or not.
+    the job's inputs.
     """
 
     number: int
@@ -130,7 +130,6 @@ class MergeTask:
     windows: tuple[Window, ...]
     descriptor: IndexDescriptor
     expired: Expired
-    packed: bool = True
 
     @property
     def seconds(self) -> tuple[int, int]:
@@ -140,12 +139,11 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeJob:
-    """Inputs that are removed and windows that are added by one log record, of a `kind`."""
+    """Inputs that one log record removes, and windows that it adds."""
 
     inputs: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
     tasks: tuple[MergeTask, ...]
-    kind: str = "merge"
 
     @property
     def entries(self) -> int:
@@ -219,16 +217,6 @@ def plan_merge(
                 counts[begin] += held
         jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes, expired=state.expired))
     return MergePlan(tuple(jobs), tuple(left))
-
-
-def table_job(
-    shards: Sequence[StoredObject], descriptor: IndexDescriptor, shard_bytes: int, *, expired: Expired, packed: bool
-) -> MergeJob:
-    """Return the job that makes a window's table out of the shards of another one, packed or not."""
-    window = shards[0].part
-    counts = {window.begin_s // window.window_s: sum(stored.count for stored in shards)}
-    job = _job(shards, counts, window.window_s, descriptor, shard_bytes, expired=expired)
-    return replace(job, tasks=tuple(replace(task, packed=packed) for task in job.tasks), kind="migrate")
 
 
 def plan_rewrite(state: LogState, names: Container[str], *, shard_bytes: int = 1 << 30) -> MergePlan:

@@ -25,7 +25,7 @@ from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergeJob, MergePlan, MergeTask, plan_merge, window_seconds
+from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge, window_seconds
 from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
@@ -59,11 +59,11 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
                 f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first"
             )
         stored = tuple(shard.stored for shard in shards)
-        return LogRecord(0, job.kind, 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
+        return LogRecord(0, "merge", 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
 
     state = publication.record("a merge", make)
     tables = ", ".join(sorted({window.table for window in job.windows}))
-    _log.info("%s of %d objects with %d entries into tables: %s", job.kind, len(names), job.entries, tables)
+    _log.info("merge of %d objects with %d entries into tables: %s", len(names), job.entries, tables)
     return state
 
 
@@ -90,7 +90,6 @@ _TRIES = 10
 _NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "expired", "read_bytes", "written_bytes")
 
 RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
-RunTask = Callable[[MergeTask, Storage, int, Callable[[int], None]], TaskResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,6 @@ def merge(
     run_tasks: RunTasks | None = None,
     progress: Callable[[int], None] = lambda entries: None,
     make_plan: Callable[[Container[str]], MergePlan] | None = None,
-    run: RunTask = run_task,
 ) -> MergeReport:
     """Merge what there is, or do what `make_plan` plans without lost objects. Raises `CorruptFile` (a lost object,
     too), `SchemaMismatch`, as the storage; published jobs stay.
@@ -160,7 +158,7 @@ def merge(
             with ThreadPoolExecutor(threads, "tiered-index-merge") as pool, contextlib.ExitStack() as cancelling:
                 cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
                 for task in job.tasks:  # there may be no thread for one, and those before it have begun
-                    futures.append(pool.submit(run, task, storage, clock.now_ms(), progress))
+                    futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
                 results = [future.result() for future in futures]
                 cancelling.pop_all()
             undo.pop_all()

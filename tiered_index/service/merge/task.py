@@ -259,7 +259,6 @@ class TableRun:
     storage: Storage
     now_ms: int
     beside: int = 1
-    packed: bool = True
     finished: list[FinishedShard] = field(default_factory=list)
     _open: _OpenShard | None = None
     _uploads: list[Upload] = field(default_factory=list)
@@ -313,7 +312,7 @@ class TableRun:
         upload = Upload(self.storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
-        slot_range, line = window.slots.slots_of_base(low, high), TimeLine.through(sample) if self.packed else None
+        slot_range, line = window.slots.slots_of_base(low, high), TimeLine.through(sample)
         writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, line)
         upload.write(writer.begin())
         return _OpenShard(writer, upload, file_id)
@@ -379,7 +378,7 @@ def run_task(
             cold, task.inputs, schema, task.descriptor.layout.slots, task.base_low, task.base_high, step, task.seconds
         )
         most = sum(stored.count for stored in task.inputs)
-        slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows), task.packed)
+        slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows))
         tables = [TableRun(task.descriptor, w, slots, reader.topics, task.sequence, *more) for w in task.windows]
         checksum = expired = expired_checksum = 0
         with contextlib.ExitStack() as undo:

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, PartialAnswer
@@ -97,17 +98,17 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
     clock, rng = ManualClock(BASE_MS), random.Random(f"{layout} {merged}")
     storage = MemoryStorage(clock=clock)
     count = 3000
-    with IndexService.open(
+    opened = IndexService.open(
         root=tmp_path,
         storage_backend=storage,
         slots=500,
         items=40_000,
-        layout=layout,
         local_keep_s=0,
         background=False,
         clock=clock,
         max_early_s=10**9,
-    ) as service:
+    )
+    with plain_files(layout == "plain"), opened as service:
         for _ in range(2):
             put(service, count)
             hot = np.arange(12_000)

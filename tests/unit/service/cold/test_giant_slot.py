@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.cold_index import BASE_MS, Recorder
 from tests.support.memory import traced_memory
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
@@ -76,19 +77,18 @@ class Giant:
 @contextlib.contextmanager
 def stored(root: Path, kind: str, batch: dict[str, Any]) -> Iterator[Giant]:
     storage = Recorder(MemoryStorage())
-    preset, layout = ("rocketmq", None) if kind == "rocketmq" else ("native", kind)
-    with IndexService.open(
+    opened = IndexService.open(
         root=root,
         storage_backend=storage,
-        preset=preset,
-        layout=layout,
+        preset="rocketmq" if kind == "rocketmq" else "native",
         slots=64,
         items=ENTRIES + OTHERS + 1,
         background=False,
         clock=ManualClock(BASE_MS),
         disk=FaultDisk(),
         max_early_s=10**9,
-    ) as service:
+    )
+    with plain_files(kind == "plain"), opened as service:
         service.put_batch(batch)
         service.seal()
         service.run_lifecycle()

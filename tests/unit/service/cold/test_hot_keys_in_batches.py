@@ -14,6 +14,7 @@ import pytest
 from tests.support.cold_index import Recorder
 from tests.support.memory import traced_memory
 from tests.support.merging import BASE_MS, Merging
+from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.layout import HEADER_SIZE
@@ -38,11 +39,12 @@ def hot(first: int) -> dict[str, object]:
 
 @pytest.fixture(scope="module", params=["packed", "plain", "rocketmq"])
 def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
-    preset, layout = ("rocketmq", None) if request.param == "rocketmq" else ("native", request.param)
-    settings = {"slots": 100, "items": ENTRIES + 1, "layout": layout}
+    preset = "rocketmq" if request.param == "rocketmq" else "native"
+    settings = {"slots": 100, "items": ENTRIES + 1}
     made = Merging(tmp_path_factory.mktemp("hot"), preset=preset, settings=settings)
     made.index.put_batch(hot(0))
-    made.publish()
+    with plain_files(request.param == "plain"):
+        made.publish()
     yield made
     made.close()
 

@@ -17,7 +17,6 @@ from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.copying import Copier, CopyStopped
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.migrate import migrate
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.storage_faults import FaultStorage
@@ -121,7 +120,7 @@ def _follow(life: Merging, rng: random.Random) -> None:
     fill(life, 1)
     made = copier(life, target)
     for _ in range(12):
-        step = rng.choice(["fill", "merge", "expire", "archive", "migrate", "sweep", "pass", "again"])
+        step = rng.choice(["fill", "merge", "expire", "archive", "sweep", "pass", "again"])
         if step == "fill":
             day += 1
             fill(life, 1, first=day)
@@ -135,8 +134,6 @@ def _follow(life: Merging, rng: random.Random) -> None:
             life.model.expire(horizon.before_ms, dict(horizon.topics))
         elif step == "archive":
             archive(life, life.messages * 10**7)
-        elif step == "migrate":
-            migrate(life.storage, life.log(), life.clock, rng.choice(["plain", "packed"]))
         elif step == "sweep":
             sweep(life.storage, life.log(), Retention(grace_s=3600), delete=True)
             made.sweep(3600)

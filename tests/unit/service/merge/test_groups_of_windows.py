@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tests.support.plain_files import plain_files
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lifecycle.publication import Upload
@@ -69,8 +70,9 @@ def fill(life: Merging, days: int) -> None:
 def test_uploads_hold_as_much_for_many_windows_as_for_few(
     make_life: Callable[..., Merging], held: list[int], days: int
 ) -> None:
-    life = make_life(storage=TinyParts(), settings={"slots": 200, "layout": "plain"})
-    fill(life, days)
+    life = make_life(storage=TinyParts(), settings={"slots": 200})
+    with plain_files():
+        fill(life, days)
     (job,) = life.plan().jobs
     assert len(job.windows) == days + 1
     assert all(len(task.windows) <= FULL_WINDOWS for task in job.tasks)
