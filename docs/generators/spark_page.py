@@ -1,9 +1,10 @@
-"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark.md, docs/merge.md and deploy/SIZING.md.
+"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark-cluster.md, docs/merge.md and
+deploy/SIZING.md.
 
     python -m docs.generators.spark_page DOCUMENT.json ...
 
-Each document is of one run: of suite `spark` or of suite `spark-lookup`, which goes into docs/spark-lookup.md, without
-`--scale` or with it. What a document does not have stays; SIZING's arithmetic is done anew from what was measured.
+Each document is of one run, of suite `spark` or `spark-lookup`, without `--scale` or with it. Figures that no document
+has stay. SIZING's arithmetic is done again from the measured inputs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from docs.generators.sizing_page import main as compute_sizing
 
 PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
 FRESH = ", nothing known"
+_PAGE = ROOT / "docs" / "spark-cluster.md"
 
 
 def _figures(document: dict[str, Any]) -> dict[str, float]:
@@ -84,22 +86,9 @@ def memory(document: dict[str, Any]) -> str:
 
 def bulk(document: dict[str, Any]) -> str:
     """Return what bulk lookups read and took, by how many keys were asked of what."""
-    return f"{about(document['machine'])}; {_titled(document, plans=False)}"
-
-
-def plans(document: dict[str, Any]) -> str:
-    """Return what the plans of bulk lookups would read, for the most keys and for a hundredth of them."""
-    return _titled(document, plans=True)
-
-
-def _titled(document: dict[str, Any], *, plans: bool) -> str:
-    tables = [table for table in document["tables"] if table["title"].startswith("plans") == plans]
-    parts = []
-    for table in tables:
-        most = max(row[0] for row in table["rows"])
-        rows = [row for row in table["rows"] if not plans or row[0] in (most, most // 100)]
-        parts.append(f"{table['title']}:\n\n{markdown(table['columns'], rows)}")
-    return "\n".join(parts)
+    tables = [table for table in document["tables"] if not table["title"].startswith("plans")]
+    shown = "\n".join(f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}" for table in tables)
+    return f"{about(document['machine'])}; {shown}"
 
 
 def inputs(document: dict[str, Any]) -> str:
@@ -116,22 +105,19 @@ def inputs(document: dict[str, Any]) -> str:
 def write(document: dict[str, Any]) -> None:
     """Rewrite the pages that show what a document has."""
     if document["tables"][0]["suite"] == "spark-lookup":
-        rewrite(
-            ROOT / "docs" / "spark-lookup.md",
-            {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)},
-        )
+        rewrite(_PAGE, {"spark-lookup scale": bulk(document)})
     elif document["tables"][0]["title"].startswith("peak memory"):
-        rewrite(ROOT / "docs" / "spark.md", {"spark memory": memory(document)})
+        rewrite(_PAGE, {"spark memory": memory(document)})
     else:
         _write_bench(document)
 
 
 def _write_bench(bench: dict[str, Any]) -> None:
-    page, head = ROOT / "docs" / "spark.md", f"{about(bench['machine'])}. "
+    head = f"{about(bench['machine'])}. "
     if not any(table["title"].startswith("requests") for table in bench["tables"]):
-        rewrite(page, {"spark at scale": head + spent(bench)})
+        rewrite(_PAGE, {"spark at scale": head + spent(bench)})
         return
-    rewrite(page, {"spark": head + spent(bench), "spark lookups": f"{head}\n\n{lookups(bench)}"})
+    rewrite(_PAGE, {"spark": head + spent(bench), "spark lookups": f"{head}\n\n{lookups(bench)}"})
     rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
     rewrite(SIZING, {"inputs": inputs(bench)})
     compute_sizing()

@@ -1,16 +1,14 @@
-"""The programs of docs/spark-sources.md run, one after the other."""
+"""The programs of docs/spark-sql.md on both data sources run, one after the other."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-_PAGE = Path(__file__).parents[2] / "docs" / "spark-sources.md"
+from tests.spark.pages import programs, section
 
 
 def test_the_programs_of_the_page_run(spark):
-    programs = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(programs) == 6
     names: dict[str, object] = {}
-    for program in programs:
-        exec(compile(program, str(_PAGE), "exec"), names)
+    for name, count in (("Data source `tiered_index`", 4), ("Data source `rocketmq_commitlog`", 2)):
+        found = programs(section("spark-sql.md", name))
+        assert len(found) == count
+        for program in found:
+            exec(compile(program, "docs/spark-sql.md", "exec"), names)

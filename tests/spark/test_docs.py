@@ -1,4 +1,4 @@
-"""The program of docs/spark.md runs, its jobs "From the command line" print what it shows, links hold.
+"""Each program of the pages on Spark is run by some test; jobs "From the command line" print what the guide shows.
 
 This process has a session already.
 """
@@ -9,41 +9,37 @@ import doctest
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.spark.pages import DOCS, PAGES, programs, section
 from tiered_index.cli.main import run
 
-_ROOT = Path(__file__).parents[2]
+# How many programs each section has. The tests of these pages name the same sections.
+_RUN = {
+    ("spark.md", "Step by step"): 18,
+    ("spark.md", "An Iceberg table"): 2,
+    ("spark.md", "A Delta table"): 1,
+    ("spark-sql.md", "Bulk lookup"): 1,
+    ("spark-sql.md", "Data source `tiered_index`"): 4,
+    ("spark-sql.md", "Data source `rocketmq_commitlog`"): 2,
+    ("spark-sql.md", "Streams into an index"): 2,
+}
 
 
-def test_the_program_of_the_page_runs(spark):
-    programs = re.findall(r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(programs) == 1
-    exec(compile(programs[0], "docs/spark.md", "exec"), {})
+def test_every_program_is_in_a_section_that_a_test_runs():
+    assert {at: len(programs(section(*at))) for at in _RUN} == _RUN
+    assert sum(len(programs((DOCS / page).read_text())) for page in PAGES) == sum(_RUN.values())
 
 
-def test_every_page_about_spark_is_linked_and_links_lead_somewhere():
-    docs = _ROOT / "docs"
-    pages = sorted([*docs.glob("spark*.md"), docs / "tutorial.md"])
-    links = {page.name: re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()) for page in pages}
-    assert {page.name for page in pages} <= {"spark.md", *(target for target, _ in links["spark.md"])}
-    for name, found in links.items():
-        for target, anchor in found:
-            if "://" in target:
-                continue
-            page = (docs / (target or name)).resolve()
-            assert page.is_file(), f"{name} leads to {target}"
-            heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) if anchor else []
-            assert not anchor or anchor in {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}, (
-                f"{name}: #{anchor}"
-            )
+def test_every_page_about_spark_is_linked_from_the_guide():
+    assert {page.name for page in DOCS.glob("spark*.md")} == set(PAGES)
+    assert set(PAGES) <= {"spark.md", *re.findall(r"\]\(([^)#\s]*)", (DOCS / "spark.md").read_text())}
 
 
 def test_the_jobs_of_the_page_print_what_it_shows(spark, tmp_path, monkeypatch, capfd):
-    section = (_ROOT / "docs" / "spark.md").read_text().split("\n## From the command line\n")[1].split("\n## ")[0]
-    block = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
+    text = section("spark.md", "From the command line")
+    block = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
     steps = re.findall(r"^\$ ([^\n]*(?:\n    [^\n]*)*)\n(.*?)(?=^\$ |\Z)", block, re.MULTILINE | re.DOTALL)
     assert len(steps) >= 4
     monkeypatch.chdir(tmp_path)

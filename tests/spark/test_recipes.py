@@ -1,8 +1,7 @@
-"""The programs of docs/spark-recipes.md run, each section's one behind the other."""
+"""The recipes for tables and for Kafka run, the programs of each section one after the other."""
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,34 +9,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.spark.pages import programs, section
 from tiered_index.spark.executors import local_path
 
-_ROOT = Path(__file__).parents[2]
-_PAGE = _ROOT / "docs" / "spark-recipes.md"
 
-
-def programs(section: str) -> list[str]:
-    """Return the programs of a section."""
-    [text] = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-def run(section: str) -> dict[str, Any]:
+def run(page: str, name: str) -> dict[str, Any]:
     """Run the programs of a section; return what they named."""
     names: dict[str, Any] = {}
-    for program in programs(section):
-        exec(compile(program, str(_PAGE), "exec"), names)
+    for program in programs(section(page, name)):
+        exec(compile(program, page, "exec"), names)
     return names
 
 
-def test_every_program_is_in_a_section_that_is_run() -> None:
-    assert _PAGE.read_text().count("```python\n") == sum(
-        len(programs(section)) for section in ("An Iceberg table", "A Delta table", "Kafka")
-    )
-
-
 def test_an_iceberg_table_is_continued(spark: Any) -> None:
-    named = run("An Iceberg table")
+    named = run("spark.md", "An Iceberg table")
     table, new = named["table"], named["new_in_iceberg"]
     assert (len(new(table, 0)[0]), len(new(table, 2)[0])) == (3, 2)
     assert (new(table, 4), new(table, 3)[1]) == (([], 4), 4)
@@ -65,7 +50,7 @@ def test_an_iceberg_table_is_continued(spark: Any) -> None:
 
 def test_a_delta_table_is_continued(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
-    new, table = run("A Delta table")["new_in_delta"], str(tmp_path)
+    new, table = run("spark.md", "A Delta table")["new_in_delta"], str(tmp_path)
     for n in range(3):
         deltalake.write_deltalake(table, pa.table({"key": [f"k{n}"]}), mode="append")
     first, at = new(table, 0)
@@ -82,7 +67,7 @@ def test_a_delta_table_is_continued(tmp_path: Path) -> None:
 
 
 def test_records_of_kafka_become_entries_once(spark: Any) -> None:
-    entries_of = run("Kafka")["entries_of"]
+    entries_of = run("spark-sql.md", "Kafka")["entries_of"]
     at = datetime(2023, 11, 15, tzinfo=UTC)
     rows = [(b"k", None, "t", 3, 4, at, 0), (b"", b"12", "t", 3, 5, at, 1), ("ü".encode(), b"12", "t", 3, 6, at, 0)]
     kafka = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"

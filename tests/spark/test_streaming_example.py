@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, states, sweep, total
+from tests.spark.pages import programs, section
 from tests.spark.streaming_program import entries_of, start
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
@@ -57,10 +57,8 @@ class Broker:
 
 
 def test_the_program_of_the_page_runs(spark: Any) -> None:
-    [program] = re.findall(
-        r"^```python\n(.*?)^```", (_ROOT / "docs" / "spark-streaming.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    exec(compile(program, "docs/spark-streaming.md", "exec"), {})
+    program = programs(section("spark-sql.md", "Streams into an index"))[0]
+    exec(compile(program, "docs/spark-sql.md", "exec"), {})
 
 
 def test_a_query_whose_sink_failed_goes_on(spark: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, cell by cell: each prints what stands below it."""
+"""The guide's section "Step by step", cell by cell: each prints the output below it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-_PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+from tests.spark.pages import section
+
 _CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 _ZONE = "spark.sql.session.timeZone"
 
@@ -31,7 +32,7 @@ def session(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_each_cell_prints_what_the_page_shows(session: Any) -> None:
-    page = _PAGE.read_text()
+    page = section("spark.md", "Step by step")
     cells = _CELL.findall(page)
     assert (
         len(cells) == page.count("```python\n")
@@ -42,7 +43,7 @@ def test_each_cell_prints_what_the_page_shows(session: Any) -> None:
     try:
         for cell, expected in cells:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(cell, str(_PAGE), "exec"), names)
+                exec(compile(cell, "docs/spark.md", "exec"), names)
             shown = printed.getvalue()
             assert doctest.OutputChecker().check_output(expected.strip() or "\n", shown.strip() or "\n", options), (
                 f"{cell}\n{shown}"

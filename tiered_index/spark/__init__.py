@@ -3,7 +3,7 @@
     from tiered_index.spark import build, merge
 
 Tasks upload objects under names of their own and change nothing else; the driver publishes them with one log record
-(docs/spark.md). PySpark itself is imported by who makes the session, so this package can be imported without it.
+(docs/spark-cluster.md). The caller makes the session and imports PySpark, so this package imports without it.
 """
 
 from tiered_index.spark.audit.audit import AuditResult, audit

@@ -1,5 +1,5 @@
 """Build: window tables straight from a source, by Spark, and the publication that ends a build or a write: uploads
-completed, then one log record with its tables. Driver only; docs/spark.md says what runs where.
+completed, then one log record with its tables. Driver only; docs/spark-cluster.md says what runs where.
 
 Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
 record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.

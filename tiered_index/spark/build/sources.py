@@ -2,7 +2,7 @@
 
 Parquet is read inside the tasks that need its entries (`entries_of`). Where it can't be, and for other sources, Spark
 makes entries of messages by its own expressions (`entry_frame`); it reads local NDJSON, pyarrow that of a storage, a
-whole file at a time. docs/spark.md says which fields there are.
+whole file at a time. docs/spark-cluster.md says which fields there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md.
+"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sql.md.
 
 A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps what
 `partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was planned,

@@ -1,5 +1,5 @@
 """`tiered_index_lookup(uri, topic, key[, begin_ms, end_ms])`: lookups from SQL, a table function that also joins
-laterally with a table of keys. docs/spark-sources.md.
+laterally with a table of keys. docs/spark-sql.md.
 
 `analyze` runs on the driver, and reads the index's log for its columns. An instance belongs to one task, and its reader
 follows the log: rows of one query may be of several log positions where the index changes meanwhile.

@@ -1,4 +1,4 @@
-"""`format("rocketmq_commitlog")`: a commit log's messages as rows, and as a stream as it grows. docs/spark-sources.md.
+"""`format("rocketmq_commitlog")`: a commit log's messages as rows, and as a stream as it grows. docs/spark-sql.md.
 
 A segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies
 are checked. Listings and reads of local files are counted as requests of a storage are. One thread.

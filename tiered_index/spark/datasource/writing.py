@@ -1,4 +1,4 @@
-"""`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sources.md.
+"""`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sql.md.
 
 A task writes a small table for each window that it meets, and returns what it uploaded; `commit` completes the uploads
 and appends one log record. Spark makes each call in a Python worker of its own: `commit` and `abort` share nothing but

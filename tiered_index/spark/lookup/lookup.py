@@ -1,4 +1,4 @@
-"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-lookup.md says what runs where.
+"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-sql.md says what runs where.
 
 The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the

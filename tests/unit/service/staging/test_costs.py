@@ -27,7 +27,7 @@ class Told(WrapperStorage):
 
 
 def test_what_a_small_file_costs_beyond_the_local_path(open_spark, clock):
-    """The figures of docs/spark.md."""
+    """The figures of docs/spark-cluster.md."""
 
     def spent(folder, mode):
         told = Told(MemoryStorage(clock=clock))
