@@ -223,11 +223,22 @@ def dead_host_with_a_fast_clock(drill: Drill) -> set[int]:
     """A host dies whose clock is a day fast; another host takes over."""
     drill.ingest(100, "--wait")
     with open_storage(drill.uri("store")) as storage:
-        Lease(storage, 99, "dead", ManualClock(SystemClock().now_ms() + _DAY_MS), float(_LEASE_TTL_S))
+        Lease(storage, 2, "dead", ManualClock(SystemClock().now_ms() + _DAY_MS), float(_LEASE_TTL_S))
     for _ in range(5):
         if drill.ingest(100, "--wait", root="other").code == 0:
             break
         time.sleep(_LEASE_TTL_S)
+    return drill.found("store")
+
+
+def dead_host_that_nobody_waits_for(drill: Drill) -> set[int]:
+    """A host dies, and a person who knows it takes over at once. The host was alive after all: it is fenced."""
+    drill.ingest(100, "--wait")
+    with open_storage(drill.uri("store")) as storage:
+        Lease(storage, 2, "dead", SystemClock(), 600.0)
+    drill.ingest(100, root="other")
+    drill.run("recover", "--take-over", "--root", drill.folder / "other", "--storage", drill.uri("store"))
+    drill.ingest(100, "--wait", root="other")
     return drill.found("store")
 
 
@@ -345,6 +356,7 @@ INCIDENTS: tuple[Callable[[Drill], set[int]], ...] = (
     reader_over_a_restored_bucket,
     standby_of_a_restored_bucket,
     dead_host_with_a_fast_clock,
+    dead_host_that_nobody_waits_for,
     histories_merged_by_a_sync,
     history_replaced_by_a_sync,
     orphans_by_a_fast_clock,

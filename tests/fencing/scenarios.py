@@ -22,7 +22,7 @@ import pytest
 
 from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
 from tests.support.log_records import publish
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
@@ -139,7 +139,7 @@ class FencingScenarios:
         with open_index(tmp_path / "first", uri) as again:  # who holds the root's lock need not wait for it
             assert offsets(again, "old") == list(range(FIRST))
 
-    def test_a_lease_keeps_others_out_until_it_ends(self, uri: str, storage: Storage, tmp_path: Path) -> None:
+    def test_a_lease_keeps_others_out_until_it_is_released(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         clock = ManualClock(NOW_MS)
         with open_index(tmp_path / "first", uri, clock) as first:
             with pytest.raises(LockHeld) as held:
@@ -163,8 +163,9 @@ class FencingScenarios:
         first = open_index(tmp_path / "first", uri, clock)
         put_many(first, "old", 70)
         first.flush()
-        clock.advance(61)
-        with open_index(tmp_path / "second", uri, clock) as second:
+        # as `recover --take-over`
+        config = IndexConfig(root=tmp_path / "second", storage=uri, background=False, slots=101, items=50)
+        with IndexService(config, clock=clock, takes_over=True) as second:
             put_many(second, "new", 30)
             second.seal()
             second.run_lifecycle()

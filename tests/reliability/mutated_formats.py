@@ -33,7 +33,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.lifecycle.staged import Ticket, read_sealed
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.log.session import check_lease
+from tiered_index.service.log.session import LeaseWatch
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import plan_merge
 from tiered_index.service.root import Marker
@@ -111,7 +111,7 @@ def _state(state: LogState) -> None:
 def _lease(data: bytes, path: str) -> None:
     storage = MemoryStorage()
     storage.put("lease/00000000000000000001/00000000000000000001", data)
-    check_lease(storage, "somebody", ManualClock(NOW_MS))
+    LeaseWatch(storage, ManualClock(NOW_MS)).check("somebody", "")
 
 
 def _staged(data: bytes, path: str) -> None:

@@ -36,7 +36,7 @@ class World:
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
         self.root = folder / "root"
         self.clock = ManualClock(NOW_MS)
-        self.storage = storage or MemoryStorage()
+        self.storage = storage or MemoryStorage(clock=self.clock)
         self.model = ReferenceModel()
         self.durable = ReferenceModel()
         self.service: IndexService | None = None

@@ -64,6 +64,9 @@ def recover(
         None, "--lost", metavar="FILE", help="Give up what the storage lost of this file; several times."
     ),
     dry_run: bool = Option(False, "--dry-run", help="With --lost: show what would be given up; change nothing."),
+    takes_over: bool = Option(
+        False, "--take-over", help="Do not wait for the lease of another host's writer, which you know to be gone."
+    ),
 ) -> int:
     """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
 
@@ -75,6 +78,9 @@ def recover(
     the storage lacks into the root again; the next `ingest` uploads them, and takes from the source what is missing.
     Exit code 4: a file is damaged and kept as it is; 3: the storage did not
     answer.
+
+    With --take-over the index is claimed at once, though another writer's lease stands. If that writer is alive after
+    all, it is fenced: it publishes nothing more and keeps its files.
 
     With --lost nothing of that is done. The storage has lost an object (`verify` names it): FILE is its file's id, its
     own name, or a window table's id. A log record gives up what is gone of it, for good; from then on answers are
@@ -90,9 +96,13 @@ def recover(
       tiered-index recover --root /data/index
 
       tiered-index recover --root /data/new --storage s3://bucket/index --json
+
+      tiered-index recover --root /data/new --storage s3://bucket/index --take-over
     """
     config = session.config(background=False)
     if lost:
+        if takes_over:
+            raise InvalidArgument("--take-over is for a root: --lost needs no lease")
         return _give_up(session, config, lost, dry_run=dry_run)
     if dry_run:
         raise InvalidArgument("--dry-run is for --lost: a recovery without it loses nothing")
@@ -105,9 +115,9 @@ def recover(
         IndexReader.open(config=config.model_copy(update={"root": None})).close()
     begun: BegunAnew | None = None
     try:
-        opened = IndexService.open(config)
+        opened = IndexService(config, takes_over=takes_over)
     except (StorageBehind, RootBehind):
-        begun = begin_anew(config)
+        begun = begin_anew(config, takes_over=takes_over)
         opened = IndexService.open(config)
     with opened as index:
         handles = index.files()

@@ -52,10 +52,16 @@ class BegunAnew:
 
 
 def begin_anew(
-    config: IndexConfig, *, clock: Clock | None = None, disk: Disk | None = None, storage: Storage | None = None
+    config: IndexConfig,
+    *,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    storage: Storage | None = None,
+    takes_over: bool = False,
 ) -> BegunAnew:
     """Begin the root of `config` anew, and put into it again what the storage lacks. Durable in the root when it
-    returns; the life cycle uploads it. Raises as `IndexService.open`; a repeated call goes on.
+    returns; the life cycle uploads it. `takes_over`: although another writer has the lease. Raises as
+    `IndexService.open`; a repeated call goes on.
     """
     if config.root is None:
         raise ConfigError("root is not set: give --root")
@@ -63,7 +69,9 @@ def begin_anew(
     root = Root(config.root, disk)
     _set_aside(root)
     aside = Root(root.path / ASIDE, disk)
-    with IndexService(config, clock=clock, disk=disk, storage=storage, begins_anew=True) as index:
+    with IndexService(
+        config, clock=clock, disk=disk, storage=storage, begins_anew=True, takes_over=takes_over
+    ) as index:
         done = _Sending(index, aside, clock).run()
         index.flush()
         left = root.path / f"{ASIDE}-{secrets.token_hex(4)}"

@@ -86,9 +86,10 @@ class IndexService(Lookups[ItemT]):
         disk: Disk | None = None,
         storage: Storage | None = None,
         begins_anew: bool = False,
+        takes_over: bool = False,
     ) -> None:
-        """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests; `begins_anew`
-        is for `service.anew` alone.
+        """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests; `begins_anew` and
+        `takes_over` are for `recover` alone, as `open_parts` has them.
         """
         self.config = config = checked_config(config)
         self._defaults = column_defaults(config.item_type)
@@ -106,7 +107,8 @@ class IndexService(Lookups[ItemT]):
         # separate threads, started on first use, so that neither a lookup nor a flush waits for an upload
         self._log_reader, self._archiver = Worker("log"), Worker("archive")
         try:
-            self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage, begins_anew))
+            parts = partial(open_parts, self.config, clock or SystemClock(), disk or Disk(), storage)
+            self._writer.call(partial(self._open, partial(parts, begins_anew=begins_anew, takes_over=takes_over)))
             if rounds:
                 self._rounds.start()
         except BaseException:  # an interrupt, too: the root must not stay locked
@@ -134,8 +136,8 @@ class IndexService(Lookups[ItemT]):
         for error in self._trouble:
             _log.warning("closing %r: %s", self, error)
 
-    def _open(self, clock: Clock, disk: Disk, storage: Storage | None, begins_anew: bool) -> None:
-        self._opened.append(open_parts(self.config, clock, disk, storage, begins_anew=begins_anew))
+    def _open(self, open_all: Callable[[], Parts]) -> None:
+        self._opened.append(open_all())
         (parts,) = self._opened
         self._marker = parts.marker
         self._schema: Schema = parts.layout.schema

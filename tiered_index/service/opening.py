@@ -245,10 +245,16 @@ class Parts:
 
 
 def open_parts(
-    config: IndexConfig, clock: Clock, disk: Disk, backend: Storage | None, *, begins_anew: bool = False
+    config: IndexConfig,
+    clock: Clock,
+    disk: Disk,
+    backend: Storage | None,
+    *,
+    begins_anew: bool = False,
+    takes_over: bool = False,
 ) -> Parts:
-    """Open or create an index for writing; `begins_anew`: although files of it are set aside. Errors as
-    `IndexService.open`.
+    """Open or create an index for writing; `begins_anew`: although files of it are set aside; `takes_over`: although
+    another writer has the lease. Errors as `IndexService.open`.
     """
     if config.root is None:
         raise ConfigError("root is not set: a writer needs a folder for its local files")
@@ -278,12 +284,12 @@ def open_parts(
                 f"broken off, run it again",
             )
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
-        session = StorageSession(storage, log, clock, config.lease_ttl_s)
+        session = StorageSession(storage, log, clock, config.lease_ttl_s, lock.place)
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
         seen = SeenFile(root.path / "seen", disk)
         seen.read()
         log.belong_to(root_id, seen)
-        marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri, root_id)
+        marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri, root_id, takes_over)
         undo.callback(_release, session)
         folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
@@ -345,6 +351,7 @@ def _join(
     wanted: IndexDescriptor,
     uri: str,
     root_id: str,
+    takes_over: bool,
 ) -> tuple[Marker, Layout, LogState | None]:
     """Join the index in the storage and claim it; a known root may start while the storage is unavailable."""
     known = marker is not None
@@ -368,12 +375,11 @@ def _join(
         return marker, wanted.layout, None
     layout = wanted_descriptor(config, descriptor).layout
     if marker is None or marker.storage != uri:
-        # Before the claim: the lease names the root, and a root whose id was lost in a crash would be locked out by its
-        # own lease.
+        # before the claim: the log's records name the root
         marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
         root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
     try:
-        session.claim(root_id)
+        session.claim(root_id, waits=True, takes_over=takes_over)
     except (StorageError, DiskFull) as error:
         if not known or isinstance(error, StorageMisconfigured):
             raise

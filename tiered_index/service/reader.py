@@ -234,7 +234,7 @@ class IndexReader(Lookups[ItemT]):
 
         def look(view: IndexView) -> Writer | None:
             with contextlib.suppress(StorageError):
-                return writer_of(view.storage, self._clock)
+                return writer_of(view.storage)
             return None
 
         calls = [(f"reading the lease of {view.storage.uri}", partial(look, view)) for view in self._views]

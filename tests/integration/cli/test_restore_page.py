@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -11,8 +12,12 @@ import subprocess
 import pytest
 
 from tests.integration.cli.command_lines import TOP, run_here
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import WriterFenced
 from tiered_index.metrics import collector
+from tiered_index.service.log.session import Lease
+from tiered_index.storage.opening import open_storage
 
 PAGE = (TOP / "docs/restore.md").read_text()
 RECIPES = dict(re.findall(r"^## (.*?)\n.*?^```sh\n(.*?)^```", PAGE, re.M | re.S))
@@ -102,6 +107,12 @@ def machine_cloned(here, ingest):
     ingest(100, root="clone", stdin=True)
 
 
+def host_gone(here, ingest):
+    ingest(300, "--wait")
+    with open_storage(STORE.format(here)) as storage:
+        Lease(storage, 2, "of the host that is gone", SystemClock(), 600.0)
+
+
 def storage_lost(here, ingest):
     ingest(100, "--wait")
     ingest(200)
@@ -128,6 +139,7 @@ INCIDENTS = {
     "A bucket to a point in time": (bucket_restored, "store"),
     "A root from a backup": (root_restored, "store"),
     "A machine snapshot or a cloned disk": (machine_cloned, "store"),
+    "A writer's host is gone": (host_gone, "store"),
     "The storage is lost, the root is alive": (storage_lost, "new-store"),
     "A region is lost, a standby is promoted": (region_lost, "standby"),
     "Fail back": (region_back, "store"),
@@ -141,6 +153,34 @@ def test_a_recipe_loses_nothing(here, ingest, recipe):
     incident(here, ingest)
     follow(recipe, here)
     assert found(here, place) == 300
+
+
+def test_a_live_writer_that_a_person_takes_over_is_fenced_and_keeps_its_files(here, ingest):
+    ingest(100, "--wait")
+    where = ("--root", "other", "--storage", STORE.format(here))
+    with IndexService.open(root=here / "root", background=False) as old:
+        refused = run_here("ingest", "source.ndjson", *where, *GEOMETRY, "--wait")
+        assert refused.code == 5 and "`tiered-index recover --take-over` does not wait" in refused.err
+        assert "the writer is alive" in run_here("query", "orders", "order-1", *where[2:]).out
+        assert run_here("recover", "--take-over", *where).code == 0
+        old.put("orders", 0, "order-1", 1000, 9, 1_700_000_000_000)
+        old.seal()
+        with pytest.raises(WriterFenced):
+            old.run_lifecycle()
+    assert found(here) == 100
+    assert run_here("recover", "--root", "root").code == 0
+    ingest(1, "--wait")
+    assert found(here) == 102
+
+
+def test_a_lease_of_a_fast_clock_is_no_sign_of_life(here, ingest):
+    ingest(1, "--wait")
+    with open_storage(STORE.format(here)) as storage:
+        Lease(storage, 2, "dead", ManualClock(SystemClock().now_ms() + 86_400_000), 60.0)
+    for path in (here / "store/lease%").rglob("*"):
+        os.utime(path, (0, 0))
+    assert "the writer was last seen at" in run_here("query", "orders", "order-1", "--storage", STORE.format(here)).out
+    ingest(1, "--wait", root="other")
 
 
 def gauges(where):

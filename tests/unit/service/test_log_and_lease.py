@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +38,7 @@ from tiered_index.service.log.records import (
     decode_document,
     encode_document,
 )
-from tiered_index.service.log.session import Lease, check_lease
+from tiered_index.service.log.session import Lease, LeaseWatch, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -264,7 +265,7 @@ def test_what_no_index_makes_is_passed_over_with_a_warning(log, storage, clock, 
     assert {name for name in names if any(name in line for line in caplog.messages)} == set(names[:3])
     Lease(storage, 1, "one", clock, 30.0)
     with pytest.raises(LockHeld):
-        check_lease(storage, "another", clock)
+        LeaseWatch(storage, clock).check("another", "")
     Lease(storage, 2, "one", clock, 30.0)
     assert {info.name for info in storage.list()} >= set(names)
 
@@ -300,42 +301,57 @@ def test_an_outage_during_an_append_is_an_outage(storage, clock):
 # Leases
 
 
-def test_a_lease_holds_off_other_roots_until_it_ends(clock):
-    storage = MemoryStorage()
-    check_lease(storage, "b", clock)
-    lease = Lease(storage, 1, "a", clock, 60)
-    check_lease(storage, "a", clock)
+class SteppingClock(ManualClock):
+    """Its monotonic time goes on by a second with each look at it; its wall time is the storage's, and stands."""
+
+    def monotonic_s(self) -> float:
+        self._monotonic_s += 1
+        return super().monotonic_s()
+
+
+@pytest.fixture
+def shared(clock):
+    """A storage whose time is the test's clock."""
+    return MemoryStorage(clock=clock)
+
+
+def claim(storage, root_id, clock=None, place="", **more):
+    LeaseWatch(storage, clock or ManualClock(0)).check(root_id, place, **more)
+
+
+def test_a_lease_holds_off_other_roots_until_it_ends(clock, shared):
+    claim(shared, "b")
+    lease = Lease(shared, 1, "a", clock, 60)
+    claim(shared, "a")
     with pytest.raises(LockHeld, match="60 s"):
-        check_lease(storage, "b", clock)
+        claim(shared, "b")
     clock.advance(19)
     lease.renew()  # not due yet
     clock.advance(40.999)
     with pytest.raises(LockHeld):
-        check_lease(storage, "b", clock)
+        claim(shared, "b")
     lease.renew()
     clock.advance(59)
     with pytest.raises(LockHeld):
-        check_lease(storage, "b", clock)
+        claim(shared, "b")
     clock.advance(1)
-    check_lease(storage, "b", clock)
-    assert len(list(storage.list("lease/"))) == 1
+    claim(shared, "b")
+    assert len(list(shared.list("lease/"))) == 1
 
 
-def test_a_released_lease_holds_nobody_off(clock):
-    storage = MemoryStorage()
-    Lease(storage, 1, "a", clock, 60).release()
-    check_lease(storage, "b", clock)
+def test_a_released_lease_holds_nobody_off(clock, shared):
+    Lease(shared, 1, "a", clock, 60).release()
+    claim(shared, "b")
 
 
-def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock):
-    storage = MemoryStorage()
-    old = Lease(storage, 1, "a", clock, 60)
+def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock, shared):
+    old = Lease(shared, 1, "a", clock, 60)
     clock.advance(61)
-    Lease(storage, 2, "b", clock, 60)
+    Lease(shared, 2, "b", clock, 60)
     old.renew()  # a paused writer wakes
     with pytest.raises(LockHeld):
-        check_lease(storage, "c", clock)
-    check_lease(storage, "b", clock)
+        claim(shared, "c")
+    claim(shared, "b")
 
 
 @pytest.mark.parametrize(
@@ -344,30 +360,66 @@ def test_the_newest_epochs_lease_counts_and_sweeps_older_ones(clock):
 def test_a_lease_that_can_not_be_read_locks_nobody_out(data, caplog):
     storage = MemoryStorage()
     storage.put("lease/00000000000000000001/00000000000000000001", data)
-    check_lease(storage, "b", ManualClock())
+    claim(storage, "b")
     assert "is not a lease" in caplog.text
 
 
-# Races
+DAY_S = 86_400
 
 
-def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, storage, clock):
-    """The other one's record arrives between the look at the log's end and the put."""
+@pytest.mark.parametrize("holder_s", [DAY_S, -DAY_S])
+@pytest.mark.parametrize("claimer_s", [DAY_S, -DAY_S])
+def test_clocks_of_hosts_neither_prolong_nor_shorten_a_lease(clock, shared, holder_s, claimer_s):
+    Lease(shared, 1, "a", ManualClock(clock.now_ms() + 1000 * holder_s), 60)
+    for passed_s in (0, 59.999):
+        clock.advance(passed_s)
+        assert writer_of(shared).state == "alive"
+        with pytest.raises(LockHeld):
+            claim(shared, "b", ManualClock(clock.now_ms() + 1000 * claimer_s))
+    clock.advance(0.001)
+    assert writer_of(shared).state == "gone"
+    claim(shared, "b", ManualClock(clock.now_ms() + 1000 * claimer_s))
 
-    class Overtaken(FaultStorage):
-        left = 3
 
-        def put_if_absent(self, name, data):
-            if self.left and name.startswith("log/"):
-                self.left -= 1
-                publish(log, epoch, (an_object(10 + self.left),))
-            super().put_if_absent(name, data)
+def test_a_lease_of_the_storages_future_is_watched_for_its_time_to_live(clock):
+    Lease(MemoryStorage("went-back", clock=ManualClock(clock.now_ms() + 1000 * DAY_S)), 1, "a", clock, 60)
+    storage, claimer = MemoryStorage("went-back", clock=clock), SteppingClock(0)
+    assert writer_of(storage).state == "gone"
+    # a round of the life cycle does not wait, and remembers
+    watch = LeaseWatch(storage, claimer)
+    with pytest.raises(LockHeld, match="60 s"):
+        watch.check("b", "")
+    with pytest.raises(LockHeld, match="59 s"):
+        watch.check("b", "")
+    claimer.advance(58)
+    watch.check("b", "")
 
-    epoch = log.claim_epoch()
-    slow = StorageLog(Overtaken(storage), clock)
-    slow.open()
-    start = slow.state.number
-    state = publish(slow, epoch, (an_object(1),), positions={"s": 1})
-    assert state.number == start + 4
-    assert {o.sequence for o in state.objects.values()} == {1, 10, 11, 12}
-    assert StorageLog(storage, clock).open() == log.refresh() == state
+
+def test_an_opening_waits_for_a_watched_lease_and_refuses_a_renewed_one(clock, monkeypatch):
+    holder = ManualClock(clock.now_ms() + 1000 * DAY_S)
+    lease = Lease(MemoryStorage("watched", clock=holder), 1, "a", holder, 60)
+    storage, claimer, waited = MemoryStorage("watched", clock=clock), ManualClock(0), []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+            claimer.advance(timeout)
+            if is_alive:
+                holder.advance(20)
+                lease.renew()
+
+    monkeypatch.setattr("tiered_index.service.log.session.threading.Event", Waiting)
+    is_alive = True
+    with pytest.raises(LockHeld):
+        claim(storage, "b", claimer, waits=True)
+    assert len(waited) == 1
+    is_alive = False
+    claim(storage, "b", claimer, waits=True)
+    assert sum(waited[1:]) == 60
+
+
+def test_a_lease_belongs_to_the_lock_of_a_root(clock, shared):
+    Lease(shared, 1, "a", clock, 60, "here")
+    claim(shared, "begun anew", place="here")
+    with pytest.raises(LockHeld):
+        claim(shared, "a", place="a copy")

@@ -104,7 +104,8 @@ def test_a_storage_that_goes_away_and_comes_back_is_told_once(settings, caplog):
 
 
 def test_a_fenced_writer_is_told_once(settings, tmp_path, caplog):
-    storage, clock = MemoryStorage(), ManualClock(T)
+    clock = ManualClock(T)
+    storage = MemoryStorage(clock=clock)
     first = IndexService.open(storage_backend=storage, clock=clock, lease_ttl_s=1, **settings)
     clock.advance(2)
     with IndexService.open(storage_backend=storage, clock=clock, **settings | {"root": tmp_path / "other"}):

@@ -2,8 +2,9 @@
 
 A root may start while the storage is down: the life cycle claims then. The lease, numbered objects ``lease/EPOCH/N`` of
 which the greatest name counts, only decides when another host may claim; correctness depends on the log's fences alone.
-It names its root and the start of its host's system: who holds that root's lock there takes over at once. A clone on
-another host waits like any other root. Threads: the life cycle's, and the opener's before.
+It names the lock of its root: the holder of that lock takes over at once, and a copy of the root waits like any other
+root. No host's wall clock counts. The storage's own time tells the age of a renewal; where that time went back, the
+claimer watches the lease by its monotonic clock. Threads: the life cycle's, and the opener's before.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tiered_index.clock import Clock
@@ -38,6 +39,10 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
+# of leases that older versions wrote, which do not name theirs
+_TTL_MS = 60_000
+# between looks at a lease that is watched
+_LOOK_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +54,20 @@ class _Holder:
     expires_ms: int
     released: bool
     place: str
+    ttl_ms: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The lease that counts; `written_ms` by the storage's clock."""
+
+    name: str
+    holder: _Holder
+    written_ms: int
+
+    def age_ms(self, storage: Storage) -> int:
+        """Return the time since the renewal by the storage's clock; negative where that clock went back since."""
+        return storage.now_ms() - self.written_ms
 
 
 WriterState = Literal["alive", "closed", "gone"]
@@ -56,8 +75,8 @@ WriterState = Literal["alive", "closed", "gone"]
 
 @dataclass(frozen=True)
 class Writer:
-    """Who holds an index's lease, or held it last: ``alive``; ``closed``: it ended in order; ``gone``: the lease ran
-    out. `seen_ms`: when it was renewed last, epoch milliseconds by the storage's clock.
+    """The holder of an index's lease, or its last one: ``alive``; ``closed``: it ended in order; ``gone``: the lease
+    was not renewed in its time to live. `seen_ms`: its last renewal, epoch milliseconds by the storage's clock.
     """
 
     state: WriterState
@@ -74,42 +93,75 @@ _HOLDER = record(
     expires_ms=MILLISECONDS,
     released=flag,
     place=Optional(text(), ""),
+    ttl_ms=Optional(MILLISECONDS, _TTL_MS),
 )
 
 
-def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
-    """Raise `LockHeld` where a lease of another root is in force, or of a copy of this one on another host."""
-    found = _current(storage)
-    if found is None:
-        return
-    holder, _ = found
-    is_own = holder.root_id == root_id and holder.place in ("", _place())
-    if holder.released or is_own or holder.expires_ms <= clock.now_ms():
-        return
-    left_s = (holder.expires_ms - clock.now_ms()) / 1000
-    lease = f" with another root; its lease ends in {left_s:.0f} s unless it is renewed"
-    raise LockHeld.by(storage.uri, holder.pid, holder.host, lease)
+class LeaseWatch:
+    """Says whether the lease of an index lets another writer claim it. One thread."""
+
+    def __init__(self, storage: Storage, clock: Clock) -> None:
+        self._storage, self._clock = storage, clock
+        # the renewal that is watched, and since when by the monotonic clock
+        self._name, self._since_s = "", 0.0
+
+    def check(self, root_id: str, place: str, *, waits: bool = False) -> None:
+        """Raise `LockHeld` where the lease of a writer elsewhere is in force. `waits`: where the storage's clock went
+        back since the last renewal, wait until the lease is renewed or its time to live has passed.
+        """
+        while (left_s := self._left_s(root_id, place, waits)) > 0:
+            threading.Event().wait(min(left_s, _LOOK_S))
+
+    def _left_s(self, root_id: str, place: str, waits: bool) -> float:
+        """Return how long the lease is still to be watched; 0: it holds nobody off. Raises as `check`."""
+        found = _current(self._storage)
+        if found is None or found.holder.released:
+            return 0.0
+        holder, now_s = found.holder, self._clock.monotonic_s()
+        if (holder.place == place) if holder.place else (holder.root_id == root_id):
+            return 0.0
+        was_renewed = self._name not in ("", found.name)
+        if self._name != found.name:
+            self._name, self._since_s = found.name, now_s
+        age_ms, watched_ms = found.age_ms(self._storage), (now_s - self._since_s) * 1000
+        if max(age_ms, watched_ms) >= holder.ttl_ms:
+            return 0.0
+        left_s = (holder.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
+        if waits and not was_renewed and age_ms <= -holder.ttl_ms:
+            return left_s
+        raise LockHeld.by(
+            self._storage.uri,
+            holder.pid,
+            holder.host,
+            f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. Where that writer is gone for "
+            f"sure, `tiered-index recover --take-over` does not wait",
+        )
 
 
-def writer_of(storage: Storage, clock: Clock) -> Writer | None:
-    """Return who last held the index's lease, None where nobody ever did. At least two requests; `StorageError`."""
+def writer_of(storage: Storage) -> Writer | None:
+    """Return the last holder of the index's lease, None where there never was one. At least two requests;
+    `StorageError`.
+    """
     found = _current(storage)
     if found is None:
         return None
-    holder, seen_ms = found
-    state: WriterState = "closed" if holder.released else "alive" if holder.expires_ms > clock.now_ms() else "gone"
-    return Writer(state, holder.host, holder.pid, seen_ms)
+    holder = found.holder
+    # a renewal of the storage's future proves nothing
+    is_young = not holder.released and abs(found.age_ms(storage)) < holder.ttl_ms
+    state: WriterState = "closed" if holder.released else "alive" if is_young else "gone"
+    return Writer(state, holder.host, holder.pid, found.written_ms)
 
 
-def _current(storage: Storage) -> tuple[_Holder, int] | None:
-    """Return the lease that counts, and when it was written, by the storage's clock."""
+def _current(storage: Storage) -> _Found | None:
+    """Return the lease that counts."""
     for _ in range(10):  # a renewal may delete what was just listed
         listed = list(own_objects(storage, LEASE_PREFIX))
         if not listed:
             return None
         name = listed[-1].name
         try:
-            return checked(_HOLDER, load(storage.get(name), name, "lease"), name, "lease"), listed[-1].modified_ms
+            holder = checked(_HOLDER, load(storage.get(name), name, "lease"), name, "lease")
+            return _Found(name, holder, listed[-1].modified_ms)
         except ObjectNotFound:
             continue
         except CorruptFile as error:
@@ -117,15 +169,6 @@ def _current(storage: Storage) -> tuple[_Holder, int] | None:
             _log.warning("%s is not a lease and is passed over: %s", name, error)
             return None
     return None
-
-
-def _place() -> str:
-    """Return what tells this start of this host's system from others: a root's lock holds for the processes of one."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()}/{boot}"
 
 
 @dataclass(eq=False)
@@ -137,6 +180,7 @@ class Lease:
     root_id: str
     clock: Clock
     ttl_s: float
+    place: str = ""  # of the root's lock
     _number: int = 0
     _renewed_s: float = 0.0
 
@@ -162,10 +206,12 @@ class Lease:
         self._number += 1
         document = {
             "root_id": self.root_id,
-            "place": _place(),
+            "place": self.place,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "released": released,
+            "ttl_ms": round(self.ttl_s * 1000),
+            # older versions go by this one
             "expires_ms": self.clock.now_ms() + round(self.ttl_s * 1000),
         }
         self.storage.put(lease_name(self.epoch, self._number), json.dumps(document).encode())
@@ -209,12 +255,17 @@ class StorageSession:
     log: StorageLog
     clock: Clock
     lease_ttl_s: float
+    place: str = ""  # of the root's lock
     epoch: int = 0
     fenced: WriterFenced | None = None
     log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds
     kept_expired: Expired = NOTHING  # what had expired by the log that is kept in the root
     _lease: Lease | None = None
+    _watch: LeaseWatch = field(init=False)
     _asked: tuple[IndexDescriptor, Callable[[IndexDescriptor], IndexDescriptor]] | None = None
+
+    def __post_init__(self) -> None:
+        self._watch = LeaseWatch(self.storage, self.clock)
 
     @property
     def claimed(self) -> bool:
@@ -253,12 +304,15 @@ class StorageSession:
         assert self._asked is not None
         self.join(*self._asked)
 
-    def claim(self, root_id: str) -> None:
-        """Become the index's writer. Raises `LockHeld` (another root has the lease), `WriterFenced`, `StorageError`."""
-        check_lease(self.storage, root_id, self.clock)
+    def claim(self, root_id: str, *, waits: bool = False, takes_over: bool = False) -> None:
+        """Become the index's writer. `waits` as `LeaseWatch.check`; `takes_over`: whoever holds the lease. Raises
+        `LockHeld` (a writer elsewhere has the lease), `WriterFenced`, `StorageError`.
+        """
+        if not takes_over:
+            self._watch.check(root_id, self.place, waits=waits)
         probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
-        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s)
+        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s, self.place)
         self.epoch = epoch
 
     def refreshed(self) -> LogState:

@@ -323,6 +323,21 @@ class RootLock:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
 
+    @property
+    def place(self) -> str:
+        """What tells this lock from those of copies of the root, and of other hosts: the folder itself, and this start
+        of the host's system.
+        """
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            boot = ""
+        try:
+            found = self._path.parent.stat()
+        except OSError as error:
+            raise disk_error(error, f"looking at {self._path.parent}") from error
+        return f"{socket.gethostname()}/{boot}/{found.st_dev}:{found.st_ino}"
+
     def release(self) -> None:
         """Give the lock up. Idempotent."""
         self._file.close()
