@@ -1,4 +1,6 @@
-"""The list of public names in docs/api.md, made from `tiered_index.__all__`: `python -m docs.generators.api_page`."""
+"""The list of public names in docs/api.md, of `tiered_index` and `tiered_index.follow`: run
+`python -m docs.generators.api_page` to make it anew.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import re
 from pathlib import Path
 
 import tiered_index
+from tiered_index import follow
 
 __all__ = ["names_table", "rewritten"]
 
@@ -17,8 +20,9 @@ _NAMES = re.compile(r"(<!-- names -->\n).*?(<!-- end -->)", re.DOTALL)
 def names_table() -> str:
     """Return a row for each public name: the name, and the first sentence of its docstring."""
     rows = ["| name | what it is |", "|---|---|"]
-    for name in sorted(tiered_index.__all__, key=str.lower):
-        value = getattr(tiered_index, name)
+    names = {name: getattr(tiered_index, name) for name in tiered_index.__all__}
+    names |= {f"follow.{name}": getattr(follow, name) for name in follow.__all__}
+    for name, value in sorted(names.items(), key=lambda item: item[0].lower()):
         text = inspect.getdoc(value) if not isinstance(value, str) else "the version of the package"
         sentence = re.split(r"\.\s|\n\n", text or "")[0].replace("\n", " ").rstrip(".")
         rows.append(f"| `{name}` | {sentence} |")

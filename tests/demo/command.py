@@ -24,11 +24,11 @@ from tests.demo.processes import Broker, Follower, ServedDemo, placed, upload_un
 from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
 from tiered_index.cli.main import run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.follow import Follower as SourceFollower
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.retention import Retention
@@ -243,14 +243,12 @@ class Stages:
         }
 
     def _dispatch_tail(self, index: IndexService) -> int:
-        dispatcher = Dispatcher(index, StoreDirectory.open(self.store), put=PatientPut(index, _PATIENCE_S))
-        entries, caught_up = 0, False
-        while not caught_up:
-            done = dispatcher.run_once()
-            entries, caught_up = entries + done.entries, done.caught_up
-        log = [path.stat().st_size for path in dispatcher.store.commitlog.iterdir()]
-        self.figures |= {"log_bytes": dispatcher.position, "log_segments": len(log)}
-        return entries
+        source = Dispatcher(index, StoreDirectory.open(self.store), follow=False)
+        follower = SourceFollower(index, source, follow=False, patience_s=_PATIENCE_S)
+        follower.run()
+        log = [path.stat().st_size for path in source.store.commitlog.iterdir()]
+        self.figures |= {"log_bytes": source.position, "log_segments": len(log)}
+        return follower.entries
 
     def _check(self, place: str, index: IndexService | IndexReader, lookups: list[Lookup], page: int = 0) -> None:
         """Make the lookups, and with a `page` that of the most frequent key, page by page."""

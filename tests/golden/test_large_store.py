@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.rocketmq import large_store
+from tests.rocketmq.followed import SteppedDispatcher
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, SLOT_SIZE
 from tiered_index.rocketmq.classic import ClassicImport
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
@@ -59,7 +59,7 @@ def test_followed_and_imported_entries_have_the_bytes_of_the_tiered_store(store,
 
     def follow(index):
         reader = CommitLogReader(store / "commitlog", selection=ALL_TOPICS)
-        dispatcher = Dispatcher(index, StoreDirectory.open(store), reader=reader)
+        dispatcher = SteppedDispatcher(index, StoreDirectory.open(store), reader=reader)
         while not dispatcher.run_once().caught_up:
             pass
 

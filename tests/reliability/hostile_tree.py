@@ -21,12 +21,12 @@ from typing import Any
 from unittest import mock
 
 from tests.rocketmq import golden_store
+from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
@@ -181,7 +181,7 @@ def _grow_follower(tree: Path) -> Put:
     put: Put = {}
     store = StoreDirectory.open(golden_store.unpack(tree / "follow" / "store"))
     with open_index(tree, "follow", slots=97, items=5000) as index:
-        dispatcher = Dispatcher(index, store)
+        dispatcher = SteppedDispatcher(index, store)
         while not dispatcher.run_once().caught_up:
             pass
         SegmentArchiver(index, "broker a", store.commitlog).run_once()

@@ -55,6 +55,7 @@ from tests.reliability.hostile_tree import (
 )
 from tests.reliability.mutated_formats import Codec, codecs, object_of
 from tests.reliability.tally import Tally, main
+from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.classic_lookups import query
 from tests.support.staging import Job
 from tiered_index import Lookup
@@ -66,7 +67,6 @@ from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.classic import ClassicImport, load_classic_index
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.rows import encode_cursor, query_digest
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -317,13 +317,13 @@ class Campaign:
     def follow(self) -> None:
         index = open_index(self.tree, "follow", slots=97, items=5000)
         try:
-            dispatcher = Dispatcher(
+            dispatcher = SteppedDispatcher(
                 index, StoreDirectory.open(self.tree / "follow" / "store"), skip_corrupt=True, skip_missing=True
             )
             for _ in range(20):
                 if dispatcher.run_once().caught_up:
                     break
-            dispatcher.call_damage()
+            dispatcher._call_damage()
             dispatcher.lag()
         finally:
             index.abandon()

@@ -4,8 +4,10 @@ that judges it.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from tests.rocketmq.messages import NOW_MS
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher
+from tiered_index.errors import TieredIndexError
+from tiered_index.follow import Loss, Torn
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.log.segments import End, segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel
@@ -81,6 +85,58 @@ def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
             os.truncate(path, segment_bytes)
 
 
+@dataclass(frozen=True)
+class Round:
+    """The sum of the batches of one round."""
+
+    begin: int
+    end: int
+    messages: int
+    entries: int
+    hidden: int
+    left_out: int
+    replaced_keys: int
+    losses: tuple[Loss, ...]
+    state: End | None
+    torn: Torn | None
+    caught_up: bool
+
+
+class SteppedDispatcher(Dispatcher):
+    """A dispatcher whose rounds a test makes one by one."""
+
+    def __init__(
+        self, index: IndexService, *more: Any, put: Callable[[Any, str, int], int] | None = None, **options: Any
+    ):
+        super().__init__(index, *more, **options)
+        self._put = put or index.put_batch
+
+    def run_once(self) -> Round:
+        """Put one round. An error is raised if nothing was put before it: else the next round meets it again."""
+        begin, batches, entries = self.position or 0, [], 0
+        with contextlib.closing(self.batches()) as some:
+            try:
+                for batch in some:
+                    if batch.columns is not None:
+                        entries += self._put(batch.columns, batch.source, batch.position)
+                    batches.append(batch)
+            except TieredIndexError:
+                if not any(batch.columns is not None for batch in batches[:-1]):
+                    raise
+        last = batches[-1]
+        return Round(
+            begin,
+            self.position or 0,
+            sum(batch.messages for batch in batches),
+            entries,
+            *(sum(getattr(batch, n) for batch in batches) for n in ("hidden", "left_out", "replaced_keys")),
+            tuple(loss for batch in batches for loss in batch.losses),
+            None if last.state is None else End(last.state),
+            last.torn,
+            last.caught_up,
+        )
+
+
 class Followed:
     """One store, its writer, an index in memory storage and a dispatcher; the folder can be opened again after either
     died.
@@ -131,9 +187,9 @@ class Followed:
             **self.settings,
         )
 
-    def dispatcher(self, **options: Any) -> Dispatcher:
+    def dispatcher(self, **options: Any) -> SteppedDispatcher:
         options.setdefault("now_s", lambda: 0.0)  # rounds that no slow machine cuts short
-        return Dispatcher(self.index, StoreDirectory.open(self.path, options.pop("store_name", None)), **options)
+        return SteppedDispatcher(self.index, StoreDirectory.open(self.path, options.pop("store_name", None)), **options)
 
     def crash_index(self) -> None:
         """Let the follower die without a flush, and come again."""
@@ -144,7 +200,7 @@ class Followed:
         return check(self.index, scan(self.path), more)
 
 
-def rounds(dispatcher: Dispatcher) -> Iterator[Dispatched]:
+def rounds(dispatcher: SteppedDispatcher) -> Iterator[Round]:
     """Yield rounds up to the one that caught up, a bounded number of them."""
     for _ in range(1_000):
         done = dispatcher.run_once()

@@ -6,10 +6,9 @@ import json
 import shutil
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.followed import SEGMENT, check, rounds, scan
+from tests.rocketmq.followed import SEGMENT, SteppedDispatcher, check, rounds, scan
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, tag_key
@@ -33,7 +32,7 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
         offset_space="commitlog",
     ) as index:
         reader = CommitLogReader(path / "commitlog", selection=ALL_TOPICS)
-        done = Dispatcher(index, StoreDirectory.open(path), reader=reader, now_s=lambda: 0.0).run_once()
+        done = SteppedDispatcher(index, StoreDirectory.open(path), reader=reader, now_s=lambda: 0.0).run_once()
         assert (done.messages, done.hidden, done.end, done.state) == (
             170,
             sum(map(golden_store.hidden, golden_store.expected())),

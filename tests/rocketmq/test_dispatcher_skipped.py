@@ -9,16 +9,16 @@ import random
 
 import pytest
 
-from tests.rocketmq.followed import SEGMENT, Followed, names, rounds, scan
+from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, names, rounds, scan
 from tests.support.store_writer import StoreWriter
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
 
 ALL = {"skip_corrupt": True, "skip_missing": True}
 
 
-def follow(followed: Followed, **options: bool) -> Dispatcher:
+def follow(followed: Followed, **options: bool) -> SteppedDispatcher:
     """Return a dispatcher as the command line has it: bodies are checked."""
     return followed.dispatcher(**(options or ALL), reader=CommitLogReader(followed.path / "commitlog", check_crc=True))
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, rounds
 from tiered_index.rocketmq.follow import dispatcher as dispatching
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
 
@@ -78,13 +78,13 @@ def test_what_is_finished_while_it_is_put_is_noticed(followed, monkeypatch):
     start, _, whole = half_over_old(followed)
     dispatcher = followed.dispatcher(skip_missing=True)
     dispatcher.run_once()
-    real = Dispatcher._take
+    real = SteppedDispatcher._remembered
 
     def finished(*given):
         followed.segment(0).write_bytes(whole)
         return real(*given)
 
-    monkeypatch.setattr(Dispatcher, "_take", finished)
+    monkeypatch.setattr(SteppedDispatcher, "_remembered", finished)
     assert dispatcher.run_once().messages == 1
     monkeypatch.undo()
     assert found(followed) == (0, 1)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, rounds
 from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.follow import dispatcher as dispatching
 from tiered_index.rocketmq.follow import fingerprints
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
+from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.follow.fingerprints import Scrubber
 
 STEP = 500
@@ -21,7 +21,7 @@ ROUNDS = 2 * SEGMENT // STEP + 40
 
 
 @pytest.fixture
-def dispatcher(followed, monkeypatch) -> Dispatcher:
+def dispatcher(followed, monkeypatch) -> SteppedDispatcher:
     """A dispatcher that compares the newest 600 bytes in every round, 500 others little by little, and everything only
     at a start.
     """

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.rocketmq.followed import SteppedDispatcher
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
 from tests.support.store_writer import StoreWriter
@@ -19,7 +20,6 @@ from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.message import compress
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.server.calls import Caps
@@ -113,7 +113,7 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
         writer.flush()
     store, root = tmp_path / "store", tmp_path / "root"
     with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
-        Dispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
+        SteppedDispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
         index.flush()
         asked = {"topic": "orders", "key": "k"}
         with serving(index, store=store, caps=Caps(message_bytes=150_000)) as client:

@@ -26,11 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.later import Later
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.follow import gauges_of
 from tiered_index.cli.main import LateCommand, app
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.rocketmq.follow.dispatcher import Lag
+from tiered_index.follow import Follower, Lag
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import ready_gauge
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -262,9 +261,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
 
 
 def exported_of(index: IndexService) -> dict[str, set[str]]:
-    dispatcher = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), position=0)
-    follower: Any = SimpleNamespace(dispatcher=dispatcher, messages=0, loss_count=0)
-    metrics = Metrics(index, lambda: ready_gauge([]) | gauges_of(follower))
+    source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict)
+    metrics = Metrics(index, lambda: ready_gauge([]) | Follower(index, source).gauges())
     metrics.request("/v1/query", "GET", 200, 0.1)
     metrics.lookup("query", "complete", index.query("orders", "order-4711").explain)
     families = text_string_to_metric_families(metrics.page().decode())

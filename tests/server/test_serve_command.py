@@ -20,8 +20,8 @@ import pytest
 from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, put_entries
 from tiered_index import IndexService
-from tiered_index.cli.follow import problems_of
 from tiered_index.cli.main import run
+from tiered_index.follow import Follower
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,8 +186,7 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
 def test_a_lag_that_is_not_known_is_no_readiness():
     for seconds, said in ((None, "is not known"), (61.0, "61 seconds"), (60.0, None)):
         lag = SimpleNamespace(bytes=100, seconds=seconds)
-        follower = SimpleNamespace(dispatcher=SimpleNamespace(lag=lambda lag=lag: lag), archiving=None)
-        problems = problems_of(follower, 60.0)
+        problems = Follower(None, SimpleNamespace(lag=lambda lag=lag: lag, unit="bytes")).problems(60.0)
         assert problems == [] if said is None else said in problems[0]
 
 

@@ -16,55 +16,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
 from typer import Argument, Option
 
-from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
+from tiered_index.cli.follow import ingest_store, write_ingested
 from tiered_index.cli.options import Column, Constant, Items, LogAs, Patience, Slots, Wait
 from tiered_index.cli.output import counted, human_count, human_seconds, listed, states
-from tiered_index.cli.progress import FIRST, PatientPut, flushed, settle, what_waits, write_what_waits
+from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
 from tiered_index.cli.sources.messages import ROW_NUMBER, Batch, Fields, local_path, opened_place
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import InvalidArgument
+from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
-from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.answers.incoming import Message, columns_of
 from tiered_index.service.answers.validation import TopicTable, batch_columns, column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
-
-# A store's parts that may be links to other disks.
-_PARTS = ("commitlog", "consumequeue", "index")
-
-
-def check_apart(config: IndexConfig, *folders: Path) -> None:
-    """Raise `ConfigError` where the root or a local storage lies in one of `folders`, or they in the root."""
-    theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _PARTS))}
-    if config.root is not None:
-        root = config.root.resolve()
-        for folder in theirs:
-            if root.is_relative_to(folder) or folder.is_relative_to(root):
-                raise ConfigError(
-                    f"the root {root} and the broker's folder {folder} lie within each other: choose a root beside it"
-                )
-    scheme, _, _ = (config.storage or "").partition("://")
-    if scheme.lower() in ("file", "sqlite"):
-        storage = Path(unquote(urlsplit(str(config.storage)).path)).resolve()
-        for folder in theirs:
-            if storage.is_relative_to(folder):
-                raise ConfigError(
-                    f"the storage {storage} lies within the broker's folder {folder}: choose another place"
-                )
-
 
 _of_store = partial(Option, rich_help_panel="RocketMQ stores")
 
@@ -333,22 +310,24 @@ def ingest(
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
         if column or constant:
             raise InvalidArgument(f"{'--column' if column else '--constant'} is for files of messages, not for a store")
-        options = FollowOptions(
-            store_name,
-            follow,
-            wait,
-            restart,
-            skip_corrupt,
-            skip_missing,
-            begin_from,
-            poll,
-            patience,
-            archive_segments,
-            check_bodies,
-            selection,
+        config = session.config(offset_space="commitlog", slots=slots, items=items, preset=preset, hash=hash_rule)
+        check_apart(config, path)
+        store = StoreDirectory.open(path, store_name)
+        return ingest_store(
+            session,
+            config,
+            store,
+            follow=follow,
+            wait=wait,
+            restart=restart,
+            skip_corrupt=skip_corrupt,
+            skip_missing=skip_missing,
+            start=begin_from,
+            poll_s=poll,
+            patience_s=patience,
+            archive=archive_segments,
+            reader=CommitLogReader(store.commitlog, check_crc=check_bodies, selection=selection),
         )
-        check_apart(session.config(), path)
-        return ingest_store(session, path, options, slots=slots, items=items, preset=preset, hash=hash_rule)
     of_stores = {
         "--follow": follow,
         "--skip-corrupt": skip_corrupt,

@@ -9,11 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tiered_index.cli.output import Output, counted, printable
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
@@ -143,77 +140,6 @@ def write_what_waits(out: Output, document: dict[str, Any]) -> None:
     if waits["entries"]:
         files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")
         out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
-
-
-_PUT_PAUSE_S = 0.2
-# A flush makes positions durable, so this bounds what is put again after a crash.
-_FLUSH_ENTRIES = 250_000
-# So many bad messages, and so many with a time that can't be right, are shown.
-FIRST = 10
-
-
-class Stopped(TieredIndexError):
-    """A put that was waiting for room was given up because the command is to end; nothing of it was put."""
-
-
-@dataclass
-class PatientPut:
-    """Puts into one index; each waits out back-pressure for `patience_s` at most, or until `stop`.
-
-    `quarantined` are the first messages put whose time the index takes for wrong: `FIRST` at most, JSON-ready.
-    """
-
-    index: IndexService
-    patience_s: float
-    stop: threading.Event = field(default_factory=threading.Event)
-    quarantined: list[dict[str, Any]] = field(default_factory=list)
-    _unflushed: int = 0
-
-    def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
-        """Put one batch; return its number of entries. Raises `BackPressure`, `Stopped`, `InvalidArgument`."""
-        waiting_since: float | None = None
-        while True:
-            try:
-                put = self.index.put_batch(columns, source, source_position)
-                break
-            except BackPressure:
-                waiting_since = waiting_since or time.monotonic()
-                if time.monotonic() - waiting_since > self.patience_s:
-                    raise
-                if self.stop.is_set():
-                    raise Stopped("ended while waiting for room") from None
-                if not self.flush():
-                    self.stop.wait(_PUT_PAUSE_S)
-        if put and len(self.quarantined) < FIRST:
-            self._note_quarantined(columns)
-        self._unflushed += put
-        if self._unflushed >= _FLUSH_ENTRIES:
-            self.flush()
-        return put
-
-    def _note_quarantined(self, columns: Any) -> None:
-        import pyarrow as pa
-
-        now_s, settings = time.time(), self.index.config
-        seconds = np.asarray(columns["timestamp_ms"]) // 1000
-        wrong = (seconds < now_s - settings.max_late_s) | (seconds > now_s + settings.max_early_s)
-        for place in np.flatnonzero(wrong).tolist():
-            values = {name: columns[name][place] for name in ("topic", "queue_id", "offset")}
-            message = {n: value.as_py() if isinstance(value, pa.Scalar) else value for n, value in values.items()}
-            message["timestamp_ms"] = int(seconds[place]) * 1000
-            if message not in self.quarantined:  # it has an entry a key
-                self.quarantined.append(message)
-                if len(self.quarantined) == FIRST:
-                    return
-
-    def flush(self) -> bool:
-        """Flush; return whether the buffer is empty now. At the disk's bound only the life cycle makes room."""
-        try:
-            self.index.flush()
-        except BackPressure:
-            return False
-        self._unflushed = 0
-        return True
 
 
 @contextlib.contextmanager

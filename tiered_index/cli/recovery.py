@@ -21,7 +21,7 @@ from typer import Option
 
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import counted, human_bytes, human_seconds, states
-from tiered_index.cli.progress import PatientPut, flushed, settle, what_waits, write_what_waits
+from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.verify import missing_text
 from tiered_index.clock import SystemClock
@@ -35,6 +35,7 @@ from tiered_index.errors import (
     StorageBehind,
     StorageUnavailable,
 )
+from tiered_index.follow import PatientPut
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches

@@ -11,16 +11,16 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.follow import FollowOptions, archiving_of, gauges_of, open_follower, problems_of
+from tiered_index.cli.follow import open_follower
 from tiered_index.cli.options import CacheDir, LogAs, MaxLag, bytes_option
-from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument, install_hint
-from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.follow import Follower
+from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.index import IndexService
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         known = Tokens(tokens) if tokens is not None else None
         audit = stack.enter_context(contextlib.closing(Audit(audit_log)))
-        following: Following | None = None
+        following: Follower | None = None
         lookups: Index
         front = StandIn()
         http = stack.enter_context(contextlib.closing(HttpListener(front, host, port, tls=tls)))
@@ -213,8 +213,10 @@ def serve(
                 index = stack.enter_context(IndexService.open(session.config(cache_dir=cache_dir, **space)))
                 lookups = index
                 if follow is not None:
-                    options = FollowOptions(store_name, follow=True, archive=archive_segments)
-                    following = stack.enter_context(Following(session, index, follow, options))
+                    check_apart(index.config, follow)
+                    log = StoreDirectory.open(follow, store_name)
+                    opened = open_follower(session, index, log, threading.Event(), archive=archive_segments)
+                    following = stack.enter_context(opened).in_background()
             else:
                 lookups = stack.enter_context(session.open_reader(config))
         store = store or follow
@@ -228,8 +230,8 @@ def serve(
             stopping=stopping,
         )
         if following is not None:
-            served.problems = partial(problems_of, following.follower, max_lag)
-            served.gauges = partial(gauges_of, following.follower)
+            served.problems = partial(following.problems, max_lag)
+            served.gauges = following.gauges
         service = stack.enter_context(
             Service(
                 served,
@@ -265,49 +267,6 @@ def serve(
             following.end()
     session.out.answer({"status": "stopped"}, streamed=True)
     return 0
-
-
-class Following:
-    """A follower in a thread of its own, beside the service. What ends it ends the service, which then raises it."""
-
-    def __init__(self, session: Session, index: IndexService, folder: Path, options: FollowOptions) -> None:
-        from tiered_index.cli.ingest import check_apart
-
-        check_apart(index.config, folder)
-        self._ending = Ending()
-        store = StoreDirectory.open(folder, options.store_name)
-        self.follower, _ = open_follower(session, index, store, options, self._ending)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="tiered-index-follow", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def _run(self) -> None:
-        follower = self.follower
-        try:
-            with contextlib.ExitStack() as stack:
-                if follower.options.archive:
-                    follower.archiving = stack.enter_context(archiving_of(follower))
-                follower.run(Progress("following", None, quiet=True))
-        except BaseException as error:  # noqa: BLE001 - `end` raises it in the main thread
-            self._error = error
-
-    def has_ended(self) -> bool:
-        """Return whether it has ended by itself."""
-        return not self._thread.is_alive()
-
-    def end(self) -> None:
-        """Have it end. Raises what it ended by."""
-        self._ending.event.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.event.set()
-        self._thread.join()
 
 
 def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.store_writer import StoreWriter
-from tiered_index.cli.ingest import check_apart
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.classic import Geometry
+from tiered_index.rocketmq.log.store import check_apart
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from tests.integration.cli.followers import LIMIT_S, SMALL, starting, wait_until
 from tests.rocketmq.followed import SEGMENT, check, cut_log, scan
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.cli.progress import PatientPut, Stopped
 from tiered_index.errors import BackPressure
+from tiered_index.follow import PatientPut, Stopped
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 
 

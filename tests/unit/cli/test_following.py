@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,13 +11,12 @@ import threading
 
 import pytest
 
-from tests.rocketmq.followed import Followed
-from tiered_index.cli.follow import Archiving, Follower, FollowOptions
+from tests.rocketmq.followed import NOW_MS, Followed
+from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
-from tiered_index.cli.session import Session
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
-from tiered_index.rocketmq.follow.dispatcher import Loss
+from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss
 from tiered_index.testing.disk_faults import FaultDisk
 
 
@@ -67,7 +67,7 @@ def ended(archiving):
 
 def test_archiving_goes_on_in_rounds_and_tells_its_problems():
     archiver = Archiver(2, StorageUnavailable("down"), 3, CorruptFile("segment", "differs"), 0)
-    with Archiving(archiver) as archiving:
+    with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
         archiving.poll()  # the round is under way: nothing is waited for
         assert archiving.archived == 0
@@ -90,20 +90,20 @@ def test_archiving_goes_on_in_rounds_and_tells_its_problems():
 def test_finishing_waits_for_everything_and_raises_what_is_in_the_way():
     archiver = Archiver(1, 2)
     archiver.go.set()
-    with Archiving(archiver) as archiving:
+    with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
         archiving.finish()
         assert archiving.archived == 3
     failing = Archiver(StorageUnavailable("down"))
     failing.go.set()
-    with Archiving(failing) as archiving, pytest.raises(StorageUnavailable):
+    with contextlib.closing(Archiving(failing)) as archiving, pytest.raises(StorageUnavailable):
         archiving.finish()
 
 
 def test_a_round_that_ends_in_an_error_loses_no_count():
     archiver = Archiver((2, StorageUnavailable("down")), 1, (4, CorruptFile("segment", "differs")))
     archiver.go.set()
-    with Archiving(archiver) as archiving:
+    with contextlib.closing(Archiving(archiver)) as archiving:
         archiving.poll()
         ended(archiving)
         archiving.poll()
@@ -118,7 +118,7 @@ def test_segments_that_were_passed_over_are_told_once_and_stay_a_problem():
     lost = [Loss("corrupt", begin, begin + 9, None, f"not archived: {begin}") for begin in (0, 9)]
     archiver = Archiver(lost[0], StorageUnavailable("down"), lost[1], 1)
     archiver.go.set()
-    with Archiving(archiver) as archiving:
+    with contextlib.closing(Archiving(archiver)) as archiving:
         told = []
         for _ in range(3):
             archiving.poll()
@@ -146,34 +146,37 @@ class Lines:
         self.details.append(detail)
 
 
-def follower_of(followed, **options):
-    session = Session(Output(as_json=True, quiet=True))
-    made = FollowOptions(follow=True, poll_s=0.01, **options)
-    return Follower(session, followed.index, followed.dispatcher(skip_missing=True), made, Ending())
+def follower_of(followed, *, follow=True, quiet=True, disk=None, **options):
+    out, lines = Output(as_json=True, quiet=quiet), Lines()
+    source = followed.dispatcher(skip_missing=True, follow=follow, disk=disk)
+    made = Follower(followed.index, source, follow=follow, poll_s=0.01, note=out.note, **options)
+    made.status = StatusLines(out, lines, records=follow)
+    made.details = lines.details
+    return made
 
 
 def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.follow._STATUS_INTERVAL_S", 0.0)
-    follower, progress = follower_of(followed), Lines()
+    monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
+    follower = follower_of(followed)
     looks = []
 
     def wait(_):
-        looks.append(len(progress.details))
+        looks.append(len(follower.details))
         if len(looks) == 3:
             followed.write(200)
             followed.segment(0).unlink()
         if len(looks) == 6:
-            follower.ending.event.set()
+            follower.stop.set()
         return False
 
-    monkeypatch.setattr(follower.ending.event, "wait", wait)
+    monkeypatch.setattr(follower.stop, "wait", wait)
     followed.write(2)
-    follower.run(progress)
+    follower.run()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["messages"] == 2
     assert lines[-1]["messages"] == follower.messages > 100
     assert sum(len(line["losses"]) for line in lines) == follower.loss_count == 1
-    assert len(lines) < len(progress.details) >= 6
+    assert len(lines) < len(follower.details) >= 6
     assert all(line["status"] == "following" and line["problems"] == [] for line in lines)
     assert lines[-1]["lag"]["bytes"] == 0
 
@@ -181,33 +184,31 @@ def test_a_status_line_says_what_is_new_and_once_only(followed, capsys, monkeypa
 def test_a_full_disk_is_waited_out_also_by_what_is_remembered_of_the_log(followed, monkeypatch):
     followed.write(5)
     disk = FaultDisk()
-    follower = follower_of(followed)
-    follower.dispatcher = followed.dispatcher(disk=disk)
+    follower = follower_of(followed, disk=disk)
     waits = []
 
     def wait(_):
         waits.append(follower.messages)
         if follower.messages or len(waits) > 20:
-            follower.ending.event.set()
+            follower.stop.set()
 
-    monkeypatch.setattr(follower.ending.event, "wait", wait)
+    monkeypatch.setattr(follower.stop, "wait", wait)
     disk.fail("sync", times=3, error=errno.ENOSPC)
-    follower.run(Lines())
+    follower.run()
     assert (follower.messages, waits[:3]) == (5, [0, 0, 0])
     disk.fail("sync", times=None, error=errno.ENOSPC)
     followed.write(1)
-    impatient = follower_of(followed, patience_s=0)
-    impatient.dispatcher = followed.dispatcher(disk=disk)
+    impatient = follower_of(followed, patience_s=0, disk=disk)
     with pytest.raises(DiskFull):
-        impatient.run(Lines())
+        impatient.run()
 
 
 def test_a_writer_that_was_fenced_is_told_so_also_while_nothing_comes(followed, monkeypatch):
     follower = follower_of(followed)
-    monkeypatch.setattr(follower.ending.event, "wait", lambda _: follower.ending.event.set())
+    monkeypatch.setattr(follower.stop, "wait", lambda _: follower.stop.set())
     followed.index._session.fenced = WriterFenced("another writer has taken over")
     with pytest.raises(WriterFenced):
-        follower.run(Lines())
+        follower.run()
     followed.index._session.fenced = None
 
 
@@ -216,33 +217,95 @@ def test_a_hole_in_the_live_segment_ends_the_command(followed, follow):
     offsets = followed.write(30)
     data = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(data[: offsets[10]] + bytes(40) + data[offsets[10] + 40 :])
-    follower = follower_of(followed)
-    follower.options = FollowOptions(follow=follow, poll_s=0.01)
+    follower = follower_of(followed, follow=follow)
     with pytest.raises(CorruptFile, match="zeros"):
-        follower.run(Lines())
+        follower.run()
     assert follower.messages == 10
 
 
 def test_half_a_message_that_stays_is_told_once_with_its_range(followed, capsys, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.follow._STATUS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("tiered_index.follow._STATUS_INTERVAL_S", 0.0)
     (start,) = followed.write(6)[-1:]
     data = followed.segment(0).read_bytes()
     followed.segment(0).write_bytes(data[: start + 90] + bytes(len(data) - start - 60))
-    follower = follower_of(followed)
-    follower.session.out.quiet = False
+    follower = follower_of(followed, quiet=False)
     looks = []
 
     def wait(_):
         looks.append(1)
         if len(looks) == 5:
-            follower.ending.event.set()
+            follower.stop.set()
 
-    monkeypatch.setattr(follower.ending.event, "wait", wait)
-    follower.run(Lines())
+    monkeypatch.setattr(follower.stop, "wait", wait)
+    follower.run()
     out, err = capsys.readouterr()
     told = [json.loads(line) for line in out.splitlines()]
     assert [line["torn"] is None for line in told] == [True, False]
     assert told[-1]["state"] == "torn"
     assert told[-1]["torn"]["begin"] == start < told[-1]["torn"]["end"] <= start + 90
     assert err.count("torn: commit log offsets") == 1
-    assert follower.document(taken_s=1.0)["torn"] == told[-1]["torn"]
+    assert follower.to_dict()["torn"] == told[-1]["torn"]
+
+
+class Partitions:
+    """A toy broker: two partitions with positions of their own, and rounds of one message each."""
+
+    place, unit, offsets = "toy://broker/orders", "messages", "offsets"
+
+    def __init__(self, index, messages):
+        self.index, self.messages, self.is_closed = index, messages, False
+        self.taken = {name: index.durable_position(name) or 0 for name in messages}
+
+    def positions(self):
+        return self.taken
+
+    def batches(self):
+        for name, rows in self.messages.items():
+            for number in range(self.taken[name], len(rows)):
+                key, time_ms = rows[number]
+                columns = {
+                    "topic": ["orders"],
+                    "queue_id": [int(name[-1])],
+                    "key": [key],
+                    "offset": [number],
+                    "size": [9],
+                }
+                columns["timestamp_ms"] = [time_ms]
+                yield Batch(source=name, position=number + 1, columns=columns, messages=1)
+                self.taken[name] = number + 1
+
+    def lag(self):
+        behind = sum(map(len, self.messages.values())) - sum(self.taken.values())
+        return Lag(sum(map(len, self.messages.values())), behind, float(behind))
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_source_of_another_broker_is_followed_by_the_protocol_alone(followed):
+    messages = {"toy:0": [("a", NOW_MS), ("b", NOW_MS)], "toy:1": [("a", NOW_MS + 1000)]}
+    with Follower(followed.index, source := Partitions(followed.index, messages), follow=False) as follower:
+        follower.run()
+        assert (follower.messages, follower.entries, follower.position) == (3, 3, 3)
+    assert source.is_closed
+    assert len(followed.index.query("orders", "a")) == 2
+    followed.index.flush()
+    assert [followed.index.durable_position(name) for name in messages] == [2, 1]
+    messages["toy:1"].append(("c", NOW_MS))
+    again = Follower(followed.index, Partitions(followed.index, messages))
+    assert again.problems(0.5) == ["follow: 1 messages and 1 seconds behind the store"]
+    with again.in_background():
+        while not again.messages:
+            assert not again.has_ended()
+        again.end()
+    assert (again.messages, again.source.lag().bytes) == (1, 0)
+
+
+def test_the_error_of_a_source_ends_a_follower_in_the_background(followed):
+    source = Partitions(followed.index, {"toy:0": [("a", NOW_MS), ("b",)]})
+    with Follower(followed.index, source).in_background() as follower:
+        while not follower.has_ended():
+            pass
+        with pytest.raises(ValueError, match="not enough values"):
+            follower.end()
+    assert follower.messages == 1

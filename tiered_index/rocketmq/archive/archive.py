@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.rocketmq.follow.dispatcher import Dispatcher, Loss
+from tiered_index.follow import Loss
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES

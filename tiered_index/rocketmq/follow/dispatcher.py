@@ -1,8 +1,8 @@
 """The follower of a live store: puts its messages into an index, in order, from the index's durable position on.
 
-`run_once` is one round; a thread or a loop calls it again and again. The source position is the commit log offset up to
-which everything was put, so a restart continues there, and entries that are put twice are one answer. The broker's
-files are only read. What a round finds:
+A `Dispatcher` is a `Source`; `batches` is one round, and `Follower` repeats it. The source position is the commit log
+offset up to which everything was put, so a restart continues there, and entries that are put twice are one answer. The
+broker's files are only read. What a round finds:
 
 | found                | what happens |
 |---|---|
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Generator
+from typing import Literal
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.follow import Batch, Lag, Loss
 from tiered_index.rocketmq.follow.fingerprints import (
     FAR_BYTES,
     LogFingerprints,
@@ -53,8 +53,6 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
-# As `IndexService.put_batch`: (columns, source, source position) -> entries.
-Put = Callable[[Any, str, int], int]
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
@@ -75,48 +73,6 @@ class RewrittenOffsets(CorruptFile):
         self.begin, self.end, self.messages = begin, end, messages
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Commit log offsets [begin, end) that were skipped, or were put once and read again because they had changed."""
-
-    kind: Literal["corrupt", "missing", "rewritten"]
-    begin: int
-    end: int
-    # How many messages, by the consume queues or by what was put; None: not known.
-    messages: int | None
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far the index is behind the log: bytes behind its end, seconds (None: unknown) behind its newest message."""
-
-    end_offset: int
-    bytes: int
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatched:
-    """What one round did. Counts are of this round only."""
-
-    begin: int
-    end: int
-    messages: int = 0
-    entries: int = 0
-    # Prepared and rolled-back messages, and those of topics that aren't selected, which have no entries.
-    hidden: int = 0
-    left_out: int = 0
-    replaced_keys: int = 0
-    losses: tuple[Loss, ...] = ()
-    # What stands at `end`; None for an empty log.
-    state: End | None = None
-    # Whether the round ended at the end of the log, and not at zeros that may be a hole in it.
-    caught_up: bool = False
-    # Where `state` is `End.TORN`: what stands at `end`; None where that is to be looked at once more.
-    torn: TornTail | None = None
-
-
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
     """Raise `ConfigError` where the index follows another store: nothing could tell the offsets of two stores apart."""
     known = [name for name in index.durable_positions() if name.startswith(SOURCE_PREFIX)]
@@ -129,14 +85,17 @@ def check_one_store(index: IndexService, source: str, *, restart: bool = False) 
 
 
 class Dispatcher:
-    """Follows one store for one index."""
+    """Follows one store for one index: the `Source` of a RocketMQ store."""
+
+    unit = "bytes"
+    offsets = "commit log offsets"
 
     def __init__(
         self,
         index: IndexService,
         store: StoreDirectory,
         *,
-        put: Put | None = None,
+        follow: bool = True,
         skip_corrupt: bool = False,
         skip_missing: bool = False,
         restart: bool = False,
@@ -150,16 +109,17 @@ class Dispatcher:
     ) -> None:
         """Continue at the index's durable position.
 
-        `put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't
-        know the store; `restart` takes the log from its beginning. `reader` says what is indexed; by default that is
-        every topic but RocketMQ's own. A round ends early once `stopping` says so; `now_s`
-        is its clock, and `clock` is the index's. Raises `ConfigError` where the index follows another store,
-        `CorruptFile` where the fingerprints of this one can't be read, `StorageMisconfigured` where the log may not be.
+        Without `follow`, a torn tail is looked at again before it passes for the end, and may prove to be damage.
+        `start` counts only where the index doesn't know the store; `restart` takes the log from its beginning. `reader`
+        says what is indexed; by default that is every topic but RocketMQ's own. A round ends early once `stopping` says
+        so; `now_s` is its clock, and `clock` is the index's.
+
+        Raises `ConfigError` where the index follows another store, `CorruptFile` where the fingerprints of this one
+        can't be read, `StorageMisconfigured` where the log may not be.
         """
         assert index.config.root is not None
         check_one_store(index, store.source, restart=restart)
-        self._index, self.store = index, store
-        self._put = put or index.put_batch
+        self._index, self.store, self.place, self._follow = index, store, str(store.folder), follow
         self._skip_corrupt, self._skip_missing = skip_corrupt, skip_missing
         self._reader = reader or CommitLogReader(store.commitlog, selection=Selection())
         self._round_bytes = round_bytes
@@ -193,38 +153,63 @@ class Dispatcher:
         # What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
         self._torn: TornTail | None = None
         self._damage_at: int | None = None
+        # Where half a message stood at the end of the log, at the last look of a dispatcher that doesn't follow.
+        self._ended_at: int | None = None
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0
         self._broker = self._broker_start()
         self._scrubber = Scrubber()
 
-    # one round
+    def positions(self) -> dict[str, int]:
+        """Return the commit log offset behind everything put; nothing before the first message of an empty log."""
+        return {} if self.position is None else {self.store.source: self.position}
 
-    def run_once(self) -> Dispatched:
-        """Put what the log holds behind the position, up to its end; return what was done.
+    def close(self) -> None:
+        """Do nothing: a dispatcher keeps no file open."""
 
-        A round ends after some 64 MiB or half a second. Raises `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`,
-        `StorageMisconfigured`, `StorageUnavailable`, and what `put` raises.
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yield what the log holds behind the position, up to its end; the last batch has no entries.
+
+        A round ends after some 64 MiB or half a second. A batch is put once the next one is asked for. Raises
+        `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured` and `StorageUnavailable`.
         """
-        begin = self.position or 0
+        self.fingerprints.cut(self.position or 0)  # of a batch that was not put
         segments = self._reader.segments()  # once a round, and anew only behind what was read
         losses = self._check_log(segments)
         if not losses and self.position and self._scrubber.is_changed(self.fingerprints, self.position, segments):
             losses = (self._rewritten(),)
-        done = Dispatched(begin=begin, end=begin, losses=losses)
-        if not losses:
-            done = self._round(done, segments)
+        last = self._end(losses=losses, caught_up=False) if losses else (yield from self._round(segments))
         self._settle()
-        return replace(done, end=self.position or 0)
+        yield last
 
-    def _round(self, done: Dispatched, segments: tuple[Segment, ...]) -> Dispatched:
+    def _end(
+        self, state: End | None = None, *, caught_up: bool, torn: TornTail | None = None, losses: tuple[Loss, ...] = ()
+    ) -> Batch:
+        """Return the last batch of a round, which has no messages."""
+        caught_up = caught_up and (self._follow or not self._look_again(torn))
+        # the second look at a message is for what is new now
+        pause = 1.0 if caught_up or state is End.OPEN else 0.25 if state is End.TORN else 0.0
+        return Batch(
+            source=self.store.source,
+            position=self.position or 0,
+            losses=losses,
+            state=state and state.value,
+            torn=torn and torn.shown(),
+            caught_up=caught_up,
+            pause=pause,
+        )
+
+    def _round(self, segments: tuple[Segment, ...]) -> Generator[Batch, None, Batch]:
+        """Yield the batches of one round; return what stands behind them."""
         begin = self.position
         until_s = self._now_s() + _ROUND_S
         torn: TornTail | None = None
+        state: End | None = None
+        has_losses = False
         if begin is not None and self._torn is not None and self._torn.begin == begin:
             torn = torn_tail(self.store, begin)
             if torn.seen and torn == self._torn and begin != self._damage_at:
-                return replace(done, state=End.TORN, caught_up=True, torn=torn)
+                return self._end(End.TORN, torn=torn, caught_up=True)
         try:
             stable = self._stable_end(segments)
             for read in self._reader.batches(
@@ -241,49 +226,54 @@ class Dispatcher:
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that
                 # it is gone
                 if changed := self._check_log(self._reader.segments()):
-                    return replace(done, losses=(*done.losses, *changed))
-                entries = self._take(batch)
-                done = replace(
-                    done,
-                    messages=done.messages + batch.messages,
-                    entries=done.entries + entries,
-                    hidden=done.hidden + batch.hidden,
-                    left_out=done.left_out + batch.left_out,
-                    replaced_keys=done.replaced_keys + batch.replaced_keys,
-                    losses=(*done.losses, *map(self._loss, batch.skipped)),
-                    state=batch.state,
-                )
+                    return self._end(state, losses=changed, caught_up=False)
+                yield self._remembered(batch)
+                self._taken(batch)
+                state, has_losses = batch.state, has_losses or bool(batch.skipped)
                 self._last_read = again
                 if batch.end < read.end:
                     torn = None if again is not None else torn_tail(self.store, batch.end)._replace(end=read.end)
-                    return replace(done, caught_up=again is None, torn=torn)
+                    return self._end(state, caught_up=again is None, torn=torn)
                 enough = batch.end - (begin or 0) >= self._round_bytes or self._now_s() >= until_s or self._stopping()
                 if batch.messages and enough and batch.state in (End.MORE, End.SEGMENT):
-                    return done
+                    return self._end(state, caught_up=False)
                 stable = self._stable_end(segments)
         except TieredIndexError as error:
-            if self.position != begin or done.losses:
-                return done  # what was done is reported first; the next round meets the same again
+            if self.position != begin or has_losses:
+                # the next round meets the same again, or finds it written
+                return self._end(state, caught_up=False)
             if not isinstance(error, MissingOffsets):
                 raise
             if self.position is not None and error.begin < self.position:
-                return replace(done, losses=(*done.losses, self._rewritten()))
+                return self._end(losses=(self._rewritten(),), caught_up=False)
             count = self.store.messages_named(error.begin, error.end)
             known = f" ({count:,} messages by the consume queues)" if count else ""
             problem = error.problem.partition(": commit log offsets")[0] + known
             raise MissingOffsets(error.file, problem, error.begin, error.end) from error
         self._torn = None
-        if done.state is End.TORN and self.position is not None:
+        if state is End.TORN and self.position is not None:
             # believed only if it was seen before it was read: what is seen now may be whole by now
             seen_before = torn is not None and torn.begin == self.position
             self._torn = torn if seen_before else TornTail(self.position, self.position)
-            done = replace(done, torn=torn or torn_tail(self.store, self.position))
-        return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
+            torn = torn or torn_tail(self.store, self.position)
+        else:
+            torn = None
+        return self._end(state, torn=torn, caught_up=state is not End.OPEN or not self._may_be_hole())
 
-    def call_damage(self) -> bool:
+    def _look_again(self, torn: TornTail | None) -> bool:
+        """Return whether to read the log's end once more: damage there must not pass for the end."""
+        before, self._ended_at = self._ended_at, None if torn is None else torn.begin
+        if torn is None or before is None:
+            return torn is not None
+        if before != torn.begin or not self._call_damage():
+            return False
+        self._ended_at = None
+        return True
+
+    def _call_damage(self) -> bool:
         """Return whether a whole message follows what is torn at the position; the next round calls it damage then.
 
-        For callers that won't look again: the broker may be writing a message where it truncated its log.
+        Only for what won't look again: the broker may be writing a message where it truncated its log.
         """
         if self._torn is None or self._torn.begin != self.position or not is_followed(self.store, self._torn):
             return False
@@ -312,24 +302,29 @@ class Dispatcher:
             return EVERYTHING
         return stable_end(segments, self.position or 0, self._reader.chunk_bytes)
 
-    def _take(self, batch: IndexBatch) -> int:
-        if batch.end == self.position and not batch.messages:
-            return 0
-        # before the put: whatever the flusher makes durable has its fingerprint
-        durable = self._index.durable_position(self.store.source) or 0
-        for fingerprint in fingerprints_of(batch):
-            self.fingerprints.add(fingerprint, durable)
-        try:
+    def _remembered(self, batch: IndexBatch) -> Batch:
+        """Return what is to be put. Whatever the flusher makes durable has its fingerprint by then."""
+        if is_new := bool(batch.messages or batch.end != self.position):
+            durable = self._index.durable_position(self.store.source) or 0
+            for fingerprint in fingerprints_of(batch):
+                self.fingerprints.add(fingerprint, durable)
             self.fingerprints.save()
-            entries = self._put(batch.columns, self.store.source, batch.end)
-        except TieredIndexError:
-            self.fingerprints.cut(self.position or 0)
-            raise
+        return Batch(
+            source=self.store.source,
+            position=batch.end,
+            columns=batch.columns if is_new else None,
+            losses=tuple(map(self._loss, batch.skipped)),
+            **{name: getattr(batch, name) for name in ("messages", "hidden", "left_out", "replaced_keys")},
+        )
+
+    def _taken(self, batch: IndexBatch) -> None:
+        """Go on behind a batch that was put."""
+        if batch.end == self.position and not batch.messages:
+            return
         self.position = batch.end
         if self._broker != (broker := self._broker_start()):  # and what it wrote before this place, it has written
             self._broker, self._scrubber.compare_all = broker, True
         self._last_store_ms = batch.last_store_ms or self._last_store_ms
-        return entries
 
     def _loss(self, skipped: SkippedRange) -> Loss:
         missing = skipped.file == str(self.store.commitlog)

@@ -32,6 +32,7 @@ import numpy as np
 
 from tiered_index.documents import checked, load, record, text
 from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
+from tiered_index.follow import Torn
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict
 from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
@@ -171,10 +172,12 @@ class TornTail(NamedTuple):
     # broker left where it cut its log, and will write over: it zeroes nothing.
     is_half: bool = True
 
-    @property
-    def what(self) -> str:
-        """What it is, in words."""
-        return "half a message" if self.is_half else "older bytes"
+    def shown(self) -> Torn:
+        """Return the range and, in words, what stands there and what the broker does about it."""
+        if self.is_half:
+            return Torn(self.begin, self.end, "half a message", "the broker's recovery cuts it off")
+        why = "the broker left them where it cut its log, and writes over them"
+        return Torn(self.begin, self.end, "older bytes", why)
 
 
 def is_followed(store: StoreDirectory, torn: TornTail) -> bool:

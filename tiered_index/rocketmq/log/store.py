@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageError
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES
 from tiered_index.rocketmq.log.message import decode_message
@@ -50,6 +52,30 @@ def decode_entries(data: bytes) -> Entries:
     entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
     written = entries["size"] > 0
     return entries if written.all() else entries[: int(written.argmin())]
+
+
+# A store's parts that may be links to other disks.
+_LINKS = ("commitlog", "consumequeue", "index")
+
+
+def check_apart(config: IndexConfig, *folders: Path) -> None:
+    """Raise `ConfigError` if the root or a local storage lies within one of a broker's folders, or they in the root."""
+    theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _LINKS))}
+    if config.root is not None:
+        root = config.root.resolve()
+        for folder in theirs:
+            if root.is_relative_to(folder) or folder.is_relative_to(root):
+                raise ConfigError(
+                    f"the root {root} and the broker's folder {folder} lie within each other: choose a root beside it"
+                )
+    scheme, _, _ = (config.storage or "").partition("://")
+    if scheme.lower() in ("file", "sqlite"):
+        storage = Path(unquote(urlsplit(str(config.storage)).path)).resolve()
+        for folder in theirs:
+            if storage.is_relative_to(folder):
+                raise ConfigError(
+                    f"the storage {storage} lies within the broker's folder {folder}: choose another place"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,441 @@
+"""Following a source: its messages go into an index, in order, until its end or until you stop it.
+
+Implement `Source` for a broker, and `Follower` does the rest. It waits while the index pushes back, reports losses and
+torn tails, and archives. The index keeps each position with the entries, so a follower that is started again continues.
+One thread runs a follower. Any thread may read its counts, `problems` and `gauges`, and stop it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.service.index import IndexService
+
+__all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source", "Torn"]
+
+_log = logging.getLogger(__name__)
+_PUT_PAUSE_S = 0.2
+_STATUS_INTERVAL_S = 1.0
+# A flush makes positions durable, so this bounds what is put again after a crash.
+_FLUSH_ENTRIES = 250_000
+# So many losses, and so many messages with an implausible time, are kept.
+_LOSSES, FIRST = 1_000, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Positions [begin, end) of a source that were skipped, or that changed after they were put."""
+
+    kind: Literal["corrupt", "missing", "rewritten"]
+    begin: int
+    end: int
+    # How many messages; None: not known.
+    messages: int | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The distance between the index and the end of a source: in its unit, and in seconds (None: not known)."""
+
+    end_offset: int
+    bytes: int
+    seconds: float | None
+
+
+class Torn(NamedTuple):
+    """Positions [begin, end) at the end of a source that hold no whole message: what stands there, and why."""
+
+    begin: int
+    end: int
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Messages of a source up to a position. The counts are of this batch alone."""
+
+    # The name under which the index keeps the position.
+    source: str
+    # The position behind the messages.
+    position: int
+    # The entries, as `IndexService.put_batch` takes them; None: nothing is put.
+    columns: Any = None
+    messages: int = 0
+    # Messages without entries: prepared or rolled back ones, and those that the source leaves out.
+    hidden: int = 0
+    left_out: int = 0
+    replaced_keys: int = 0
+    losses: tuple[Loss, ...] = ()
+    # Of the last batch of a round: the kind of bytes that follow, and the range there that is no whole message; whether
+    # the source ends there for now; and the wait before the next round, as a share of the poll interval.
+    state: str | None = None
+    torn: Torn | None = None
+    caught_up: bool = True
+    pause: float = 1.0
+
+
+_NOTHING = Batch(source="", position=0)
+
+
+class Source(Protocol):
+    """Messages in order that can be read again from a position. One thread uses it; `lag` and `positions`: any."""
+
+    # For people: the place of the source, the unit of its positions, and their name in reports.
+    place: str
+    unit: str
+    offsets: str
+
+    def positions(self) -> Mapping[str, int]:
+        """Return the position behind all that was put, by the names that the index keeps. Begin at its durable ones."""
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yield what is new, for about half a second at most. A batch counts as put once you ask for the next one.
+
+        A round that is closed early is repeated from the last batch that was put. Raises the error of a source that
+        can't be read on, once all before it was put.
+        """
+
+    def lag(self) -> Lag:
+        """Return the distance to the end of the source."""
+
+    def close(self) -> None:
+        """Release connections and files."""
+
+
+class Archiver(Protocol):
+    """Archives what a source has closed. `archived` counts, `losses` grows, `passed_over` are losses that remain."""
+
+    archived: int
+    losses: list[Loss]
+
+    @property
+    def passed_over(self) -> Sequence[Loss]: ...
+
+    def run_once(self) -> int:
+        """Archive what is closed, and return how much that was."""
+
+    def stop(self) -> None:
+        """End the round soon. Any thread."""
+
+
+class Stopped(TieredIndexError):
+    """A put that waited for room was given up on request; nothing of it was put."""
+
+
+@dataclass
+class PatientPut:
+    """Puts into one index; each put waits out back-pressure for `patience_s` at most, or until `stop`.
+
+    `quarantined` are the first messages, `FIRST` at most, whose time the index finds implausible: JSON-ready.
+    """
+
+    index: IndexService
+    patience_s: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
+    _unflushed: int = 0
+
+    def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
+        """Put one batch; return its number of entries. Raises `BackPressure`, `Stopped`, `InvalidArgument`."""
+        waiting_since: float | None = None
+        while True:
+            try:
+                put = self.index.put_batch(columns, source, source_position)
+                break
+            except BackPressure:
+                waiting_since = waiting_since or time.monotonic()
+                if time.monotonic() - waiting_since > self.patience_s:
+                    raise
+                if self.stop.is_set():
+                    raise Stopped("ended while waiting for room") from None
+                if not self.flush():
+                    self.stop.wait(_PUT_PAUSE_S)
+        if put and len(self.quarantined) < FIRST:
+            self._note_quarantined(columns)
+        self._unflushed += put
+        if self._unflushed >= _FLUSH_ENTRIES:
+            self.flush()
+        return put
+
+    def _note_quarantined(self, columns: Any) -> None:
+        now_s, settings = time.time(), self.index.config
+        seconds = np.asarray(columns["timestamp_ms"]) // 1000
+        wrong = (seconds < now_s - settings.max_late_s) | (seconds > now_s + settings.max_early_s)
+        for place in np.flatnonzero(wrong).tolist():
+            values = {name: columns[name][place] for name in ("topic", "queue_id", "offset")}
+            message = {n: value.as_py() if isinstance(value, pa.Scalar) else value for n, value in values.items()}
+            message["timestamp_ms"] = int(seconds[place]) * 1000
+            if message not in self.quarantined:  # it has an entry a key
+                self.quarantined.append(message)
+                if len(self.quarantined) == FIRST:
+                    return
+
+    def flush(self) -> bool:
+        """Flush; return whether the buffer is empty now. At the disk's bound only the life cycle makes room."""
+        try:
+            self.index.flush()
+        except BackPressure:
+            return False
+        self._unflushed = 0
+        return True
+
+
+class Archiving:
+    """One archiver and its thread: an upload takes seconds and must not keep new messages out of lookups.
+
+    A storage that is down, or a skipped segment, is a `problem` and tried again; any other error ends the following.
+    """
+
+    def __init__(self, archiver: Archiver) -> None:
+        self._archiver = archiver
+        self._pool = ThreadPoolExecutor(1, "tiered-index-archive")
+        self._round: Future[int] | None = None
+        self._trouble: str | None = None
+        self._reported = 0
+
+    @property
+    def archived(self) -> int:
+        """The number of archived segments, those of a round under way included."""
+        return self._archiver.archived
+
+    @property
+    def problem(self) -> str | None:
+        """What kept the last round from its end, and which segments are skipped; None where all is archived."""
+        losses = self._archiver.passed_over
+        named = f"segments passed over: {len(losses):,}, the last {losses[-1].problem}" if losses else None
+        return "; ".join(filter(None, (self._trouble, named))) or None
+
+    def new_losses(self) -> list[Loss]:
+        """Return the segments that were skipped since the last call."""
+        new = self._archiver.losses[self._reported :]
+        self._reported += len(new)
+        return new
+
+    def close(self) -> None:
+        """Stop the round under way."""
+        self._archiver.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def poll(self) -> None:
+        """Take in the round that ended and begin the next one; raises an error that no repetition helps against."""
+        if self._round is not None and not self._round.done():
+            return
+        ended, self._round = self._round, None
+        if ended is not None:
+            try:
+                ended.result()
+                self._trouble = None
+            except (StorageUnavailable, BackPressure) as error:
+                self._trouble = str(error)
+        self._round = self._pool.submit(self._archiver.run_once)
+
+    def finish(self) -> None:
+        """Archive what is closed now; raises any error that prevents it."""
+        if self._round is not None:
+            self._round.result()
+            self._round = None
+        self._pool.submit(self._archiver.run_once).result()
+        self._trouble = None
+
+
+class Follower:
+    """Puts what a source has into an index. Use it as a context manager, which closes the source.
+
+    `run` takes the source to its end or, with `follow`, until `stop` is set; `in_background` runs it in a thread.
+    `losses` keeps the first ones, `loss_count` counts all. `note` is called with each sentence for people. Set `status`
+    to be called about once a second.
+    """
+
+    def __init__(
+        self,
+        index: IndexService,
+        source: Source,
+        *,
+        follow: bool = True,
+        poll_s: float = 0.2,
+        patience_s: float = 60.0,
+        stop: threading.Event | None = None,
+        archiver: Archiver | None = None,
+        note: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self.index, self.source, self.stop = index, source, stop or threading.Event()
+        self.put = PatientPut(index, patience_s, self.stop)
+        self.archiving = Archiving(archiver) if archiver is not None else None
+        self.messages = self.entries = self.hidden = self.left_out = self.replaced_keys = self.loss_count = 0
+        self.losses: list[Loss] = []
+        # The kind of bytes at the end of the source, and what is torn there.
+        self.state: str | None = None
+        self.torn: Torn | None = None
+        # A torn tail is reported once it has stayed for two looks: most are being written.
+        self.is_torn_reported = False
+        self._follow, self._poll_s, self._note = follow, poll_s, note
+        self.status: Callable[[Follower], None] = lambda _: None
+        self._checked_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self.stop.set()
+            self._thread.join()
+        if self.archiving is not None:
+            self.archiving.close()
+        self.source.close()
+
+    def run(self) -> None:
+        """Follow to the end of the source, or until stopped. Raises as the source, the archiver and `put_batch` do."""
+        progress_s = time.monotonic()
+        while not self.stop.is_set():
+            last = _NOTHING
+            try:
+                with contextlib.closing(self.source.batches()) as batches:
+                    for last in batches:
+                        self._take(last)
+                        progress_s = time.monotonic()
+            except Stopped:
+                return
+            except BackPressure:  # a source writes to the disk as well
+                if time.monotonic() - progress_s > self.put.patience_s:
+                    raise
+                self.stop.wait(self._poll_s)
+                continue
+            self._take_end(last)
+            if self.archiving is not None:
+                self.archiving.poll()
+                self._lose(self.archiving.new_losses())
+            if last.caught_up and not self._follow:
+                return
+            self._check()
+            if last.pause:
+                self.stop.wait(self._poll_s * last.pause)
+            progress_s = time.monotonic()
+
+    def _take(self, batch: Batch) -> None:
+        if batch.columns is not None:
+            self.entries += self.put(batch.columns, batch.source, batch.position)
+        self.messages += batch.messages
+        self.hidden += batch.hidden
+        self.left_out += batch.left_out
+        self.replaced_keys += batch.replaced_keys
+        self._lose(batch.losses)
+
+    def _take_end(self, last: Batch) -> None:
+        self.state = last.state or self.state
+        torn, before, self.torn = last.torn, self.torn, last.torn
+        if torn is None or before is None or torn[:2] != before[:2]:
+            self.is_torn_reported = False
+        elif not self.is_torn_reported:
+            self.is_torn_reported = True
+            begin, end, what, why = torn
+            self._note(f"torn: {self.source.offsets} {begin} to {end}: {what} at the end of the log; {why}")
+
+    def _lose(self, losses: Iterable[Loss]) -> None:
+        for loss in losses:
+            count = f", {loss.messages:,} messages" if loss.messages is not None else ""
+            self._note(f"{loss.kind}: {self.source.offsets} {loss.begin} to {loss.end}{count}: {loss.problem}")
+            self.loss_count += 1
+            if len(self.losses) < _LOSSES:
+                self.losses.append(loss)
+
+    def _check(self) -> None:
+        if time.monotonic() - self._checked_s >= _STATUS_INTERVAL_S:
+            self._checked_s = time.monotonic()
+            # refused once another writer has taken over, also while there is nothing to put
+            self.index.put_batch({name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")})
+            self.status(self)
+
+    def finish_archiving(self) -> None:
+        """Archive what is closed now. Raises any error that prevents it."""
+        if self.archiving is not None:
+            try:
+                self.archiving.finish()
+            finally:
+                self._lose(self.archiving.new_losses())
+
+    def in_background(self) -> Self:
+        """Run in a thread until the context ends, `end` is called or an error ends it."""
+        self._thread = threading.Thread(target=self._run, name="tiered-index-follow", daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 - `end` raises it in the caller's thread
+            self._error = error
+
+    def has_ended(self) -> bool:
+        """Return whether the background thread has ended by itself."""
+        return self._thread is not None and not self._thread.is_alive()
+
+    def end(self) -> None:
+        """End the background thread. Raises the error that ended it before."""
+        self.stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def position(self) -> int:
+        """The sum of the positions."""
+        return sum(self.source.positions().values())
+
+    def problems(self, max_lag_s: float | None = None) -> list[str]:
+        """Return what is wrong beside the index: failed archiving, and a lag of more than `max_lag_s`."""
+        archiving = self.archiving
+        found = [f"archive: {archiving.problem}"] if archiving is not None and archiving.problem is not None else []
+        if max_lag_s is None:
+            return found
+        lag = self.source.lag()
+        behind = f"follow: {lag.bytes:,} {self.source.unit}"
+        if lag.seconds is None:
+            return [*found, f"{behind} behind the store, and how many seconds is not known yet"]
+        if lag.seconds > max_lag_s:
+            found.append(f"{behind} and {lag.seconds:g} seconds behind the store")
+        return found
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return the metrics of the following: the meaning of each number, and the number."""
+        lag = self.source.lag()
+        seconds = math.nan if lag.seconds is None else lag.seconds
+        return {
+            "follow_position_bytes": ("Commit log offset up to which the store is indexed.", self.position),
+            "follow_lag_bytes": ("Bytes behind the end of the store's log.", lag.bytes),
+            "follow_lag_seconds": ("Seconds behind the newest message; NaN: not known.", seconds),
+            "follow_messages_total": ("Messages that were read.", self.messages),
+            "follow_lost_ranges_total": ("Ranges of the log that were damaged or deleted unread.", self.loss_count),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return counts, lag and losses, JSON-ready."""
+        archiving = self.archiving
+        return {
+            "source": self.source.place,
+            "position": self.position,
+            "unit": self.source.unit,
+            **{n: getattr(self, n) for n in ("messages", "entries", "hidden", "left_out", "replaced_keys")},
+            "tail": self.state,
+            "torn": None if (torn := self.torn) is None else {"begin": torn.begin, "end": torn.end, "what": torn.what},
+            "lag": asdict(self.source.lag()),
+            "loss_count": self.loss_count,
+            "losses": [asdict(loss) for loss in self.losses],
+            **({"archived_segments": archiving.archived} if archiving is not None else {}),
+        }
