@@ -191,7 +191,7 @@ def test_a_command_that_asks_a_service_prints_what_it_prints_of_the_index(sideca
         (("query", "a", "k", "--root", "/tmp/x"), "--root"),
         (("query", "a", "k", "--messages", "--store", "/tmp/x"), "--store"),
         (("topics", "--storage", "memory://x"), "--storage"),
-        (("message", "X", "--topic", "a", "--cache-dir", "/tmp/x"), "--cache-dir"),
+        (("message", "X", "--topic", "a", "--set", "cache_dir=/tmp/x"), "--set"),
         (("verify", "file"), "FILES"),
         (("verify", "--deep", "--repair"), "--repair"),
     ],

@@ -112,7 +112,7 @@ def main(master: str, folder: Path, me: str, other: str, source: str, rounds: li
         code: Any = None
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             try:
-                run([*arguments, "--slots", "64", "--master", master, *conf, "--json", "--quiet"])
+                run([*arguments, "--set", "slots=64", "--master", master, *conf, "--json", "--quiet"])
             except SystemExit as ended:
                 code = ended.code
         print(

@@ -284,7 +284,16 @@ def test_a_damaged_commit_log_fails_or_is_passed_over(spark, storage, tmp_path, 
     with pytest.raises(CorruptFile, match=at):
         build(spark, tmp_path / "store", storage=storage, config=IndexConfig(slots=64))
     assert not states_exist(storage)
-    arguments = ["--source", f"{tmp_path}/store", "--storage", storage, "--slots", "64", "--skip-corrupt", "--quiet"]
+    arguments = [
+        "--source",
+        f"{tmp_path}/store",
+        "--storage",
+        storage,
+        "--set",
+        "slots=64",
+        "--skip-corrupt",
+        "--quiet",
+    ]
     planned = told(capfd, "build", *arguments, "--dry-run")
     assert f"1 damaged stretch passed over, {puts[50].size} B" in planned
     built = json.loads(told(capfd, "build", *arguments, "--json"))
@@ -374,7 +383,7 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
         (("--column", "key=order"), "column 'order' (key) is missing; the source has topic, queue_id, key, "),
         (("--source", "{folder}/none.parquet"), "none.parquet: no such file or folder"),
         (("--source", "{folder}/rows.csv"), "sources are all Parquet (.parquet) or all NDJSON"),
-        (("--slots", "7"), "slots"),
+        (("--set", "slots=7"), "slots"),
         (("--storage", "memory://here"), "memory:// is one process's memory"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -386,7 +395,7 @@ def test_arguments_of_a_build_are_checked_before_spark_starts(tmp_path, monkeypa
         pass
     source = write_parquet(messages(10), tmp_path / "m.parquet")
     (tmp_path / "rows.csv").write_text("topic\n")
-    given = {"--source": str(source), "--storage": storage, "--slots": "64"}
+    given = {"--source": str(source), "--storage": storage, "--set": "slots=64"}
     given[arguments[0]] = arguments[1].format(folder=tmp_path)
     with pytest.raises(SystemExit) as ended:
         run(["spark", "build", *(part for pair in given.items() for part in pair), "--json"])

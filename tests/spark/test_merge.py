@@ -72,7 +72,7 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path, capfd):
         assert ended.value.code == code, captured.err
         return json.loads(captured.out if not code else captured.err.splitlines()[-1])
 
-    command = ("build", "--source", path, "--column", "key=order_id", "--window", "1h", "--slots", "64")
+    command = ("build", "--source", path, "--column", "key=order_id", "--window", "1h", "--set", "slots=64")
     planned = told(*command, "--dry-run")
     assert (planned["status"], planned["entries"], planned["dry_run"]) == ("planned", 300, True)
     built = told(*command)

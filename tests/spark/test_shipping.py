@@ -78,7 +78,7 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
         command += [*cluster, "--conf", "spark.driver.host=127.0.0.1", "--json", "--quiet"]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
 
-    build = ("build", "--source", source, "--slots", "64")
+    build = ("build", "--source", source, "--set", "slots=64")
     alone = spark(*build)
     assert alone.returncode != 0 and "No module named 'tiered_index'" in alone.stderr
     built = spark(*build, "--ship")
@@ -108,7 +108,7 @@ def test_executors_get_all_of_it_from_an_archive(tmp_path):
     source = write_parquet(table, tmp_path / "m.parquet")
     settings = ("spark.executor.memory=1g", "spark.ui.enabled=false", "spark.driver.host=127.0.0.1")
     options = ["--master", "local-cluster[2,1,1024]", *(word for one in settings for word in ("--conf", one))]
-    command = ["build", "--source", source, "--slots", "64", "--storage", storage, "--json", "--quiet"]
+    command = ["build", "--source", source, "--set", "slots=64", "--storage", storage, "--json", "--quiet"]
     script = Path(__file__).parents[2] / "deploy/spark/submit.sh"
     built = subprocess.run(
         ["bash", script, *options, "--", *command],

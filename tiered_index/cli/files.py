@@ -16,7 +16,6 @@ from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.cli.options import (
     LAST,
     TIME,
-    CacheDir,
     File,
     FileItems,
     FileSlots,
@@ -55,7 +54,6 @@ def topics(
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
-    cache_dir: CacheDir = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> int:
@@ -73,8 +71,8 @@ def topics(
       tiered-index topics --url http://localhost:8080 --token-file token
     """
     budget = CommandBudget(max_requests, max_bytes, timeout)
-    client = asked_service(session, url, token_file, cache_dir=cache_dir)
-    config = session.reader_config(cache_dir=cache_dir)
+    client = asked_service(session, url, token_file)
+    config = session.reader_config()
     with contextlib.ExitStack() as stack:
 
         def open_lookup() -> Callable[..., TopicsResult]:
@@ -278,7 +276,6 @@ def du(
     by: Annotated[
         str, Option(metavar="topic,day,state", help="What rows are of: one of these words, or several by commas.")
     ] = "topic,day,state",
-    cache_dir: CacheDir = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> int:
@@ -298,11 +295,11 @@ def du(
       tiered-index du --url http://localhost:8080 --token-file token
     """
     groups = du_groups(by)
-    if (client := asked_service(session, url, token_file, cache_dir=cache_dir)) is not None:
+    if (client := asked_service(session, url, token_file)) is not None:
         with client:
             document = client.du(",".join(groups))
     else:
-        config = session.config(cache_dir=cache_dir)
+        config = session.config()
         with session.open_reader(config) as reader:
             table = reader.du()
             document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)

@@ -406,8 +406,6 @@ def import_classic(
     folder: Path = Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False),
     store: Path | None = Option(None, help="The store with their commit log; by default the folder above DIR."),
     store_name: str | None = Option(None, help="What the store is called in the index; by default its path."),
-    slots: Slots = None,
-    items: Items = None,
     wait: Wait = False,
     restart: bool = Option(False, "--restart", help="Look at every entry again, also for another store."),
     patience: Patience = 60.0,
@@ -424,7 +422,7 @@ def import_classic(
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is not a folder")
     opened = StoreDirectory.open(store if store is not None else folder.resolve().parent, store_name)
-    config = session.config(offset_space="commitlog", slots=slots, items=items)
+    config = session.config(offset_space="commitlog")
     check_apart(config, opened.folder, folder)
     started_s = time.monotonic()
     with IndexService.open(config) as index:

@@ -26,8 +26,8 @@ INTERRUPTED = 130
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 _EPILOG = (
-    "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over "
-    "--config FILE (TOML)."
+    "Settings: --set NAME=VALUE wins over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins "
+    "over --config FILE (TOML)."
 )
 _APPLICATION: Any = {
     "no_args_is_help": True,

@@ -81,15 +81,7 @@ Timeout = Annotated[
     float | None,
     _limit("--timeout", metavar="SECONDS", help="No request is begun after this time, opening the index included."),
 ]
-CacheDir = Annotated[
-    Path | None,
-    Option(
-        "--cache-dir",
-        metavar="DIR",
-        help="Local cache of directories and filters, for later commands, too.",
-        show_default=False,
-    ),
-]
+
 
 # What merges: merge, spark merge.
 Window = Annotated[

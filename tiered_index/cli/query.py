@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
-from tiered_index.cli.options import (
-    LAST,
-    TIME,
-    CacheDir,
-    MaxBytes,
-    MaxRequests,
-    Timeout,
-    TokenFile,
-    Url,
-    end_option,
-    time_option,
-)
+from tiered_index.cli.options import LAST, TIME, MaxBytes, MaxRequests, Timeout, TokenFile, Url, end_option, time_option
 from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
@@ -81,7 +70,6 @@ def query(
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
-    cache_dir: CacheDir = None,
     url: Url = None,
     token_file: TokenFile = None,
     keys: Path | None = Option(
@@ -152,8 +140,8 @@ def query(
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
     budget = CommandBudget(max_requests, max_bytes, timeout)
-    client = asked_service(session, url, token_file, store=store, cache_dir=cache_dir)
-    config = session.reader_config(cache_dir=cache_dir)
+    client = asked_service(session, url, token_file, store=store)
+    config = session.reader_config()
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     if keys is not None:
         # it loads what takes a moment
@@ -388,7 +376,6 @@ def message(
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
-    cache_dir: CacheDir = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> int:
@@ -418,8 +405,8 @@ def message(
     from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
 
     budget = CommandBudget(max_requests, max_bytes, timeout)
-    config = session.config(cache_dir=cache_dir)
-    client = asked_service(session, url, token_file, store=store, offset=queue_offset, cache_dir=cache_dir)
+    config = session.config()
+    client = asked_service(session, url, token_file, store=store, offset=queue_offset)
     has_index = client is None and (config.root is not None or config.storage is not None)
     if queue_offset is not None:
         if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:

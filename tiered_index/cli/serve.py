@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.options import CacheDir, LogAs, MaxLag, bytes_option
+from tiered_index.cli.options import LogAs, MaxLag, bytes_option
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument, install_hint
 from tiered_index.follow import Follower
@@ -107,7 +107,6 @@ def serve(
         Path | None, Option(metavar="FILE", help="Append each lookup as a JSON line.", show_default=False)
     ] = None,
     log_format: LogAs = "text",
-    cache_dir: CacheDir = None,
     threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at once.")] = 16,
     waiting: Annotated[int, _guard(min=0, help="Lookups that wait for their turn; more get 503.")] = 256,
     rate: Annotated[float, _guard(min=0, help="Requests a second of each caller; more get 429; 0: any number.")] = 0,
@@ -189,7 +188,7 @@ def serve(
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
-    config = session.reader_config(cache_dir=cache_dir)
+    config = session.reader_config()
     caps = Caps(
         timeout_s=lookup_timeout,
         max_requests=lookup_requests,
@@ -210,7 +209,7 @@ def serve(
         with in_background(http.twin()):
             if writes:
                 space = {} if follow is None else {"offset_space": "commitlog"}
-                index = stack.enter_context(IndexService.open(session.config(cache_dir=cache_dir, **space)))
+                index = stack.enter_context(IndexService.open(session.config(**space)))
                 lookups = index
                 if follow is not None:
                     check_apart(index.config, follow)

@@ -28,6 +28,7 @@ import typer
 from typer.models import OptionInfo
 
 from tiered_index.cli.explaining import print_not_read
+from tiered_index.cli.options import pairs
 from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
@@ -62,6 +63,9 @@ def _options(
         None, help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False
     ),
     config: Path | None = _common(None, help="TOML file of settings."),
+    settings: list[str] | None = _common(
+        None, "--set", metavar="NAME=VALUE", help="A setting, as cache_dir=DIR or s3.region=NAME; several times."
+    ),
     json: bool = _common(False, "--json", help="JSON on stdout, errors as JSON on stderr."),
     quiet: bool = _common(False, "--quiet", "-q", help="No progress, no notes."),
     verbose: bool = _common(False, "--verbose", "-v", help="Log what is being done."),
@@ -70,7 +74,8 @@ def _options(
 ) -> Session:
     """Set logging up; return the session of one command line."""
     _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)
-    return Session(Output(as_json=json, quiet=quiet, wide=wide), root, tuple(storage or ()), config, debug)
+    out = Output(as_json=json, quiet=quiet, wide=wide)
+    return Session(out, root, tuple(storage or ()), config, tuple(settings or ()), debug)
 
 
 def _time_limit(
@@ -93,6 +98,7 @@ class Session:
     root: Path | None = None
     storages: tuple[str, ...] = ()
     config_file: Path | None = None
+    settings: tuple[str, ...] = ()
     debug: bool = False
 
     @property
@@ -105,8 +111,20 @@ class Session:
         return next(iter(self.storages), None)
 
     def config(self, **given: Any) -> IndexConfig:
-        """Return the settings: file, environment, options, then `given` (None: not given). Raises `ConfigError`."""
-        return IndexConfig.load(self.config_file, **{"root": self.root, "storage": self.storage, **given})
+        """Return the settings: file, environment, `--set`, options, then `given` (None: not given).
+
+        Raises `ConfigError`, `InvalidArgument`.
+        """
+        values: dict[str, Any] = {}
+        for name, value in pairs("--set", self.settings).items():
+            table, _, inner = name.partition(".")
+            if inner and isinstance(values.setdefault(table, {}), dict):
+                values[table][inner] = value
+            else:
+                values[name] = value
+        named = {"root": self.root, "storage": self.storage, **given}
+        values |= {name: value for name, value in named.items() if value is not None}
+        return IndexConfig.load(self.config_file, **values)
 
     def reader_config(self, **given: Any) -> IndexConfig:
         """As `config`, for one or several storages. Raises `InvalidArgument` for several and a root."""
@@ -174,7 +192,7 @@ def asked_service(session: Session, url: str | None, token_file: Path | None, **
         if token_file is not None:
             raise InvalidArgument("--token-file is for a service: give --url, too")
         return None
-    own = {"root": session.root, "storage": session.storages, **given}
+    own = {"root": session.root, "storage": session.storages, "set": session.settings, **given}
     wrong = next((name for name, value in own.items() if value), None)
     if wrong is not None:
         flag = "FILES" if wrong == "files" else f"--{wrong.replace('_', '-')}"

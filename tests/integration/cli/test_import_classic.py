@@ -23,7 +23,7 @@ from tiered_index.storage.memory import MemoryStorage
 GEOMETRY = Geometry(20, 100)
 SPANNING = Geometry(20, 51)
 """Files of 50 entries: a message of three has them in two files now and then."""
-SMALL = ("--slots", 50, "--items", 2_000)
+SMALL = ("--set", "slots=50", "--set", "items=2000")
 
 
 def made(folder, count=200, geometry=GEOMETRY, **fields):

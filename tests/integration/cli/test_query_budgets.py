@@ -162,9 +162,11 @@ def test_what_can_be_no_bound_is_bad_usage(query: Run, flags: tuple[object, ...]
 
 
 def test_a_cache_spares_the_next_command_what_this_one_paid_for(query: Run, tmp_path: Path) -> None:
-    costs = [query("--json", "--cache-dir", tmp_path / "cache").document["explain"]["requests"] for _ in range(2)]
+    costs = [
+        query("--json", "--set", f"cache_dir={tmp_path / 'cache'}").document["explain"]["requests"] for _ in range(2)
+    ]
     assert costs == [REQUESTS, FILES]
-    assert query("--json", "--cache-dir", tmp_path / "cache", "--max-requests", FILES).code == 0
+    assert query("--json", "--set", f"cache_dir={tmp_path / 'cache'}", "--max-requests", FILES).code == 0
 
 
 @pytest.mark.parametrize("flags", [("--max", 2), ("--all", "--max", 1), ()])

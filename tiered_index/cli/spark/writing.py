@@ -64,7 +64,6 @@ def build(
     ),
     max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
-    slots: int | None = Option(None, help="Base slots, where the index is made."),
     dry_run: bool = Option(False, "--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing."),
     master: Master = None,
     conf: Conf = None,
@@ -86,7 +85,7 @@ def build(
 
       tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
     """
-    config = session.config(slots=slots)
+    config = session.config()
     storage = given_storage(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")

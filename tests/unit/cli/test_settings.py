@@ -1,0 +1,48 @@
+"""`--set NAME=VALUE`: every setting from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiered_index.cli.output import Output
+from tiered_index.cli.session import Session
+from tiered_index.errors import ConfigError, InvalidArgument
+
+
+def config(*settings: str, **given: object):
+    return Session(Output(as_json=True), settings=settings, **given).config()
+
+
+def test_it_wins_over_file_and_environment_and_options_win_over_it(tmp_path, monkeypatch):
+    file = tmp_path / "index.toml"
+    file.write_text("seal_after_s = 1\nslots = 1\nitems = 10\n[s3]\nregion = 'file'\nprofile = 'file'\n")
+    monkeypatch.setenv("TIERED_INDEX_SLOTS", "2")
+    monkeypatch.setenv("TIERED_INDEX_ITEMS", "20")
+    found = config("slots=3", "s3.region=here", "root=/there", config_file=file, root=Path("/here"))
+    assert (found.seal_after_s, found.slots, found.items) == (1, 3, 20)
+    assert (found.s3.region, found.s3.profile, found.root) == ("here", "file", Path("/here"))
+
+
+def test_it_takes_tables_ages_and_truths():
+    found = config("retention.age_s=7d", 'retention.topics={"debug-*": "1d"}', "background=false")
+    assert (found.retention.age_s, found.retention.topics, found.background) == (604_800, {"debug-*": 86_400}, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        (("slotz=5",), ConfigError, "unknown setting 'slotz'; did you mean 'slots'?"),
+        (("s3.regoin=x",), ConfigError, "unknown setting 's3.regoin'"),
+        (("slots=0",), ConfigError, "setting slots must be greater than 0"),
+        (("slots",), InvalidArgument, "--set is given as NAME=VALUE"),
+        (("slots=5", "slots=6"), InvalidArgument, "each name once"),
+        (("s3=x", "s3.region=y"), ConfigError, "setting s3"),
+        (("slots.x=5",), ConfigError, "setting slots must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named(settings, kind, message):
+    with pytest.raises(kind) as refused:
+        config(*settings)
+    assert message in str(refused.value)
