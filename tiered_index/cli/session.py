@@ -5,7 +5,6 @@ Whatever a command raises is reported once, on stderr: typed errors by their `ex
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import inspect
@@ -13,9 +12,7 @@ import logging
 import math
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -76,18 +73,6 @@ def _options(
     _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)
     out = Output(as_json=json, quiet=quiet, wide=wide)
     return Session(out, root, tuple(storage or ()), config, tuple(settings or ()), debug)
-
-
-def _time_limit(
-    *,
-    timeout: float | None = _common(
-        None, metavar="SECONDS", help="End after this time with exit code 6; a repeat goes on.", show_default=False
-    ),
-) -> float | None:
-    """Return the seconds that the command may take. Raises `InvalidArgument`."""
-    if timeout is not None and not 0 < timeout <= threading.TIMEOUT_MAX:
-        raise InvalidArgument(f"--timeout is a number of seconds greater than 0, not {timeout}")
-    return timeout
 
 
 @dataclass(frozen=True)
@@ -243,14 +228,9 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
 
 
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
-    """Return `function` as a typer command; what it returns is the exit code.
-
-    One that has no `timeout` of its own ends as `_TimeLimit` says.
-    """
-    own, common, limit = _parameters(function)[1:], _parameters(_options), _parameters(_time_limit)
-    if any(p.name == "timeout" for p in own):
-        limit = []
-    parameters = [*own, *common, *limit]
+    """Return `function` as a typer command; what it returns is the exit code."""
+    own, common = _parameters(function)[1:], _parameters(_options)
+    parameters = [*own, *common]
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -258,18 +238,13 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         given: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in common}
         session = _options(**given)
         session.out.flags = flags
-        limits: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in limit}
 
         def act() -> int:
             for value in kwargs.values():
                 if isinstance(value, Path):
                     # what no file can be called is bad usage, whatever the command would do with it
                     absolute_path(value)
-            timeout_s = _time_limit(**limits) if limits else None
-            if timeout_s is None:
-                return function(session, *args, **kwargs)
-            with _TimeLimit(session, function.__name__.replace("_", "-"), timeout_s):
-                return function(session, *args, **kwargs)
+            return function(session, *args, **kwargs)
 
         code = _guarded(session, act)
         if code:
@@ -293,9 +268,6 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
     except BrokenPipeError:
         discard(sys.stdout)  # nobody reads on
         return CLOSED_PIPE
-    except _TimeUp as time_up:
-        time_up.limit.report()
-        return BudgetExceeded.exit_code
     except KeyboardInterrupt:
         session.out.note("interrupted")
         return _INTERRUPTED
@@ -306,56 +278,6 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
         _report(session, error, f"unexpected {type(error).__name__}: {error}{hint}", {"exit_code": UNEXPECTED})
         return UNEXPECTED
     return code
-
-
-# what closing may take after the time of a command
-_GRACE_S = 2.0
-
-
-class _TimeUp(BaseException):
-    """The time of a command is up; no `Exception`, so that nothing goes on after it."""
-
-    def __init__(self, limit: _TimeLimit) -> None:
-        super().__init__()
-        self.limit = limit
-
-
-class _TimeLimit:
-    """Ends what is done within after `timeout_s`, whatever it waits for, as an interrupt does; main thread only.
-
-    Where closing the index waits, too (for the storage, to release the lease), the process ends a moment later, as by a
-    crash: a repeat recovers.
-    """
-
-    def __init__(self, session: Session, name: str, timeout_s: float) -> None:
-        self._session = session
-        self._name = name
-        self._timeout_s = timeout_s
-        self._is_up = self._is_reported = False
-
-    def __enter__(self) -> None:
-        # the interpreter takes its handlers away before it has ended: the next ring would kill it
-        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._ring)
-        signal.setitimer(signal.ITIMER_REAL, self._timeout_s, _GRACE_S)
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_up:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _ring(self, *_: object) -> None:
-        if not self._is_up:
-            self._is_up = True
-            raise _TimeUp(self)
-        self.report()
-        os._exit(BudgetExceeded.exit_code)
-
-    def report(self) -> None:
-        """Say on stderr, once, that the time was up."""
-        if not self._is_reported:
-            self._is_reported = True
-            message = f"{self._name} did not end within --timeout {self._timeout_s:g} (seconds); it can be run again"
-            self._session.out.error(BudgetExceeded.__name__, message, exit_code=BudgetExceeded.exit_code)
 
 
 def _report(session: Session, error: Exception, message: str, details: dict[str, Any]) -> None:

@@ -23,15 +23,8 @@ from tiered_index.spark.executors import check_classic, large_batches
 from tiered_index.spark.lookup.keys import keys_of
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
-def test_an_interrupt_waits_for_the_session(monkeypatch, number):
-    class TimeUpError(Exception):
-        pass
-
-    def time_is_up(*_):
-        raise TimeUpError
-
-    signal.signal(signal.SIGALRM, time_is_up)
+def test_an_interrupt_waits_for_the_session(monkeypatch):
+    number = signal.SIGINT
     root, before = logging.getLogger(), signal.getsignal(number)
     monkeypatch.setattr(root, "filters", [])
     done = []
@@ -44,7 +37,7 @@ def test_an_interrupt_waits_for_the_session(monkeypatch, number):
         return SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
 
     monkeypatch.setattr(session, "open_session", open_session)
-    with pytest.raises((KeyboardInterrupt, TimeUpError)):
+    with pytest.raises(KeyboardInterrupt):
         sharing.spark_of(None, None)
     assert done and signal.getsignal(number) is before
     monkeypatch.setattr(
@@ -54,7 +47,6 @@ def test_an_interrupt_waits_for_the_session(monkeypatch, number):
     record = logging.LogRecord("root", logging.ERROR, "/lib/py4j/java_gateway.py", 1, "KeyboardInterrupt", None, None)
     assert not root.filter(record)
     assert root.filter(logging.LogRecord("root", logging.ERROR, "/other.py", 1, "another", None, None))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def test_java_that_a_command_starts_writes_apart_unless_asked(capfd, monkeypatch):

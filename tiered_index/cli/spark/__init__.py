@@ -100,22 +100,21 @@ def java_apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts_after() -> Iterator[None]:
-    """Have an interrupt, and the end of a command's time, come when the block has ended, and then as Python does: Java
-    that is interrupted while it starts would outlive this process, and Spark's own way of an interrupt is to cancel the
-    jobs in the middle of a request, which ends in tracebacks of both sides.
+    """Hold back an interrupt until the block has ended, and handle it then as Python does.
+
+    Java that is interrupted while it starts would outlive this process. Spark's own handler cancels jobs in the middle
+    of a request, which ends in tracebacks of both sides.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     # held back by the system: Spark's context puts a way of its own in the place of any handler that is set meanwhile
-    numbers = (signal.SIGINT, signal.SIGALRM)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    before = [signal.getsignal(number) for number in numbers]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 

@@ -43,7 +43,7 @@ _PARTIAL = 6
 _FAILED_SHOWN = 5
 _FIGURES = (
     *("rows", "skipped_null", "objects", "tasks", "log_number"),
-    *("requests", "bytes_read", "cost_usd", "plans", "dry_run"),
+    *("requests", "bytes_read", "cost_usd", "plans"),
 )
 
 
@@ -69,7 +69,6 @@ def lookup(
     messages: str | None = Option(
         None, metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."
     ),
-    dry_run: bool = Option(False, "--dry-run", help="Show objects, requests, bytes and cost; read no entries."),
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -85,12 +84,12 @@ def lookup(
       tiered-index spark lookup --keys keys.parquet --storage s3://bucket/index --out answers/
 
       tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index
-      --dry-run
+      --out answers.ndjson
     """
     config = session.config()
     storage = given_storage(config)
-    if out is None and not dry_run:
-        raise InvalidArgument("no place for the answers is given: --out FOLDER, or --dry-run")
+    if out is None:
+        raise InvalidArgument("no place for the answers is given: --out FOLDER")
     columns: dict[str, Any] = dict(pairs("--column", column))
     given = {"topic": topic, "begin_ms": begin, "end_ms": end}
     if both := [name for name, value in given.items() if value is not None and name in columns]:
@@ -101,8 +100,7 @@ def lookup(
     from tiered_index.spark.lookup.lookup import look_up, opened_index
 
     # all of it before Spark, which takes seconds to start
-    if out is not None:
-        check_out(out, config.s3)
+    check_out(out, config.s3)
     key_files(keys)
     bounds = {"max_requests": max_requests, "max_bytes": max_bytes}
     with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages, **bounds):
@@ -127,13 +125,11 @@ def lookup(
             **bounds,
             messages=messages,
             config=config,
-            dry_run=dry_run,
             progress=progress,
         )
         ending.callback(result.release)
-        if result.frame is not None and out is not None:
-            with watched(spark, "write", progress):
-                write_answers(result.frame, out, config.s3)
+        with watched(spark, "write", progress):
+            write_answers(result.frame, out, config.s3)
         statuses = result.statuses
     _write_looked_up(session.out, result, statuses, time.monotonic() - begun)
     return _PARTIAL if statuses.get("partial") else 0
@@ -142,7 +138,7 @@ def lookup(
 def _write_looked_up(out: Output, result: LookupResult, statuses: dict[str, int], elapsed_s: float) -> None:
     out.answer(
         {
-            "status": "planned" if result.dry_run else "partial" if statuses.get("partial") else "done",
+            "status": "partial" if statuses.get("partial") else "done",
             **{name: getattr(result, name) for name in _FIGURES},
             "lookups": statuses,
             "failed": [{"file": file, "error": error} for file, error in result.failed],
@@ -154,12 +150,6 @@ def _write_looked_up(out: Output, result: LookupResult, statuses: dict[str, int]
     cost = f"{counted(result.requests, 'request')}, {human_bytes(result.bytes_read)}, ${result.cost_usd:.6f}"
     if result.skipped_null:
         out.line(f"{counted(result.skipped_null, 'row')} without topic or key left out")
-    if result.dry_run:
-        out.line(
-            f"{counted(result.rows, 'row')} would be looked up in {counted(result.objects, 'object')} by "
-            f"{counted(result.tasks, 'task')}: at most about {cost}; nothing was read"
-        )
-        return
     told = ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items()))
     lookups = counted(sum(statuses.values()), "different lookup")
     out.line(f"{counted(result.rows, 'row')}, {lookups}{f' ({told})' if told else ''}")

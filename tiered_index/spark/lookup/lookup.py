@@ -4,9 +4,8 @@ The storage is read while `lookup` runs, and Spark keeps what was read; the Data
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
 log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.
 
-Dry runs, and bounds that are shared out to tasks, estimate requests and bytes: lookups are counted by object, in tasks.
-Which slot groups they meet is taken to be random, and three standard deviations are added, so a task hardly ever asks
-for more; a hot slot, which is read in blocks, may exceed it.
+Tasks share bounds by the most that each can take: its lookups are counted by object, and each may meet a slot group of
+its own. A hot slot, which is read in blocks, may exceed that.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class LookupResult:
-    """A bulk lookup that was made, or with `dry_run` what it would take; `frame` has the answers, None for a dry run.
+    """A bulk lookup that was made; `frame` has the answers.
 
     `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
     `failed` could not be read, each with why; `lost` was given up for good, whichever keys it held; before
@@ -75,7 +74,7 @@ class LookupResult:
     object is gone.
     """
 
-    frame: DataFrame | None
+    frame: DataFrame
     rows: int
     skipped_null: int
     objects: int
@@ -86,7 +85,6 @@ class LookupResult:
     cost_usd: float = 0.0
     failed: tuple[tuple[str, str], ...] = ()
     plans: int = 1
-    dry_run: bool = False
     answers: DataFrame | None = field(default=None, repr=False)
     kept: DataFrame | None = field(default=None, repr=False)
     lost: tuple[LostFile, ...] = ()
@@ -114,10 +112,7 @@ class LookupResult:
 
 def lookup(spark: SparkSession, df: DataFrame, *, storage: str, **options: Any) -> DataFrame:
     """Return the answers to the rows of `df`; arguments as `look_up`, which also returns what they cost."""
-    frame = look_up(spark, df, storage=storage, **options).frame
-    if frame is None:
-        raise InvalidArgument("a dry run has no answers: call look_up")
-    return frame
+    return look_up(spark, df, storage=storage, **options).frame
 
 
 def look_up(
@@ -134,7 +129,6 @@ def look_up(
     max_bytes: int | None = None,
     messages: str | None = None,
     config: IndexConfig | None = None,
-    dry_run: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> LookupResult:
     """Look up each row of `df`: its key of its topic, in its range of time, as `IndexReader.query` does.
@@ -147,8 +141,8 @@ def look_up(
     ``partial``: then `failed` names files that could not be read, and why.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes`
-    bound what all tasks ask of the storage, each task its share of a dry run's figures. `messages` joins the messages:
-    ``archive``, or the folder of a RocketMQ store.
+    bound what all tasks ask of the storage, each task its share by the most that it can take. `messages` joins the
+    messages: ``archive``, or the folder of a RocketMQ store.
 
     Raises `InvalidArgument` naming the column, `NotAnIndex`; where an object can't be read and partial answers aren't
     allowed `StorageError`, `CorruptFile` or `BudgetExceeded`.
@@ -179,21 +173,6 @@ def look_up(
             settings=ColdSettings.of(settings),
             prices=settings.prices,
         )
-        result = partial(LookupResult, rows=census.rows, skipped_null=census.skipped_null)
-        if dry_run:
-            plan = _with_lookups(make_plan(log.state), census)
-            costs = foreseen(plan, _counted(spark, keys, plan, progress))
-            requests, read = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
-            return result(
-                frame=None,
-                objects=plan.objects,
-                tasks=len(plan.tasks),
-                log_number=plan.number,
-                requests=requests,
-                bytes_read=read,
-                cost_usd=plan.prices.cost_usd({"get_range": requests}, read),
-                dry_run=True,
-            )
         lost: frozenset[str] = frozenset()
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
             plan = _with_lookups(make_plan(log.state, lost=lost), census)
@@ -224,8 +203,10 @@ def look_up(
             frame = with_messages(frame, topic, key, messages, address, allow_partial=allow_partial)
         by_kind = sum((Counter(report.requests) for report in reports), Counter[str]())
         read = sum(report.bytes_read for report in reports)
-        return result(
+        return LookupResult(
             frame=frame,
+            rows=census.rows,
+            skipped_null=census.skipped_null,
             objects=sum(report.opened for report in reports),
             tasks=len(reports),
             log_number=plan.number,
@@ -386,16 +367,16 @@ def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
     return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
 
 
-def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
-    """Return about how many (requests, bytes) each task takes at most; `counts` (i64, n) are objects' lookups."""
+def most_of(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
+    """Return the most (requests, bytes) that each task takes; `counts` (i64, n) are objects' lookups."""
     of_objects = iter(counts.tolist())
-    costs = [[_cost(plan, target, next(of_objects)) for target in task] for task in plan.tasks]
+    costs = [[_most(plan, target, next(of_objects)) for target in task] for task in plan.tasks]
     return [(sum(requests for requests, _ in task), sum(read for _, read in task)) for task in costs]
 
 
 def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
-    """Return the plan with bounds of all tasks, each task's share by what it will take; `counts` as in `foreseen`."""
-    costs = foreseen(plan, counts)
+    """Return the plan with bounds of all tasks, each task's share by the most it takes; `counts` as in `most_of`."""
+    costs = most_of(plan, counts)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]
     return replace(plan, limits=tuple(zip(*shares, strict=True)), max_requests=max_requests, max_bytes=max_bytes)
 
@@ -411,34 +392,20 @@ def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
     return list(shares)
 
 
-def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the requests and bytes of one object and `asked` lookups: directory, filter where that pays, ranges.
-
-    A lookup meets each of n groups with equal chance, so n (1 - e^(-asked/n)) are met; one is joined to the one before
-    over at most `gap` groups between.
+def _most(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
+    """Return the most requests and bytes of one object and `asked` lookups, each of which meets a group of its own:
+    directory, filter where that pays, ranges.
     """
     if not asked:
         return 0, 0
-    stored = target.stored
+    stored, settings = target.stored, plan.settings
     arrays = stored.items_bytes(plan.schema)
     # cut groups have further records, so it may be fewer
     groups = max(1, stored.directory_length // GROUP_DTYPE.itemsize)
-    size = arrays / groups
-    met = groups * -math.expm1(-asked / groups)
-    most = min(asked, groups, met + 3 * math.sqrt(met))
-    if arrays <= plan.settings.coalesce_gap_bytes:
-        runs, read = 1.0, float(arrays) if asked > 1 else 2 * size
-    else:
-        gap, share = int(plan.settings.coalesce_gap_bytes // size), min(1.0, met / groups)
-        apart = met * (1 - share) ** (gap + 1)
-        runs = min(most, 1 + apart + 3 * math.sqrt(apart))
-        passed_over = met * sum(j * share * (1 - share) ** j for j in range(gap + 1))
-        passed_over += 3 * math.sqrt(met) * min(gap, 1 / share)
-        # a group of many slots may be twice as long as the mean one
-        read = (most + 1 + passed_over) * size
-    read = min(read, arrays)
-    requests = 1 + math.ceil(runs) + int(_SPANS_A_WINDOW * read // search.WINDOW_BYTES)
-    request = search.request_bytes(plan.settings)
-    with_filter = search.worth_a_filter(stored, math.ceil(read) + request * math.ceil(runs), request)
-    size_bytes = stored.size_bytes - stored.directory_position + math.ceil(read) + stored.filter_length * with_filter
-    return requests + with_filter, size_bytes
+    met = min(asked, groups)
+    # a group of many slots may be twice as long as the mean one; neighbours within the gap are one range
+    read = min(arrays, math.ceil(met * (2 * arrays / groups + settings.coalesce_gap_bytes)))
+    request = search.request_bytes(settings)
+    with_filter = search.worth_a_filter(stored, read + request * met, request)
+    requests = 1 + met + _SPANS_A_WINDOW * read // search.WINDOW_BYTES + with_filter
+    return requests, stored.size_bytes - stored.directory_position + read + stored.filter_length * with_filter
