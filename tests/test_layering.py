@@ -13,14 +13,6 @@ import tiered_index
 
 PACKAGE = Path(tiered_index.__file__).parent
 LAZY = {
-    (
-        "storage/opening.py",
-        "tiered_index.storage.s3.storage",
-    ): "boto3 takes longer to load than everything else together",
-    (
-        "storage/opening.py",
-        "tiered_index.storage.sqlite.storage",
-    ): "few indexes lie in a database, and each command line would load SQLite",
     ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",

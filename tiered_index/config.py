@@ -12,6 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -30,9 +31,10 @@ from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.retention import Retention, parse_bytes, parse_duration
+from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.metering import PriceTable
-from tiered_index.storage.opening import split_uri
+from tiered_index.storage.opening import open_storage, split_uri
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 
@@ -46,7 +48,7 @@ _SERVICE_LINK = re.compile(
 _YEAR_S = 365.25 * 86400
 # Settings that are tables, and what stands in them
 _TABLES: dict[str, Collection[str]] = {
-    "s3": S3Options.__dataclass_fields__,
+    "s3": [each.name for each in fields(S3Options)],
     "prices": PriceTable.__dataclass_fields__,
     "retention": Retention.__dataclass_fields__,
 }
@@ -150,6 +152,10 @@ class IndexConfig(BaseSettings):
             raise ConfigError(
                 f"environment variable {_PREFIX}{name.upper()} must be a table of settings, as JSON"
             ) from error
+
+    def open_storage(self, uri: str | None = None) -> Storage:
+        """Return the storage at `uri` (None: the index's), with these settings' options. Raises `ConfigError`."""
+        return open_storage(uri or str(self.storage), options=self.s3, parallel_reads=self.query_threads)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -41,7 +41,6 @@ from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import disk_error
 from tiered_index.storage.base import ByteRange, Storage, check_name
 from tiered_index.storage.disk import absolute_path
-from tiered_index.storage.opening import open_storage
 
 # A file's id, or the end of one or of a window table's
 _ID = re.compile(rf"(?:[0-9]{{15}}-)?[0-9a-f]{{{SHORT_ID},16}}")
@@ -78,7 +77,7 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     uri = _uri(config)
     if uri is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
-    with contextlib.closing(open_storage(uri, options=config.s3)) as storage:
+    with contextlib.closing(config.open_storage(uri)) as storage:
         yield _object_bytes(storage, check_name(file), is_in_log=file != given)
 
 

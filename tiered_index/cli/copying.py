@@ -21,7 +21,6 @@ from tiered_index.service.lifecycle.copying import Copier, CopyReport, CopyStopp
 from tiered_index.service.lifecycle.orphans import Orphans
 from tiered_index.service.lifecycle.publication import JobOverdue
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import open_storage
 from tiered_index.types import format_time
 
 _SWEEP_S = 3600.0
@@ -89,7 +88,7 @@ def _copier(config: IndexConfig, source: str, to: str, threads: int) -> Iterator
     with contextlib.ExitStack() as closing:
 
         def metered(uri: str) -> MeteredStorage:
-            storage = open_storage(uri, options=config.s3, parallel_reads=threads)
+            storage = config.open_storage(uri)
             return closing.enter_context(contextlib.closing(MeteredStorage(storage, config.prices)))
 
         yield Copier(metered(source), metered(to), SystemClock(), threads)

@@ -36,7 +36,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
@@ -161,7 +160,7 @@ def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
     """Yield the index in `storage_uri(config)`. Raises as that, `NotAnIndex`, `StorageUnavailable`."""
     uri = storage_uri(config)
     clock = SystemClock()
-    storage = MeteredStorage(open_storage(uri, options=config.s3, parallel_reads=config.query_threads), config.prices)
+    storage = MeteredStorage(config.open_storage(uri), config.prices)
     with contextlib.closing(storage):
         log = StorageLog(storage, clock)
         log.open()

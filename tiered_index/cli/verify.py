@@ -33,7 +33,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Itera
     """
     with contextlib.ExitStack() as stack:
         try:
-            storage = stack.enter_context(contextlib.closing(open_storage(uri, options=config.s3)))
+            storage = stack.enter_context(contextlib.closing(config.open_storage(uri)))
             other = StorageLog(storage, SystemClock()).open()
         except ConfigError as error:
             raise type(error)(f"--copy {uri}: {error}") from error

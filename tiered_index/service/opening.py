@@ -56,7 +56,6 @@ from tiered_index.service.writing.flusher import Flusher
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.opening import open_storage
 
 # Small: a bad clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
@@ -270,9 +269,7 @@ def open_parts(
     if known is not None:
         check_descriptor(known, wanted, str(root.path))
     with contextlib.ExitStack() as undo:
-        storage = MeteredStorage(
-            backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices
-        )
+        storage = MeteredStorage(backend or config.open_storage(uri), config.prices)
         undo.callback(storage.close)
         root.make_folders()
         lock = RootLock(root)

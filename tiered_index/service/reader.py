@@ -52,7 +52,6 @@ from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_unt
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
-from tiered_index.storage.opening import open_storage
 from tiered_index.types import ItemT, shortened
 
 
@@ -319,7 +318,7 @@ class IndexReader(Lookups[ItemT]):
             view = self._open_view(config, backend)
             undo.callback(view.close)
             return (view,)
-        shared = backend or open_storage(str(config.storage), options=config.s3, parallel_reads=config.query_threads)
+        shared = backend or config.open_storage()
         undo.callback(shared.close)
         try:
             return self._opened([(shared.uri, partial(self._open_view, config, shared))], undo)

@@ -24,7 +24,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -43,11 +43,10 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.heap import give_back
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -265,7 +264,7 @@ class StorageAddress:
     """
 
     uri: str
-    options: S3Options = field(default_factory=S3Options)
+    options: StorageOptions | None = None
     request_stats: Any = None
 
     def __post_init__(self) -> None:

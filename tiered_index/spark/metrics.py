@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, check_classic, counts_of
+from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -187,7 +187,7 @@ class JobMeter:
         """Return an address for tasks whose requests count here."""
         return replace(address, request_stats=self._request_stats)
 
-    def sources(self, s3: S3Options) -> Callable[[str], StorageAddress]:
+    def sources(self, s3: StorageOptions) -> Callable[[str], StorageAddress]:
         """Return what makes addresses of URIs whose requests count here."""
         return partial(StorageAddress, options=s3, request_stats=self._request_stats)
 

@@ -17,9 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
+from urllib.parse import SplitResult
 
 from tiered_index.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tiered_index.storage.disk import Disk
 
 MAX_NAME_BYTES = 512
 # Regular expression of an object's name
@@ -79,11 +83,28 @@ class UploadHandle:
         return cls(str(document["name"]), str(document["upload_id"]), int(document["started_ms"]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    """The options of a backend, which derives a class of its own; `uri_parameters` are those that a URI may have."""
+
+    uri_parameters: ClassVar[tuple[str, ...]] = ()
+
+
 class Storage(ABC):
     """One place that holds objects. `uri` names it; `min_part_bytes` bounds every part but the last."""
 
     uri: str
     min_part_bytes: int = 1
+    options_type: ClassVar[type[StorageOptions]] = StorageOptions
+
+    @classmethod
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+        """Return the storage that a URI names, for `open_storage`; send no request. Raises `ConfigError`.
+
+        `options` is an instance of `options_type`, with the URI's parameters. `disk` and `parallel_reads` are those of
+        `open_storage`.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def get(self, name: str) -> bytes:

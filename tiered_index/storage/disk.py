@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from urllib.parse import SplitResult, unquote
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
@@ -219,3 +220,14 @@ def absolute_path(given: str | Path) -> Path:
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"not a path of this system: {shown}: {error}") from error
     return path
+
+
+def local_path(uri: SplitResult, example: str) -> Path:
+    """Return the absolute path that a storage's URI names. Raises `ConfigError`, which shows an `example`."""
+    if uri.netloc not in {"", "localhost"}:
+        raise ConfigError(f"{uri.scheme}://{uri.netloc}... is not absolute: write {example}")
+    path = unquote(uri.path)
+    if not path.startswith("/") or "\0" in path:
+        names = "is" if uri.scheme == "file" else "names a file,"
+        raise ConfigError(f"a {uri.scheme} URI {names} absolute: {example}")
+    return absolute_path("/" + path.lstrip("/") if uri.scheme == "sqlite" else path)

@@ -13,12 +13,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar, Self
+from urllib.parse import SplitResult, unquote
 
 from sortedcontainers import SortedDict
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
     Bytes,
@@ -34,6 +35,7 @@ from tiered_index.storage.base import (
     check_suffix,
     chosen_uploads,
 )
+from tiered_index.storage.disk import Disk
 
 
 @dataclass(slots=True)
@@ -66,6 +68,14 @@ class MemoryStorage(Storage):
         else:
             with self._registry_lock:
                 self._shelf = self._shelves.setdefault(name, _Shelf())
+
+    @classmethod
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+        """Return the storage of a name, the same for all of this process."""
+        try:
+            return cls(unquote(uri.netloc + uri.path).rstrip("/"))
+        except InvalidArgument as error:
+            raise ConfigError("a memory URI has a name of letters, digits and ._=+@-: memory://name") from error
 
     @classmethod
     def forget(cls, name: str) -> None:

@@ -6,6 +6,9 @@
     sqlite:///file.db                                                       a database file, absolute
     memory://name                                                           this process's memory
 
+Another package adds a scheme by an entry point of the group `tiered_index.storages`: its name is the scheme, its value
+the class. `options_type` of the class declares the parameters, `from_uri` opens.
+
 Every mistake is a `ConfigError` that names the parameter or the part; values that could hold a secret are not repeated
 in messages. Threads: any.
 """
@@ -13,27 +16,23 @@ in messages. Threads: any.
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, cast
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from tiered_index.errors import (
-    ConfigError,
-    InvalidArgument,
-    ObjectExists,
-    ObjectNotFound,
-    StorageMisconfigured,
-    TieredIndexError,
-)
+from tiered_index.errors import ConfigError, ObjectExists, ObjectNotFound, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import (
     PAGE,
     PROBE_PREFIX,
     Call,
     ObjectInfo,
     Storage,
+    StorageOptions,
     UploadHandle,
     WrapperStorage,
     check_name,
@@ -42,51 +41,56 @@ from tiered_index.storage.base import (
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.s3.options import S3Options, check_endpoint
+from tiered_index.storage.s3.options import S3Options
 
 _T = TypeVar("_T")
-# The schemes that `open_storage` accepts
-KNOWN_SCHEMES = ("file", "memory", "s3", "sqlite")
-_S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
+# Class and options of each scheme; a class is loaded on use: boto3 takes longer than everything else together
+_BUILT_IN: dict[str, tuple[str, type[StorageOptions]]] = {
+    "file": ("tiered_index.storage.local.storage:LocalStorage", StorageOptions),
+    "memory": ("tiered_index.storage.memory:MemoryStorage", StorageOptions),
+    "s3": ("tiered_index.storage.s3.storage:S3Storage", S3Options),
+    "sqlite": ("tiered_index.storage.sqlite.storage:SqliteStorage", StorageOptions),
+}
 # Only a word is repeated in a message; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
 # A word, or what begins as a path does and looks like one to its end
 _PATH = re.compile(r"(?:[.~]{0,2}/)[\w ./~+-]*|\.{1,2}|[a-z][a-z_-]{0,30}/?", re.IGNORECASE)
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 
 
 def open_storage(
-    uri: str, *, options: S3Options | None = None, disk: Disk | None = None, parallel_reads: int | None = None
+    uri: str, *, options: StorageOptions | None = None, disk: Disk | None = None, parallel_reads: int | None = None
 ) -> Storage:
     """Return the storage that `uri` names; no request is sent yet.
 
-    `options` apply to `s3://`, where the URI's own parameters win; `disk` applies to `file://`. `parallel_reads`, how
-    many reads the caller will have under way at once, sizes the pool of connections to `max(10, parallel_reads + 4)`
-    unless `options` say how many. Raises `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
+    `options` apply to the backend of their class, where the URI's own parameters win; `disk` applies to `file://`.
+    `parallel_reads`, how many reads the caller will have under way at once, sizes the pool of connections to
+    `max(10, parallel_reads + 4)` unless `options` say how many. Raises `ConfigError`, among them
+    `StorageMisconfigured` for an unknown profile.
     """
     parts = split_uri(uri)
-    path = unquote(parts.path)
-    if parts.scheme == "s3":
-        return _open_s3(parts, (options or S3Options()).sized_for(parallel_reads))
-    if parts.scheme == "memory":
-        try:
-            return MemoryStorage((unquote(parts.netloc) + path).rstrip("/"))
-        except InvalidArgument as error:
-            raise ConfigError("a memory URI has a name of letters, digits and ._=+@-: memory://name") from error
-    example = "file:///dir" if parts.scheme == "file" else "sqlite:///file.db"
-    if parts.netloc not in {"", "localhost"}:
-        raise ConfigError(f"{parts.scheme}://{parts.netloc}... is not absolute: write {example}")
-    is_absolute = path.startswith("/") and "\0" not in path
-    if parts.scheme == "file":
-        if not is_absolute:
-            raise ConfigError(f"a file URI is absolute: {example}")
-        return LocalStorage(absolute_path(path), disk=disk)
-    if not is_absolute or path.endswith("/"):
-        raise ConfigError(f"a sqlite URI names a file, absolute: {example}")
-    # Imported on use: the library takes a moment, and few indexes lie in a database.
-    from tiered_index.storage.sqlite.storage import SqliteStorage
+    storage = _storage_class(parts.scheme)
+    kind = storage.options_type
+    chosen: Any = options if type(options) is kind else kind()
+    return storage.from_uri(parts, replace(chosen, **_parameters(parts)), disk, parallel_reads)
 
-    return SqliteStorage(absolute_path("/" + path.lstrip("/")))
+
+def _entry_points() -> dict[str, EntryPoint]:
+    """Return the storages of other packages by scheme."""
+    return {found.name: found for found in entry_points(group="tiered_index.storages") if found.name not in _BUILT_IN}
+
+
+def _storage_class(scheme: str) -> type[Storage]:
+    """Return the class of a known scheme. Raises `ConfigError` where another package's can't be loaded."""
+    if scheme in _BUILT_IN:
+        return cast(type[Storage], pkgutil.resolve_name(_BUILT_IN[scheme][0]))
+    found = _entry_points()[scheme]
+    try:
+        kind = found.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the storage {scheme}:// ({found.value}) can't be loaded: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Storage)):
+        raise ConfigError(f"the storage {scheme}:// ({found.value}) is no subclass of Storage")
+    return kind
 
 
 def split_uri(uri: str) -> SplitResult:
@@ -95,12 +99,11 @@ def split_uri(uri: str) -> SplitResult:
         near = f"; did you mean {uri.uri!r}?" if isinstance(uri, Storage) else ""
         raise ConfigError(f"a storage is named by its URI, not by a {type(uri).__name__}{near}")
     scheme, separator, _ = uri.partition("://")
-    if not separator or scheme.lower() not in KNOWN_SCHEMES:
+    if not separator or (scheme.lower() not in _BUILT_IN and scheme.lower() not in _entry_points()):
+        known = sorted({*_BUILT_IN, *_entry_points()})
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
         near = f"; did you mean file://{quote(str(absolute_path(uri)))}?" if _PATH.fullmatch(uri) else ""
-        raise ConfigError(
-            f"not a storage URI{shown}: it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}{near}"
-        )
+        raise ConfigError(f"not a storage URI{shown}: it starts with {', '.join(f'{s}://' for s in known)}{near}")
     try:
         parts = urlsplit(uri)
     except ValueError:
@@ -110,34 +113,18 @@ def split_uri(uri: str) -> SplitResult:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:
         raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile")
-    parameters = _parameters(parts)
-    if "endpoint_url" in parameters:
-        check_endpoint(parameters["endpoint_url"])
+    _options_type(parts.scheme)(**_parameters(parts))
     return parts
 
 
-def _open_s3(parts: SplitResult, options: S3Options) -> Storage:
-    # Imported on use: boto3 takes longer to load than everything else here together.
-    from tiered_index.storage.s3.storage import S3Storage
-
-    if not _BUCKET.fullmatch(parts.netloc):
-        short = 0 < len(parts.netloc) < 3
-        problem = (
-            f"bucket {parts.netloc!r} is too short: a bucket's name has 3 characters at least"
-            if short
-            else ("an s3 URI names a bucket")
-        )
-        raise ConfigError(f"{problem}: s3://bucket/prefix")
-    prefix = unquote(parts.path).strip("/")
-    if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
-        raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
-    parameters: dict[str, Any] = {**_parameters(parts)}
-    return S3Storage(parts.netloc, prefix, replace(options, **parameters))
+def _options_type(scheme: str) -> type[Any]:
+    """Return the class of a scheme's options: settings are checked without loading boto3."""
+    return _BUILT_IN[scheme][1] if scheme in _BUILT_IN else _storage_class(scheme).options_type
 
 
 def _parameters(parts: SplitResult) -> dict[str, str]:
     """Return the query's parameters; raise `ConfigError` for one that is not known, is empty or comes twice."""
-    known = _S3_PARAMETERS if parts.scheme == "s3" else ()
+    known = _options_type(parts.scheme).uri_parameters
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:

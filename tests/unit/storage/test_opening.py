@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ConfigError, ObjectNotFound
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import KNOWN_SCHEMES, open_storage
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
@@ -163,7 +164,66 @@ def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
 
 
 def test_the_known_schemes_are_listed() -> None:
-    assert KNOWN_SCHEMES == ("file", "memory", "s3", "sqlite")
+    with pytest.raises(ConfigError, match=r"starts with file://, memory://, s3://, sqlite://$"):
+        open_storage("gs://bucket")
+
+
+TOY = """
+from dataclasses import dataclass
+from typing import ClassVar
+from tiered_index.storage.base import StorageOptions
+from tiered_index.storage.memory import MemoryStorage
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GsOptions(StorageOptions):
+    uri_parameters: ClassVar = ("project",)
+    project: str = "default"
+
+class GsStorage(MemoryStorage):
+    options_type = GsOptions
+
+    @classmethod
+    def from_uri(cls, uri, options, disk, parallel_reads):
+        made = cls(f"{uri.netloc}{uri.path}")
+        made.uri, made.options = f"gs://{uri.netloc}{uri.path}?project={options.project}", options
+        return made
+"""
+
+
+@pytest.fixture
+def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with storages of its own, as an installer leaves it."""
+    (tmp_path / "toy_storages.py").write_text(TOY)
+    (tmp_path / "toy_storages-1.dist-info").mkdir()
+    (tmp_path / "toy_storages-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
+    (tmp_path / "toy_storages-1.dist-info" / "entry_points.txt").write_text(
+        "[tiered_index.storages]\ngs = toy_storages:GsStorage\nbad = toy_storages:Absent\ns3 = toy_storages:GsStorage\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("toy_package")
+def test_another_package_adds_a_scheme_with_options_of_its_own(tmp_path: Path) -> None:
+    where = {"root": tmp_path / "root", "storage": "gs://bucket/toy?project=p1", "environment": False}
+    with IndexService.open(**where, slots=10, items=100, background=False) as index:
+        index.put("orders", 0, "k", offset=1, size=9, timestamp_ms=1_700_000_000_000)
+        index.seal()
+        index.run_lifecycle()
+        assert index.storage.uri == "gs://bucket/toy?project=p1"
+    with IndexReader.open("gs://bucket/toy") as reader:
+        assert len(reader.query("orders", "k")) == 1
+    own = type(open_storage("gs://bucket/toy").options)(project="p2")
+    assert open_storage("gs://bucket/toy", options=own).uri.endswith("p2")
+    assert open_storage("gs://bucket/toy", options=S3Options()).uri.endswith("default")
+    assert isinstance(open_storage("s3://bucket"), S3Storage)
+    for wrong, problem in (
+        ("gs://bucket?region=x", r"unknown parameter 'region' in a gs:// URI \(known: project\)"),
+        ("gs://user:secret@bucket", "holds no credentials"),
+        ("bad://bucket", r"bad:// \(toy_storages:Absent\) can't be loaded"),
+        ("az://bucket", "starts with bad://, file://, gs://, memory://"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            open_storage(wrong)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ from tiered_index.service.answers.incoming import (
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.storage.base import ObjectReader, Storage
 from tiered_index.storage.disk import absolute_path
-from tiered_index.storage.opening import open_storage
 
 STDIN = "-"
 # One request fills so much, where less is asked for.
@@ -165,7 +164,7 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
     folder, _, name = uri.rpartition("/")
     if not name or folder.endswith(("/", ":")):
         raise InvalidArgument(f"{uri} is no file: give the URI of one, such as s3://bucket/day.ndjson")
-    with contextlib.closing(open_storage(folder + mark + parameters, options=config.s3)) as storage:
+    with contextlib.closing(config.open_storage(folder + mark + parameters)) as storage:
         try:
             size_bytes = storage.head(name).size_bytes
         except ObjectNotFound as error:

@@ -32,8 +32,8 @@ from tiered_index.service.erasure.segments import FoundMessages, Patch
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3.options import S3Options
 
 _BODY_CRC_AT = 8
 SYS_FLAG_AT = 36
@@ -141,7 +141,7 @@ def erase_index(
     now: bool = False,
     grace_s: float = GRACE_S,
     threads: int = 2,
-    s3: S3Options | None = None,
+    s3: StorageOptions | None = None,
     clock: Clock | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
@@ -158,7 +158,7 @@ def erase_index(
     `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
-    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
+    with contextlib.closing(open_storage(storage, options=s3)) as opened:
         log = StorageLog(opened, present)
         log.open()
         find = partial(MessagesToErase, request)

@@ -11,7 +11,6 @@ from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import open_storage
 
 
 def check_index(
@@ -35,7 +34,7 @@ def check_index(
         local = check_root(root, report, of_files)
     if uri is None:
         raise ConfigError("nothing to verify: neither a root nor a storage is named")
-    with contextlib.closing(open_storage(uri, options=config.s3)) as storage:
+    with contextlib.closing(config.open_storage(uri)) as storage:
         try:
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
         except StorageError as error:

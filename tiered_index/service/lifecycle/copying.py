@@ -33,9 +33,8 @@ from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.seen import Seen
-from tiered_index.storage.base import ObjectInfo, PartInfo, Storage, UploadHandle
+from tiered_index.storage.base import ObjectInfo, PartInfo, Storage, StorageOptions, UploadHandle
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
-from tiered_index.storage.s3.options import S3Options
 
 _log = logging.getLogger(__name__)
 _KIND = "copy"
@@ -431,7 +430,7 @@ def copy_index(
     target: str,
     *,
     threads: int = 4,
-    s3: S3Options | None = None,
+    s3: StorageOptions | None = None,
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyReport:
@@ -445,7 +444,7 @@ def copy_index(
     `StorageMisconfigured`; the target is then what it was.
     """
     with contextlib.ExitStack() as closing:
-        options = s3 or S3Options()
+        options = s3
         copied = closing.enter_context(open_storage(source, options=options, parallel_reads=threads))
         into = closing.enter_context(open_storage(target, options=options))
         copier = Copier(copied, into, clock or SystemClock(), threads, progress)

@@ -24,9 +24,8 @@ from tiered_index.service.lifecycle.publication import MAX_AGE_S
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
-from tiered_index.storage.s3.options import S3Options
 
 _READERS = 8
 _UNNAMED_S = MAX_AGE_S + 3600.0
@@ -269,7 +268,7 @@ def _looked_up(objects: Sequence[StoredObject], cold: ColdPath) -> Stats:
 
 
 def expire_index(
-    storage: str, rule: Retention, *, yes: bool = False, s3: S3Options | None = None, clock: Clock | None = None
+    storage: str, rule: Retention, *, yes: bool = False, s3: StorageOptions | None = None, clock: Clock | None = None
 ) -> ExpiryPlan:
     """Return what has expired by `rule` of the index at a storage URI, and which objects go; do it only with `yes`.
 
@@ -278,7 +277,7 @@ def expire_index(
     `StorageUnavailable`, `StorageMisconfigured`.
     """
     present = clock or SystemClock()
-    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
+    with contextlib.closing(open_storage(storage, options=s3)) as opened:
         log = StorageLog(opened, present)
         log.open()
         return expire(opened, log, rule, present, yes=yes)[0]

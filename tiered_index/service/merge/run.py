@@ -27,10 +27,9 @@ from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge, window_seconds
 from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
-from tiered_index.storage.s3.options import S3Options
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +205,7 @@ def merge_index(
     window: str | int = "1d",
     options: MergeOptions | None = None,
     threads: int = 2,
-    s3: S3Options | None = None,
+    s3: StorageOptions | None = None,
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
@@ -220,7 +219,7 @@ def merge_index(
     """
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     present = clock or SystemClock()
-    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
+    with contextlib.closing(open_storage(storage, options=s3)) as opened:
         log = StorageLog(opened, present)
         log.open()
         # a server that accepts two records of one number would let two jobs merge the same files

@@ -49,7 +49,6 @@ from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
-from tiered_index.storage.opening import open_storage
 from tiered_index.types import Freshness
 
 _log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class IndexView(Refreshed):
         opened = None
         if backend is None:
             uri = config.storage or (marker.storage if marker is not None else None)
-            backend = opened = open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads)
+            backend = opened = config.open_storage(uri)
         # a root whose marker alone names the storage is read without it, as far as that goes
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)

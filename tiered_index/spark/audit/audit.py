@@ -44,9 +44,8 @@ from tiered_index.spark.audit.ranges import Sides
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -239,7 +238,7 @@ def report_table(result: AuditResult) -> pa.Table:
     return pa.Table.from_pylist(rows, REPORT_SCHEMA)
 
 
-def check_report_name(uri: str, s3: S3Options | None = None) -> None:
+def check_report_name(uri: str, s3: StorageOptions | None = None) -> None:
     """Raise `InvalidArgument` where a report can't be written there by its name."""
     folder, name = _place(uri)
     if not name.endswith(".parquet"):
@@ -248,7 +247,7 @@ def check_report_name(uri: str, s3: S3Options | None = None) -> None:
         )
     if "://" in uri:
         try:
-            StorageAddress(folder, s3 or S3Options()).open().close()
+            StorageAddress(folder, s3).open().close()
         except ConfigError as error:
             raise InvalidArgument(f"the report can't be written to {uri}: {error}") from error
     elif not Path(folder).is_dir():
@@ -264,7 +263,7 @@ def _place(uri: str) -> tuple[str, str]:
     return folder + mark + parameters, name
 
 
-def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> None:
+def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None) -> None:
     """Write the report to a path or an object, replacing what is there. Raises `InvalidArgument`, as the storage."""
     check_report_name(uri, s3)
     body = io.BytesIO()
@@ -277,7 +276,7 @@ def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> 
             raise InvalidArgument(f"the report can't be written to {uri}: {error.strerror}") from error
         return
     folder, name = _place(uri)
-    with StorageAddress(folder, s3 or S3Options()).open() as storage:
+    with StorageAddress(folder, s3).open() as storage:
         storage.put(name, body.getvalue())
 
 

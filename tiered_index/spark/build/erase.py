@@ -23,9 +23,8 @@ from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.spark.build.merge import DRIVEN, opened_by_driver, tasks_on
 from tiered_index.spark.executors import StorageAddress, between_tasks, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import PriceTable
-from tiered_index.storage.s3.options import S3Options
 from tiered_index.tombstones import Tombstones
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def erase(
     yes: bool = False,
     grace_s: float = GRACE_S,
     shard_bytes: int = 256 << 20,
-    s3: S3Options | None = None,
+    s3: StorageOptions | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
     progress: Progress = lambda stage, done, total: None,
@@ -73,7 +72,7 @@ def erase(
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     check_grace(grace_s)
-    address = StorageAddress(storage, s3 or S3Options())
+    address = StorageAddress(storage, s3)
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)
         work = _Work(spark, meter, address, present)

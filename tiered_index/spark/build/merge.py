@@ -23,9 +23,9 @@ from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
-from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ def merge(
     storage: str,
     window: str | int = "1d",
     options: MergeOptions | None = None,
-    s3: S3Options | None = None,
+    s3: StorageOptions | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
     progress: Progress = lambda stage, done, total: None,
@@ -58,7 +58,7 @@ def merge(
     (stage, tasks done, tasks). Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what
     the storage raises; jobs published before stay.
     """
-    address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
+    address, present = StorageAddress(storage, s3), clock or SystemClock()
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)
@@ -139,7 +139,7 @@ def compact(
     spark: SparkSession,
     *,
     storage: str,
-    s3: S3Options | None = None,
+    s3: StorageOptions | None = None,
     dry_run: bool = False,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
@@ -154,7 +154,7 @@ def compact(
     """
     if dry_run:
         return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
-    address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
+    address, present = StorageAddress(storage, s3), clock or SystemClock()
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)
         with meter.stage(DRIVEN):
@@ -186,10 +186,10 @@ def compact(
 
 
 def plan_compaction(
-    *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
+    *, storage: str, s3: StorageOptions | None = None, clock: Clock | None = None, prices: PriceTable | None = None
 ) -> CompactReport:
     """Return what `compact` would do and cost now, without a session. Raises `NotAnIndex`, `ConfigError`."""
-    with opened_by_driver(StorageAddress(storage, s3 or S3Options()), clock or SystemClock(), prices) as (opened, log):
+    with opened_by_driver(StorageAddress(storage, s3), clock or SystemClock(), prices) as (opened, log):
         log.open()
         tickets, left = open_tickets(opened, log)
         spent, genesis = opened.total, log.state.genesis

@@ -43,7 +43,7 @@ from tiered_index.spark.executors import (
     typed_errors,
 )
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, times_of
-from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.base import StorageOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -170,7 +170,7 @@ def key_files(path: str) -> tuple[Sequence[str], list[Path]]:
     return kinds[0], files
 
 
-def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
+def read_keys(spark: SparkSession, path: str, s3: StorageOptions) -> DataFrame:
     """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
     kind, files = key_files(path)
     if not files:
@@ -197,7 +197,7 @@ def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> Data
         raise
 
 
-def check_out(out: str, s3: S3Options) -> None:
+def check_out(out: str, s3: StorageOptions) -> None:
     """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
     if not is_local(out):
         with StorageAddress(out, s3).open() as storage:
@@ -207,7 +207,7 @@ def check_out(out: str, s3: S3Options) -> None:
         raise InvalidArgument(f"{place} exists already: answers are written to a folder of their own")
 
 
-def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
+def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
     """Write a folder of Parquet (NDJSON where `out` is named so), in a storage Parquet with a mark ``_SUCCESS``."""
     if is_local(out):
         place = local_path(out)

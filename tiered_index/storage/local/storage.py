@@ -21,6 +21,8 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Self
+from urllib.parse import SplitResult
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.documents import MILLISECONDS, checked, load, record, text
@@ -40,7 +42,7 @@ from tiered_index.storage.base import (
     check_suffix,
     chosen_uploads,
 )
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, local_path
 from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_regular, encode, typed_errors, walk
 
 _DESCRIPTION = "upload.json"
@@ -61,6 +63,11 @@ class LocalStorage(Storage):
         self._files = DurableFiles(self.folder, self._disk)
         self._clock = clock  # that of the file system, in tests
         self._uploads = self.folder / ".%uploads"
+
+    @classmethod
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+        """Return the storage of a folder."""
+        return cls(local_path(uri, "file:///dir"), disk=disk)
 
     def children(self) -> Iterator[LocalStorage]:
         """Yield the storages in folders of this one, in order of name; what may hold objects of this one is none."""

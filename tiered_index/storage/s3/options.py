@@ -6,9 +6,11 @@ Credentials are never among them: they come from the usual chain (environment, p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
+from tiered_index.storage.base import StorageOptions
 
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
@@ -19,9 +21,10 @@ _SPARE_CONNECTIONS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S3Options:
+class S3Options(StorageOptions):
     """How to reach and use an S3 service. Raises `ConfigError` for a value that can't be right."""
 
+    uri_parameters: ClassVar[tuple[str, ...]] = ("addressing_style", "endpoint_url", "profile", "region")
     # Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile says.
     endpoint_url: str | None = None
     # None: what the environment or the profile says.

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 
 import boto3
 from botocore.config import Config
@@ -40,6 +41,7 @@ from tiered_index.storage.base import (
     check_range,
     check_suffix,
 )
+from tiered_index.storage.disk import Disk
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
 from tiered_index.storage.s3.retry import NO_S3, RetryLoop, S3Calls, count_requests, translate
@@ -54,10 +56,31 @@ _IN_LISTINGS = {"IsTruncated", "Name", "Bucket", "Contents", "Uploads"}
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
+
+
 class S3Storage(Storage):
     """The objects of `bucket` whose keys start with `prefix` and a slash (no prefix: the whole bucket)."""
 
     min_part_bytes = 5 << 20
+
+    options_type = S3Options
+
+    @classmethod
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+        """Return the storage in a bucket; a URI's parameters are among the options."""
+        if not _BUCKET.fullmatch(uri.netloc):
+            short = 0 < len(uri.netloc) < 3
+            problem = (
+                f"bucket {uri.netloc!r} is too short: a bucket's name has 3 characters at least"
+                if short
+                else "an s3 URI names a bucket"
+            )
+            raise ConfigError(f"{problem}: s3://bucket/prefix")
+        prefix = unquote(uri.path).strip("/")
+        if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
+            raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
+        return cls(uri.netloc, prefix, options.sized_for(parallel_reads))
 
     def __init__(
         self,

@@ -20,10 +20,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Self
+from urllib.parse import SplitResult, unquote
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
     ByteRange,
@@ -39,6 +40,7 @@ from tiered_index.storage.base import (
     check_range,
     check_suffix,
 )
+from tiered_index.storage.disk import Disk, local_path
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 
@@ -56,6 +58,13 @@ class SqliteStorage(Storage):
         self._clock = clock or SystemClock()
         self._pool = ConnectionPool(self.path, busy_timeout_s)
         self._bodies = Bodies(self._pool, self._clock)
+
+    @classmethod
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+        """Return the storage in a database file."""
+        if unquote(uri.path).endswith("/"):
+            raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
+        return cls(local_path(uri, "sqlite:///file.db"))
 
     def get(self, name: str) -> bytes:
         """Return the whole object, out of one state of the database."""
