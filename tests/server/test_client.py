@@ -17,6 +17,7 @@ import pytest
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import ROOT, environment
 from tiered_index import IndexService, Lookup, QueryResult
+from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, asked_service
 from tiered_index.client import AsyncIndexClient, IndexClient
@@ -229,7 +230,7 @@ def test_whoever_says_to_wait_long_is_asked_again_soon(monkeypatch, after):
 def test_a_file_without_a_token_is_told(tmp_path, content, error):
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(error, match="no token"):
-        asked_service(Session(Output(as_json=False)), "http://localhost:1", tmp_path / "token")
+        asked_service(Session(Output(as_json=False)), ServiceOptions("http://localhost:1", tmp_path / "token"))
 
 
 def test_a_put_without_a_position_is_sent_once():

@@ -143,8 +143,8 @@ def test_a_lookup_ships_the_package_if_told_to(tmp_path, monkeypatch, capfd, giv
     (tmp_path / "keys.csv").write_text("topic,key\norders,key-0\n")
     asked = []
 
-    def spark_of(master, conf, *, ship):
-        asked.append((master, ship))
+    def spark_of(on):
+        asked.append((on.master, on.ship))
         raise InvalidArgument("no session is begun here")
 
     monkeypatch.setattr(reading, "spark_of", spark_of)

@@ -19,11 +19,8 @@ from tiered_index.cli.options import (
     File,
     FileItems,
     FileSlots,
-    MaxBytes,
-    MaxRequests,
-    Timeout,
-    TokenFile,
-    Url,
+    LimitOptions,
+    ServiceOptions,
     end_option,
     human_duration,
     time_option,
@@ -51,11 +48,9 @@ def topics(
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="List what can be read, name the rest (exit 6).")
     ] = False,
-    max_requests: MaxRequests = None,
-    max_bytes: MaxBytes = None,
-    timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
+    *,
+    limits: LimitOptions,
+    service: ServiceOptions,
 ) -> int:
     """List the topics: entries, bytes of their messages, first and last second.
 
@@ -70,8 +65,8 @@ def topics(
 
       tiered-index topics --url http://localhost:8080 --token-file token
     """
-    budget = CommandBudget(max_requests, max_bytes, timeout)
-    client = asked_service(session, url, token_file)
+    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
+    client = asked_service(session, service)
     config = session.reader_config()
     with contextlib.ExitStack() as stack:
 
@@ -103,7 +98,7 @@ def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
 
 
 @command
-def files(session: Session, url: Url = None, token_file: TokenFile = None) -> int:
+def files(session: Session, service: ServiceOptions) -> int:
     """List every file and window table: state, lane, interval, entries, bytes and where it lies; then what is archived.
 
     Exit code 6 where one can't be read.
@@ -117,7 +112,7 @@ def files(session: Session, url: Url = None, token_file: TokenFile = None) -> in
       tiered-index files --url http://localhost:8080 --token-file token
     """
     damaged: set[str] = set()
-    if (client := asked_service(session, url, token_file)) is not None:
+    if (client := asked_service(session, service)) is not None:
         with client:
             document = client.files()
     else:
@@ -276,8 +271,8 @@ def du(
     by: Annotated[
         str, Option(metavar="topic,day,state", help="What rows are of: one of these words, or several by commas.")
     ] = "topic,day,state",
-    url: Url = None,
-    token_file: TokenFile = None,
+    *,
+    service: ServiceOptions,
 ) -> int:
     """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state.
 
@@ -295,7 +290,7 @@ def du(
       tiered-index du --url http://localhost:8080 --token-file token
     """
     groups = du_groups(by)
-    if (client := asked_service(session, url, token_file)) is not None:
+    if (client := asked_service(session, service)) is not None:
         with client:
             document = client.du(",".join(groups))
     else:

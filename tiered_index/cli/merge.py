@@ -10,7 +10,7 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import Begin, DryRun, End, MinAge, SkipLost, Tiers, Window, human_duration, parse_duration
+from tiered_index.cli.options import WindowOptions, human_duration, parse_duration
 from tiered_index.cli.output import Output, counted, describe_object, human_bytes, human_count
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
@@ -25,20 +25,18 @@ from tiered_index.types import format_time
 _LEFT_SHOWN = 5
 
 
-def merge_options(
-    window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int, skip_lost: bool
-) -> list[MergeOptions]:
-    """Return the options of each tier, shortest windows first; times in epoch ms. Raises `InvalidArgument`."""
+def merge_options(given: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
+    """Return the options of each tier, shortest windows first. Raises `InvalidArgument`."""
     return [
         MergeOptions(
             window_s=window_s,
-            min_age_s=min_age,
+            min_age_s=given.min_age,
             shard_bytes=shard_bytes,
-            begin_s=begin // 1000 if begin is not None else 0,
-            end_s=end // 1000 + 1 if end is not None else 1 << 62,
-            skip_lost=skip_lost,
+            begin_s=given.begin // 1000 if given.begin is not None else 0,
+            end_s=given.end // 1000 + 1 if given.end is not None else 1 << 62,
+            skip_lost=given.skip_lost,
         )
-        for window_s in (_windows(tiers) if tiers is not None else [window])
+        for window_s in (_windows(given.tiers) if given.tiers is not None else [given.window])
     ]
 
 
@@ -158,15 +156,9 @@ def _write_plan(out: Output, name: str, made: MergePlan, jobs: Sequence[dict[str
 @command
 def merge(
     session: Session,
-    window: Window = 86400,
-    tiers: Tiers = None,
-    begin: Begin = None,
-    end: End = None,
-    min_age: MinAge = 3600,
+    given: WindowOptions,
     shard_bytes: int = Option(1 << 30, help="Size of a shard at which a window is cut, about."),
     threads: int = Option(2, min=1, help="Tasks at the same time."),
-    dry_run: DryRun = False,
-    skip_lost: SkipLost = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a
     window.
@@ -183,10 +175,10 @@ def merge(
 
       tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
     """
-    options = merge_options(window, tiers, begin, end, min_age, shard_bytes, skip_lost)
+    options = merge_options(given, shard_bytes)
     config = session.config()
     with open_stored_index(config) as index:
-        if dry_run:
+        if given.dry_run:
             show_plans(session, index, options, config.prices)
             return 0
         plan(index.log, index.clock, options[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -68,72 +69,106 @@ MaxLag = Annotated[
     Option(min=0, metavar="SECONDS", help="/readyz: not ready while further behind the store.", show_default=False),
 ]
 
-# What reads, and may ask a service in place of an index.
 _service = partial(Option, show_default=False, rich_help_panel="Service")
-Url = Annotated[str | None, _service(metavar="URL", help="Ask this service (tiered-index serve), not an index.")]
-TokenFile = Annotated[Path | None, _service(metavar="FILE", help="With --url: file that has the token.")]
-
-# What looks keys up: query, message.
 _limit = partial(Option, show_default=False, rich_help_panel="Limits")
-MaxRequests = Annotated[int | None, _limit("--max-requests", metavar="N", help="Requests to the storage at most.")]
-MaxBytes = Annotated[int | None, _limit("--max-bytes", metavar="BYTES", help="Bytes read from the storage at most.")]
-Timeout = Annotated[
-    float | None,
-    _limit("--timeout", metavar="SECONDS", help="No request is begun after this time, opening the index included."),
-]
 
 
-# What merges: merge, spark merge.
-Window = Annotated[
-    int,
-    Option(
-        parser=duration_option, metavar="1h|1d|30d", help="Length of a window, from the epoch on.", show_default="1d"
-    ),
-]
-Tiers = Annotated[
-    str | None, Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")
-]
-Begin = Annotated[int | None, Option(parser=time_option, metavar="T", help="Only what begins here or later.")]
-End = Annotated[int | None, Option(parser=end_option, metavar="T", help="Only what ends here or earlier, inclusive.")]
-MinAge = Annotated[
-    int, Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h")
-]
-DryRun = Annotated[bool, Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
-SkipLost = Annotated[bool, Option("--skip-lost", help="Leave what the storage lost an object of, merge the rest.")]
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What reads, and may ask a service in place of an index."""
+
+    url: Annotated[str | None, _service(metavar="URL", help="Ask this service (tiered-index serve), not an index.")] = (
+        None
+    )
+    token_file: Annotated[Path | None, _service(metavar="FILE", help="With --url: file that has the token.")] = None
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What one command may spend on lookups."""
+
+    max_requests: Annotated[int | None, _limit(metavar="N", help="Requests to the storage at most.")] = None
+    max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Bytes read from the storage at most.")] = None
+    timeout: Annotated[
+        float | None, _limit(metavar="SECONDS", help="No request is begun after this time, opening the index included.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """What merges: merge, spark merge."""
+
+    window: Annotated[
+        int,
+        Option(
+            parser=duration_option,
+            metavar="1h|1d|30d",
+            help="Length of a window, from the epoch on.",
+            show_default="1d",
+        ),
+    ] = 86400
+    tiers: Annotated[
+        str | None, Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")
+    ] = None
+    begin: Annotated[int | None, Option(parser=time_option, metavar="T", help="Only what begins here or later.")] = None
+    end: Annotated[
+        int | None, Option(parser=end_option, metavar="T", help="Only what ends here or earlier, inclusive.")
+    ] = None
+    min_age: Annotated[
+        int,
+        Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h"),
+    ] = 3600
+    dry_run: Annotated[bool, Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")] = (
+        False
+    )
+    skip_lost: Annotated[
+        bool, Option("--skip-lost", help="Leave what the storage lost an object of, merge the rest.")
+    ] = False
+
 
 # What changes what is stored: expire, erase.
 Yes = Annotated[bool, Option("--yes", help="Do it.")]
 
-# What erases: erase, spark erase.
-Topic = Annotated[str, Option("--topic", metavar="T", help="The topic, by its exact name.")]
-Keys = Annotated[list[str] | None, Option("--key", metavar="K", help="Only of this key; several times.")]
-Queue = Annotated[int | None, Option("--queue", metavar="Q", help="Only of this queue.", show_default=False)]
-Before = Annotated[
-    int | None,
-    Option("--before", parser=time_option, metavar="T", help="Only what is older; by default all there is up to now."),
-]
-EraseGrace = Annotated[
-    int,
-    Option(
-        parser=duration_option,
-        metavar="1h",
-        help="With --now, how long the bytes of what records have removed stay, for exports and jobs at work.",
-        show_default="1h",
-    ),
-]
 
-# What runs on Spark.
-Master = Annotated[
-    str | None,
-    Option(
-        help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine."
-    ),
-]
-Conf = Annotated[list[str] | None, Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; several times.")]
+@dataclass(frozen=True)
+class EraseOptions:
+    """What erases: erase, spark erase."""
 
-Ship = Annotated[
-    bool, Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")
-]
+    topic: Annotated[str, Option(metavar="T", help="The topic, by its exact name.")]
+    key: Annotated[list[str] | None, Option(metavar="K", help="Only of this key; several times.")] = None
+    queue: Annotated[int | None, Option(metavar="Q", help="Only of this queue.", show_default=False)] = None
+    before: Annotated[
+        int | None,
+        Option(parser=time_option, metavar="T", help="Only what is older; by default all there is up to now."),
+    ] = None
+    grace: Annotated[
+        int,
+        Option(
+            parser=duration_option,
+            metavar="1h",
+            help="With --now, how long the bytes of what records have removed stay, for exports and jobs at work.",
+            show_default="1h",
+        ),
+    ] = 3600
+    yes: Yes = False
+
+
+@dataclass(frozen=True)
+class SparkOptions:
+    """What runs on Spark."""
+
+    master: Annotated[
+        str | None,
+        Option(
+            help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine."
+        ),
+    ] = None
+    conf: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="A setting of Spark's; several times.")] = None
+    ship: Annotated[
+        bool, Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")
+    ] = False
+
+
 Column = Annotated[
     list[str] | None, Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")
 ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
-from tiered_index.cli.options import LAST, TIME, MaxBytes, MaxRequests, Timeout, TokenFile, Url, end_option, time_option
+from tiered_index.cli.options import LAST, TIME, LimitOptions, ServiceOptions, end_option, time_option
 from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
@@ -67,11 +67,9 @@ def query(
     body: Literal["text", "json", "hex", "none"] | None = Option(
         None, help="With --messages: how to show bodies (text).", show_default=False
     ),
-    max_requests: MaxRequests = None,
-    max_bytes: MaxBytes = None,
-    timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
+    *,
+    limits: LimitOptions,
+    service: ServiceOptions,
     keys: Path | None = Option(
         None, "--keys", metavar="FILE", help="Look up every key of a CSV, NDJSON or Parquet file.", show_default=False
     ),
@@ -129,7 +127,7 @@ def query(
         }
         if wrong := [name for name, value in given.items() if value is not None]:
             raise InvalidArgument(f"--keys names the keys and shows their entries: leave {wrong[0]} out")
-        if url is not None:
+        if service.url is not None:
             raise InvalidArgument(
                 "--keys reads the index itself: leave --url out, or call IndexClient.query_many from Python"
             )
@@ -139,8 +137,8 @@ def query(
         raise InvalidArgument("--out says where answers to --keys go: give --keys, too")
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
-    budget = CommandBudget(max_requests, max_bytes, timeout)
-    client = asked_service(session, url, token_file, store=store)
+    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
+    client = asked_service(session, service, store=store)
     config = session.reader_config()
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     if keys is not None:
@@ -373,11 +371,9 @@ def message(
     cursor: str | None = Option(
         None, help="With --topic: continue the truncated answer that gave it.", show_default=False
     ),
-    max_requests: MaxRequests = None,
-    max_bytes: MaxBytes = None,
-    timeout: Timeout = None,
-    url: Url = None,
-    token_file: TokenFile = None,
+    *,
+    limits: LimitOptions,
+    service: ServiceOptions,
 ) -> int:
     """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
     or with --topic by the unique key that its producer gave it, which needs the index, or by its offset in a queue of
@@ -404,9 +400,9 @@ def message(
     # imported when asked for, as in `_source`
     from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
 
-    budget = CommandBudget(max_requests, max_bytes, timeout)
+    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
     config = session.config()
-    client = asked_service(session, url, token_file, store=store, offset=queue_offset)
+    client = asked_service(session, service, store=store, offset=queue_offset)
     has_index = client is None and (config.root is not None or config.storage is not None)
     if queue_offset is not None:
         if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:

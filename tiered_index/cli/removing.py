@@ -12,18 +12,7 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import (
-    Before,
-    EraseGrace,
-    Keys,
-    Queue,
-    Topic,
-    Yes,
-    bytes_option,
-    duration_option,
-    pairs,
-    parse_duration,
-)
+from tiered_index.cli.options import EraseOptions, Yes, bytes_option, duration_option, pairs, parse_duration
 from tiered_index.cli.output import Output, counted, describe_object, human_bytes, likely_seconds, unknown_topic
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.config import IndexConfig
@@ -168,23 +157,18 @@ def _horizons(expired: Expired) -> Sequence[str]:
     return lines
 
 
-def erase_request(topic: str, key: list[str] | None, queue: int | None, before: int | None) -> EraseRequest:
+def erase_request(given: EraseOptions) -> EraseRequest:
     """Return what the options ask for. Raises `InvalidArgument`."""
-    if queue is not None and before is None:
+    if given.queue is not None and given.before is None:
         raise InvalidArgument("--queue needs --before: the moment up to which the queue is erased")
-    return EraseRequest(topic, tuple(key or ()), queue, before)
+    return EraseRequest(given.topic, tuple(given.key or ()), given.queue, given.before)
 
 
 @command
 def erase(
     session: Session,
-    topic: Topic,
-    key: Keys = None,
-    queue: Queue = None,
-    before: Before = None,
+    given: EraseOptions,
     now: bool = Option(False, "--now", help="Rewrite what holds any of it at once, and delete the bytes."),
-    grace: EraseGrace = 3600,
-    yes: Yes = False,
 ) -> int:
     """Erase what a topic has before a moment: of keys, of a queue, or all of it.
 
@@ -209,26 +193,26 @@ def erase(
 
       tiered-index erase --storage s3://bucket/index --topic debug --queue 3 --before 2026-01-01 --yes
     """
-    return erase_here(session, erase_request(topic, key, queue, before), yes=yes, now=now, grace_s=grace)
+    return erase_here(session, given, now=now)
 
 
-def erase_here(session: Session, request: EraseRequest, *, yes: bool, now: bool, grace_s: int) -> int:
-    """Erase in this process; return the exit code."""
-    config = session.config()
+def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
+    """Erase in this process; return the exit code. Raises as `erase_request`."""
+    request, config = erase_request(given), session.config()
     with open_stored_index(config) as index, session.progress("erasing", None) as bar:
         done = erase_index(
             index.storage,
             index.log,
             request,
             index.clock,
-            yes=yes,
+            yes=given.yes,
             now=now,
-            grace_s=grace_s,
+            grace_s=given.grace,
             threads=config.query_threads,
             messages=partial(MessagesToErase, request),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
         )
-        if yes:
+        if given.yes:
             _drop_cached(config, index)
         total = index.storage.total
         session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})

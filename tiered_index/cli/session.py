@@ -6,6 +6,7 @@ Whatever a command raises is reported once, on stderr: typed errors by their `ex
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import logging
@@ -25,7 +26,7 @@ import typer
 from typer.models import OptionInfo
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.options import pairs
+from tiered_index.cli.options import ServiceOptions, pairs
 from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
@@ -167,11 +168,12 @@ def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
         yield StoredIndex(storage, log, clock)
 
 
-def asked_service(session: Session, url: str | None, token_file: Path | None, **given: object) -> IndexClient | None:
+def asked_service(session: Session, service: ServiceOptions, **given: object) -> IndexClient | None:
     """Return a client of the service that `--url` names; None: an index is asked. `given` are options of indexes alone.
 
     Raises `InvalidArgument` where one is given beside it, `ConfigError` where the token can't be read.
     """
+    url, token_file = service.url, service.token_file
     if url is None:
         if token_file is not None:
             raise InvalidArgument("--token-file is for a service: give --url, too")
@@ -212,6 +214,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
 
 
+def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """Return the options that a parameter stands for: a group's, which is a dataclass, or itself."""
+    if dataclasses.is_dataclass(kind := parameter.annotation):
+        return [p.replace(kind=parameter.kind) for p in _parameters(typing.cast("type[Any]", kind))]
+    return [parameter]
+
+
 def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
     """Return the flag that stands for each name by which an error may call an option of a command."""
     flags: dict[str, str] = {}
@@ -227,15 +236,19 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
 
 
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
-    """Return `function` as a typer command; what it returns is the exit code."""
-    own, common = _parameters(function)[1:], _parameters(_options)
+    """Return `function` as a typer command; what it returns is the exit code.
+
+    A parameter whose type is a dataclass stands for the options that are its fields.
+    """
+    given, common = _parameters(function)[1:], _parameters(_options)
+    own = [option for p in given for option in _options_of(p)]
+    groups = {p.name: p for p in given if _options_of(p) != [p]}
     parameters = [*own, *common]
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         flags = _flags(parameters, kwargs)
-        given: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in common}
-        session = _options(**given)
+        session = _options(**{p.name: kwargs.pop(p.name) for p in common})  # type: ignore[arg-type]
         session.out.flags = flags
 
         def act() -> int:
@@ -243,6 +256,8 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
                 if isinstance(value, Path):
                     # what no file can be called is bad usage, whatever the command would do with it
                     absolute_path(value)
+            for name, p in groups.items():
+                kwargs[name] = p.annotation(**{option.name: kwargs.pop(option.name) for option in _options_of(p)})
             return function(session, *args, **kwargs)
 
         code = _guarded(session, act)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from typer import Argument, Option
 
 from tiered_index.cli.contents import contents_of, opened
-from tiered_index.cli.options import FileItems, FileSlots, TokenFile, Url
+from tiered_index.cli.options import FileItems, FileSlots, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, asked_service, command, open_stored_index
 from tiered_index.clock import SystemClock
@@ -78,8 +78,8 @@ def verify(
     yes: bool = Option(False, "--yes", help="With --repair: do it."),
     slots: FileSlots = None,
     items: FileItems = None,
-    url: Url = None,
-    token_file: TokenFile = None,
+    *,
+    service: ServiceOptions,
 ) -> int:
     """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
     remote ones.
@@ -115,7 +115,7 @@ def verify(
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
-    client = asked_service(session, url, token_file, files=files, repair=repair, slots=slots, items=items)
+    client = asked_service(session, service, files=files, repair=repair, slots=slots, items=items)
     _check_places(config, source, store_name, standby)
     if client is not None:
         with client:

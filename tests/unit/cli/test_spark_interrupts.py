@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from tiered_index.cli import spark as sharing
+from tiered_index.cli.options import SparkOptions
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark import session
 from tiered_index.spark.build.sources import column_of, has_log_offsets
@@ -38,12 +39,12 @@ def test_an_interrupt_waits_for_the_session(monkeypatch):
 
     monkeypatch.setattr(session, "open_session", open_session)
     with pytest.raises(KeyboardInterrupt):
-        sharing.spark_of(None, None)
+        sharing.spark_of(SparkOptions())
     assert done and signal.getsignal(number) is before
     monkeypatch.setattr(
         session, "open_session", lambda *_, **__: SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=print))
     )
-    sharing.spark_of(None, None)
+    sharing.spark_of(SparkOptions())
     record = logging.LogRecord("root", logging.ERROR, "/lib/py4j/java_gateway.py", 1, "KeyboardInterrupt", None, None)
     assert not root.filter(record)
     assert root.filter(logging.LogRecord("root", logging.ERROR, "/other.py", 1, "another", None, None))

@@ -11,11 +11,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.cli.options import pairs
+from tiered_index.cli.options import SparkOptions, pairs
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
@@ -52,8 +52,8 @@ def check_index(config: IndexConfig) -> None:
         pass
 
 
-def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
-    """Return the session; with `ship` its executors get this package from here.
+def spark_of(given: SparkOptions) -> SparkSession:
+    """Return the session; with `--ship` its executors get this package from here.
 
     Raises `ConfigError` where PySpark or Java is missing, or it is a session of Spark Connect.
     """
@@ -61,13 +61,13 @@ def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = Fal
     from tiered_index.spark.session import open_session
 
     with _interrupts_after(), java_apart():
-        spark = open_session(master, settings=pairs("--conf", conf))
+        spark = open_session(given.master, settings=pairs("--conf", given.conf))
         check_classic(spark)
         spark.sparkContext.setLogLevel("ERROR")
     # py4j logs whatever interrupts it, with where it was
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    if ship:
+    if given.ship:
         from tiered_index.spark.session import ship_package
 
         ship_package(spark)

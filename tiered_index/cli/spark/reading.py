@@ -16,10 +16,8 @@ from tiered_index.cli.options import (
     LAST,
     TIME,
     Column,
-    Conf,
     Constant,
-    Master,
-    Ship,
+    SparkOptions,
     end_option,
     given_columns,
     pairs,
@@ -69,9 +67,8 @@ def lookup(
     messages: str | None = Option(
         None, metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."
     ),
-    master: Master = None,
-    conf: Conf = None,
-    ship: Ship = False,
+    *,
+    on: SparkOptions,
 ) -> int:
     """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number
     of keys.
@@ -105,7 +102,7 @@ def lookup(
     bounds = {"max_requests": max_requests, "max_bytes": max_bytes}
     with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages, **bounds):
         pass
-    spark = spark_of(master, conf, ship=ship)
+    spark = spark_of(on)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
@@ -180,9 +177,8 @@ def audit(
     list_: int = Option(
         1000, "--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."
     ),
-    master: Master = None,
-    conf: Conf = None,
-    ship: Ship = False,
+    *,
+    on: SparkOptions,
 ) -> int:
     """Check every record and every byte of an index, and that it holds its source's entries: none missing, extra or
     wrong. Changes nothing.
@@ -217,7 +213,7 @@ def audit(
         check_report_name(report, config.s3)
     fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
     check_audit(source or None, storage=storage, fields=fields, config=config)
-    spark = spark_of(master, conf, ship=ship)
+    spark = spark_of(on)
     begun = time.monotonic()
     with progress_of(session) as progress:
         result = audit_index(

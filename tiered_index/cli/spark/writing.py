@@ -9,24 +9,11 @@ from typer import Option
 
 from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
 from tiered_index.cli.options import (
-    Before,
-    Begin,
     Column,
-    Conf,
     Constant,
-    DryRun,
-    End,
-    EraseGrace,
-    Keys,
-    Master,
-    MinAge,
-    Queue,
-    Ship,
-    SkipLost,
-    Tiers,
-    Topic,
-    Window,
-    Yes,
+    EraseOptions,
+    SparkOptions,
+    WindowOptions,
     given_columns,
     human_duration,
 )
@@ -65,9 +52,8 @@ def build(
     max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
     dry_run: bool = Option(False, "--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing."),
-    master: Master = None,
-    conf: Conf = None,
-    ship: Ship = False,
+    *,
+    on: SparkOptions,
 ) -> int:
     """Build window tables from files or a commit log, on Spark, and publish them with one log record.
 
@@ -101,7 +87,7 @@ def build(
     # all of it before Spark, which takes seconds to start
     fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
     check_build(source, storage=storage, window=window, shards=wanted_shards, fields=fields, mode=mode, config=config)
-    spark = spark_of(master, conf, ship=ship)
+    spark = spark_of(on)
     begun = time.monotonic()
     with progress_of(session) as progress:
         result = build_tables(
@@ -166,9 +152,8 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
 def compact(
     session: Session,
     dry_run: bool = Option(False, "--dry-run", help="Show what is staged and what it would cost; start no Spark."),
-    master: Master = None,
-    conf: Conf = None,
-    ship: Ship = False,
+    *,
+    on: SparkOptions,
 ) -> int:
     """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log
     record.
@@ -192,7 +177,7 @@ def compact(
         report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
     else:
         check_index(config)
-        spark = spark_of(master, conf, ship=ship)
+        spark = spark_of(on)
         with progress_of(session) as progress:
             report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress)
     _write_compacted(session.out, report, time.monotonic() - begun)
@@ -227,17 +212,10 @@ def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> No
 @command
 def merge(
     session: Session,
-    window: Window = 86400,
-    tiers: Tiers = None,
-    begin: Begin = None,
-    end: End = None,
-    min_age: MinAge = 3600,
+    given: WindowOptions,
     shard_bytes: int = Option(256 << 20, help="Size of a shard at which a window is cut, about; one a task."),
-    dry_run: DryRun = False,
-    master: Master = None,
-    conf: Conf = None,
-    ship: Ship = False,
-    skip_lost: SkipLost = False,
+    *,
+    on: SparkOptions,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of
     executors.
@@ -250,14 +228,14 @@ def merge(
 
       tiered-index spark merge --storage s3://bucket/index --tiers 1d,30d --master spark://host:7077
     """
-    options = merge_options(window, tiers, begin, end, min_age, shard_bytes, skip_lost)
+    options = merge_options(given, shard_bytes)
     config = session.config()
-    if dry_run:
+    if given.dry_run:
         with open_stored_index(config) as index:
             show_plans(session, index, options, config.prices)
         return 0
     check_index(config)
-    spark = spark_of(master, conf, ship=ship)
+    spark = spark_of(on)
     from tiered_index.spark.build.merge import merge as merge_tables
 
     told: list[dict[str, Any]] = []
@@ -286,16 +264,10 @@ def merge(
 @command
 def erase(
     session: Session,
-    topic: Topic,
-    key: Keys = None,
-    queue: Queue = None,
-    before: Before = None,
-    grace: EraseGrace = 3600,
+    given: EraseOptions,
     shard_bytes: int = Option(256 << 20, min=1, help="Size of a shard at which a window is cut, about; one a task."),
-    yes: Yes = False,
-    master: Master = None,
-    conf: Conf = None,
-    ship: Ship = False,
+    *,
+    on: SparkOptions,
 ) -> int:
     """Erase what a topic has before a moment, and rewrite what holds any of it: `tiered-index erase --now` by any
     number of executors.
@@ -314,24 +286,24 @@ def erase(
 
       tiered-index spark erase --storage s3://bucket/index --topic orders --key order-4711 --yes --json
     """
-    request = erase_request(topic, key, queue, before)
-    if not yes:
-        return erase_here(session, request, yes=False, now=True, grace_s=grace)
+    request = erase_request(given)
+    if not given.yes:
+        return erase_here(session, given, now=True)
     config = session.config()
     check_index(config)
-    spark = spark_of(master, conf, ship=ship)
+    spark = spark_of(on)
     from tiered_index.spark.build.erase import erase as erase_on
 
     with progress_of(session) as progress:
         done = erase_on(
             spark,
             storage=storage_uri(config),
-            topic=topic,
+            topic=request.topic,
             keys=request.keys or None,
-            queue_id=queue,
-            before_ms=before,
+            queue_id=request.queue_id,
+            before_ms=request.before_ms,
             yes=True,
-            grace_s=grace,
+            grace_s=given.grace,
             shard_bytes=shard_bytes,
             s3=config.s3,
             prices=config.prices,
