@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup ready loops demo serve-demo test test-all test-cluster test-lowest test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
+.PHONY: help setup ready demo serve-demo test test-all test-cluster test-lowest test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,20 +21,27 @@ $(VENV)/.stamp-python: deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(VENV)
 	@touch $@
 
-$(VENV)/.stamp-demo: $(VENV)/.stamp-python pyproject.toml requirements.lock
+# what pip builds the package from
+SOURCES := pyproject.toml requirements.lock setup.py tiered_index/_core.pyx tiered_index/core.h
+# says in one line where the compiled core could not be built
+CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
+
+$(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 	@echo "installing tiered_index with the extra 'demo' (versions from requirements.lock)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
+	@$(CORE)
 	@touch $@
 
 # Spark, its Java and a browser are needed by development only: the demo installs none. Java and browser come while pip is at work, and all
 # cores compile.
-$(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock deploy/find-java.sh deploy/find-chromium.sh
+$(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
 	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'server', 'spark' and 'test' (versions from requirements.lock)"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,server,spark,test]' \
 		|| { wait $$found; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$found
+	@$(CORE)
 	@touch $@ $(VENV)/.stamp-demo $(VENV)/.stamp-serve
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
@@ -42,7 +49,7 @@ setup: $(VENV)/.stamp-test ## make the virtualenv with everything that developme
 demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages through all states, two crashes, every answer checked
 	@$(BIN)/python -m tests.demo
 
-$(VENV)/.stamp-serve: $(VENV)/.stamp-demo pyproject.toml requirements.lock
+$(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server]'
 	@touch $@
@@ -60,12 +67,8 @@ $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
 	@echo "writing Java's archive of Spark's classes for tests (once)"
 	@timeout 300 $(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
 
-# likewise compiled once: processes that met a new loop together would each compile it
-loops: $(VENV)/.stamp-test
-	@$(BIN)/python -c "from tiered_index import kernels; kernels.load()"
-
 ready: $(VENV)/.stamp-test
-	@$(MAKE) --no-print-directory -j 2 lint $(VENV)/spark-classes.jsa loops
+	@$(MAKE) --no-print-directory -j 2 lint $(VENV)/spark-classes.jsa
 
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
@@ -73,7 +76,7 @@ test: ready ## every quality gate: lint, types, layering, unit, golden, property
 # a virtualenv of its own, beside the other one
 LOWEST := $(VENV)-lowest
 
-$(LOWEST)/.stamp: pyproject.toml requirements.lock tests/support/lowest.py deploy/make-venv.sh
+$(LOWEST)/.stamp: $(SOURCES) tests/support/lowest.py deploy/make-venv.sh
 	@bash deploy/make-venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m tests.support.lowest > $(LOWEST)/constraints.txt
 	@$(LOWEST)/bin/python -m pip install -q --disable-pip-version-check -c $(LOWEST)/constraints.txt '.[fast]' pytest pytest-xdist hypothesis
@@ -151,4 +154,4 @@ dist: $(VENV)/.stamp-python ## the wheel, in dist/
 	@ls dist/*.whl
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_core.c tiered_index/_core.*.so

@@ -16,7 +16,6 @@ LAZY = {
     ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
-    ("kernels.py", "tiered_index.loops"): "numba takes half a second to load, which only large batches earn",
     (
         "spark/session.py",
         "tiered_index.spark.datasource.lookup_function",

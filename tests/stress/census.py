@@ -22,8 +22,7 @@ def begin_census() -> None:
 
 def _engine_threads() -> list[threading.Thread]:
     names = ((thread, thread.name) for thread in threading.enumerate())
-    # what loads compiled loops is the process's, not an index's
-    return [it for it, name in names if name.startswith("tiered-index") and name != "tiered-index-kernels"]
+    return [it for it, name in names if name.startswith("tiered-index")]
 
 
 @dataclass(frozen=True)

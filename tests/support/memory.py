@@ -6,16 +6,10 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tiered_index import kernels
-
 
 @contextmanager
 def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
-    """Yield a function that returns the bytes that are held, and the most that were held at once, since then.
-
-    No thread loads compiled loops meanwhile, which takes more than most tests allow.
-    """
-    kernels.load()
+    """Yield a function that returns the bytes that are held, and the most that were held at once, since then."""
     tracemalloc.start()
     try:
         yield tracemalloc.get_traced_memory

@@ -1,13 +1,11 @@
-"""Compiled loops give NumPy's bytes; they are loaded once they pay, and where that fails NumPy goes on."""
+"""The compiled core returns NumPy's bytes; where it is missing, NumPy does the work and the log says so."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import subprocess
 import sys
-import threading
 import zlib
-from functools import partial
 
 import numpy as np
 import pytest
@@ -30,24 +28,22 @@ from tiered_index.types import Lookup
 
 @pytest.fixture(scope="module")
 def loops():
-    """The loops, which need numba."""
-    pytest.importorskip("numba", reason="the extra 'fast' is not installed")
-    found = kernels.load()
-    assert found is not None
+    """The compiled core."""
+    found = kernels.compiled()
+    assert found is not None, "the compiled core was not built: is a C compiler installed?"
     return found
 
 
 @contextlib.contextmanager
 def using(loops):
-    """Have batches of any size use `loops`, or NumPy for None."""
+    """Have everything use `loops`, or NumPy for None."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_FEW", 0)
-        patch.setattr(kernels._State, "loops", loops)
+        patch.setattr(kernels, "_core", loops)
         yield
 
 
 def both(loops, make):
-    """Compare what `make` returns with NumPy and with the loops."""
+    """Compare what `make` returns with NumPy and with the core."""
     with using(None):
         expected = make()
     with using(loops):
@@ -190,69 +186,55 @@ def test_crc32(data, begin):
     assert kernels.crc32(data, begin) == zlib.crc32(data, begin)
 
 
-@pytest.fixture
-def fresh(monkeypatch):
-    """A process that has not loaded anything yet."""
-    for name, value in (("rows", 0), ("begun", False), ("loops", None)):
-        monkeypatch.setattr(kernels._State, name, value)
+PROGRAM = """
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+sys.modules["tiered_index._core"] = None
+from tiered_index import IndexService, kernels
+assert kernels.compiled() is None
+with IndexService.open(root=sys.argv[1], storage="memory://core", slots=100, items=1000) as index:
+    index.put("orders", 0, "k", 8, 1, 1_700_000_000_000)
+    assert [item.offset for item in index.query("orders", "k")] == [8]
+"""
 
 
-def test_they_are_loaded_once_they_pay(fresh):
-    pytest.importorskip("numba")
-    assert kernels.compiled(kernels._ENOUGH - 1) is None
-    assert not [thread for thread in threading.enumerate() if thread.name == "tiered-index-kernels"]
-    # small batches neither count nor use them
-    for _ in range(3):
-        assert kernels.compiled(kernels._FEW - 1) is None
-    assert not kernels._State.begun
-    kernels.compiled(kernels._FEW)
-    wait_for_loops()
-    assert kernels.compiled(kernels._FEW) is not None
-    assert kernels.compiled(kernels._FEW - 1) is None
+def test_without_the_core_numpy_works_and_the_log_says_so_once(tmp_path):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "root")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("the compiled core is missing, and NumPy does its work more slowly") == 1
 
 
-def test_searches_of_one_key_have_them_loaded_too(fresh):
-    pytest.importorskip("numba")
-    items = 512
-    assert not any(kernels.compiled_for_one(items) for _ in range(2 * kernels._ENOUGH // items - 1))
-    assert not kernels._State.begun
-    kernels.compiled_for_one(items)
-    wait_for_loops()
-    assert kernels.compiled_for_one(1) is not None
+WRONG = {
+    "rows without units": lambda core: core.hash_rows(
+        np.zeros(3, np.uint8), np.array([0, 4]), np.zeros(1, np.int64), *np.zeros((4, 1), np.uint32)
+    ),
+    "more slots than heads": lambda core: core.insert(
+        np.zeros(1, np.int32), 2, 1, *np.zeros((2, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int32)
+    ),
+    "less bytes than entries": lambda core: core.count_slots(
+        np.zeros(31, np.uint8), 32, 1, np.zeros(1, np.uint32), np.zeros(1, np.int64)
+    ),
+    "a slot without a cursor": lambda core: core.newest_first(np.ones(1, np.uint32), *np.zeros((2, 1), np.int32)),
+    "a column that is wider than an item": lambda core: core.find_one(
+        *(np.zeros(9, np.uint64), 0, 40, 1, 1, 7, 9, 1, np.array([[8, 0, 8], [8, 30, 8], [8, 0, 8]])),
+        *(np.zeros(4, np.int64), np.zeros((1, 32), np.uint8)),
+    ),
+    "rows behind the bits": lambda core: core.unpack_bits(
+        *(np.zeros(9, np.uint8), 0, np.array([9]), np.zeros(1, np.uint64), 0, 1, np.zeros((1, 1), np.uint64), 0)
+    ),
+    "no room for packed items": lambda core: core.pack_items(
+        *(np.zeros((1, 32), np.uint8), np.array([0, 1]), 7, 1, np.array([[8, 0, 8]] * 3), np.zeros(4, np.int64)),
+        *(np.zeros(9, np.uint8), np.zeros(1, np.int64)),
+    ),
+}
 
 
-def wait_for_loops():
-    for thread in threading.enumerate():
-        if thread.name == "tiered-index-kernels":
-            thread.join()
+@pytest.mark.parametrize("case", WRONG)
+def test_sizes_are_checked_before_anything_is_read(loops, case):
+    with pytest.raises(ValueError):
+        WRONG[case](loops)
 
 
-def test_numba_that_cant_be_used_is_one_warning(fresh, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "tiered_index.loops", None)
-    monkeypatch.delattr("tiered_index.loops", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    with caplog.at_level(logging.WARNING):
-        assert kernels.load() is None
-        assert kernels.load() is None
-        assert kernels.compiled(kernels._ENOUGH) is None
-    assert [record.name for record in caplog.records] == ["tiered_index.kernels"]
-    assert "NumPy goes on" in caplog.text
-
-
-def test_a_batch_does_without_where_no_thread_can_be_started(fresh, monkeypatch, caplog):
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert kernels.compiled(kernels._ENOUGH) is None
-    assert kernels.compiled(kernels._ENOUGH) is None
-    assert "NumPy goes on: can't start new thread" in caplog.text
-
-
-def test_without_numba_nothing_is_said(fresh, monkeypatch, caplog):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(kernels, "_load", partial(pytest.fail, "it was loaded"))
-    assert kernels.compiled(kernels._ENOUGH) is None
-    assert kernels.load() is None
-    assert not caplog.records
+def test_an_argument_of_another_type_is_an_error(loops):
+    with pytest.raises(ValueError, match="Buffer dtype mismatch"):
+        loops.distinct(np.zeros(3, np.int32), np.zeros(3, np.uint64))

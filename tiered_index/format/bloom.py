@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.kernels import compiled, compiled_for_one
+from tiered_index.kernels import compiled
 
 FILTER_BLOCK_BYTES = 32
 # Bits a distinct key: some 1.1% false positives
@@ -41,7 +41,7 @@ UInt64 = npt.NDArray[np.uint64]
 def filter_hash(key_hash: int, fingerprint: int) -> int:
     """Return the 64-bit number (u64) that a filter holds for a key; `fingerprint` is 0 where the schema has none."""
     value = (0 if key_hash == -(2**31) else key_hash) << 32 | fingerprint
-    if (loops := compiled_for_one(0)) is not None:
+    if (loops := compiled()) is not None:
         return loops.filter_hash(value)  # type: ignore[no-any-return]
     for shift, factor in _MIX:
         value ^= value >> shift
@@ -75,8 +75,8 @@ class FilterBuilder:
         self._hashes: UInt64 = np.empty(capacity, np.uint64)
         # for each chunk, where in `_hashes` the run of each first 8 bits ends; row 0 stands before the first chunk
         self._ends = [np.zeros(_FIRST, np.int64)]
-        # decided once, since what is collected is in no order where loops are compiled
-        self._loops = compiled(capacity)
+        # decided once, since what is collected is in no order with the compiled core
+        self._loops = compiled()
 
     def add(self, hashes: UInt64) -> None:
         """Add `hashes` (u64, n), in any order and with any repeats."""
@@ -151,7 +151,7 @@ def block_number(hash64: int, blocks: int) -> int:
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
     low = hash64 & 0xFFFFFFFF
-    if (loops := compiled_for_one(0)) is not None and type(block) is bytes:
+    if (loops := compiled()) is not None and type(block) is bytes:
         return loops.block_may_hold(block, low, _SALTS)  # type: ignore[no-any-return]
     for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True):
         if not word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1:

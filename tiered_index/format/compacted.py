@@ -68,7 +68,7 @@ class Compaction:
         slots = np.empty(n, np.uint32)
         counts = np.zeros(layout.slots, np.int64)
         stats: list[TopicStats] = []
-        loops = compiled(n)
+        loops = compiled()
         for start in range(0, n, _COUNTED):
             part = slots[start : start + _COUNTED]
             if loops is not None:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.kernels import compiled, compiled_for_one
+from tiered_index.kernels import compiled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,8 +185,6 @@ def _falling_powers(multiplier: int) -> tuple[int, ...]:
     return tuple(pow(multiplier, j, 1 << 32) for j in range(_SHORT - 1, -1, -1))
 
 
-# as compiled loops take them
-_POWERS = [np.array(_falling_powers(multiplier), np.uint32) for multiplier in (_JAVA, _FINGERPRINT)]
 # of both polynomials, the fingerprint's 64 bits higher: a sum of `_SHORT` products of one has at most 56 bits
 _BOTH_POWERS = tuple(
     java | other << 64 for java, other in zip(_falling_powers(_JAVA), _falling_powers(_FINGERPRINT), strict=True)
@@ -250,7 +248,7 @@ def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
 
     Since hash(topic#key) = hash(topic#) * m**len(key) + hash(key), a topic is hashed once for all keys of a length.
     """
-    if key.isascii() and (loops := compiled_for_one(0)) is not None:
+    if key.isascii() and (loops := compiled()) is not None:
         prefix = _of_prefix(topic, 0)
         value = loops.hash_key(key.encode(), prefix & 0xFFFFFFFF, prefix >> 64)
         java, second = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
@@ -395,12 +393,12 @@ def java_hash_batch(
     count = len(keys)
     hashes = np.empty(count, np.int32)
     second = np.empty(count if fingerprints else 0, np.uint32)
-    # an index beyond the topics is an error, which NumPy raises; a loop does not look
+    # an index beyond the topics is an error, which NumPy raises; the core has another error for it
     within = count and topic_index.min() >= 0 and topic_index.max() < len(topics)
-    if within and (loops := compiled(count)) is not None:
+    if within and (loops := compiled()) is not None:
         rows = np.ascontiguousarray(topic_index, np.int64)
         of_topics = of_prefixes[0], of_prefixes[-1]
-        loops.hash_rows(keys.units, offsets, rows, *of_topics, *_POWERS, hashes.view(np.uint32), second)
+        loops.hash_rows(keys.units, offsets, rows, *of_topics, hashes.view(np.uint32), second)
         return hashes, second
     for start in range(0, count, _ROWS):
         block = slice(start, min(start + _ROWS, count))

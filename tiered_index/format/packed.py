@@ -26,7 +26,7 @@ from tiered_index.format.packed_runs import MOST_ITEMS, packed_runs, unpacked_ru
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
-from tiered_index.kernels import compiled, compiled_for_one
+from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -88,7 +88,7 @@ class Packing:
 
     def pack_runs(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return the packed forms of several runs; `items` are theirs, one behind the other, `counts` of each."""
-        if (loops := compiled(len(items))) is not None:
+        if (loops := compiled()) is not None:
             return packed_runs(loops, self, items, counts)
         starts = np.cumsum([0, *counts])
         words = items.view(self.words)
@@ -137,7 +137,7 @@ class Packing:
         from the first to the last of it. `words`: what has `data` from its byte `at` on, so that it needn't be copied.
         Raises `CorruptFile` where `data` is no packed run of `count` items.
         """
-        if key_hash is not None and (loops := compiled_for_one(count)) is not None:
+        if key_hash is not None and (loops := compiled()) is not None:
             size, items = len(data), np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
             if words is None:
                 words, at = np.frombuffer(b"".join((data, _PADDING[size & 7 :])), np.uint64), 0
@@ -183,7 +183,7 @@ class Packing:
 
     @cached_property
     def for_loops(self) -> Int64:
-        """The columns as compiled loops take them (i64, columns x 3)."""
+        """The columns as the compiled core takes them (i64, columns x 3)."""
         fields: Mapping[str, Any] = self.words.fields or {}
         sizes = [self.header_dtype[f"least {name}"] for name in self.order]
         signed = [dtype.itemsize if dtype.kind == "u" else -dtype.itemsize for dtype in sizes]
@@ -194,7 +194,7 @@ class Packing:
         """Return the items of several runs, one behind the other, each given by its data and count, as `unpack`."""
         given = list(runs)
         items = np.empty(sum(count for _, count in given), self.schema.item)
-        if (loops := compiled(len(items))) is not None and (found := unpacked_runs(loops, self, given)) is not None:
+        if (loops := compiled()) is not None and (found := unpacked_runs(loops, self, given)) is not None:
             return found
         at = 0
         for first in range(0, len(given), _TOGETHER):
@@ -257,7 +257,7 @@ class Packing:
         items = np.empty(sum(part.stop - part.start for part in parts), self.schema.item)
         if not len(items):
             return items
-        if (loops := compiled(len(items))) is not None:
+        if (loops := compiled()) is not None:
             of_keys = [
                 _joined(list(map(self._hashes, parts))),
                 *unpacked(loops, ((part.run.bits, part.of_keys()) for part in parts))[1:],

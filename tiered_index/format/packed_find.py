@@ -25,7 +25,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 # runs that are searched together: the keys' hashes fit the cache
 _TOGETHER = 64
-# ... where compiled loops copy nothing: room for their items, of which what isn't found takes no memory
+# ... where the compiled core copies nothing: it has room for all items, of which those not found take no memory
 _MAPPED_TOGETHER = 1 << 12
 _ONE, _LAST_BIT = np.uint64(1), np.uint64(63)
 
@@ -53,7 +53,7 @@ def find_asked(
     """
     found, start = [], 0
     while start < len(pieces):
-        loops = compiled(int(counts[start : start + _TOGETHER].sum()))
+        loops = compiled()
         some = slice(start, start + (_TOGETHER if loops is None or mapped is None else _MAPPED_TOGETHER))
         place = None if mapped is None else (mapped[0], mapped[1][some])
         by_loops = None if loops is None else packing.find(loops, pieces[some], counts[some], ranks, place)

@@ -1,4 +1,4 @@
-"""Whole packed runs, many at once: their headers side by side, all their items by compiled loops.
+"""Whole packed runs, many at once: their headers side by side, all their items by the compiled core.
 
 What loops can't take (a run that is not as it should be, hashes that are not by rank) `Packing` opens one by one, which
 tells what is wrong. Pure; safe under threads.

@@ -120,7 +120,7 @@ def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np
     """
     cursors = starts.astype(np.int32)
     order = np.empty(len(slots), np.int32)
-    if (loops := compiled(len(slots))) is not None:
+    if (loops := compiled()) is not None:
         loops.newest_first(slots, cursors, order)
         return order
     for stop in range(len(slots), 0, -_CHUNK):
@@ -167,7 +167,7 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
     """Return the permutation (i64, n) that sorts items of whole slots, newest first within each, as a file has them."""
-    if (loops := compiled(len(items))) is not None:
+    if (loops := compiled()) is not None:
         places = np.arange(len(items))
         if loops.order_slots(items.view(np.uint8), items.itemsize, layout.slots, places):
             return places

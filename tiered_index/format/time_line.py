@@ -55,7 +55,7 @@ class TimeLine:
 
     @cached_property
     def as_numbers(self) -> Int64:
-        """Base, shift and seconds (i64 each), for compiled loops."""
+        """Base, shift and seconds (i64 each), for the compiled core."""
         return np.array([self.base, self.shift, *self.seconds])
 
     def at(self, offsets: Int64) -> Int64:

@@ -21,7 +21,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.slots import same_slot_rows
-from tiered_index.kernels import compiled, compiled_for_one
+from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
@@ -147,7 +147,7 @@ class UnsealedTable:
         """
         n = len(hashes)
         heads = self._next_heads
-        if (loops := compiled(n)) is not None:
+        if (loops := compiled()) is not None:
             previous, values = np.empty(n, np.int32), np.empty(n, np.int32)
             slots = np.empty(n, np.int64)
             return (
@@ -186,7 +186,7 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position
-    if (loops := compiled_for_one(0)) is not None:
+    if (loops := compiled()) is not None:
         items = np.empty(limit, np.int64)
         whole = np.frombuffer(data, np.uint8)
         count = loops.walk_chain(whole, base, size, size - 4, layout.items, head, key_hash, items)
@@ -225,7 +225,7 @@ def walk_chains(
     m), in no order; None as `walk_chain`. `data` is the file's bytes, `heads` are those of its slots.
     """
     schema = layout.schema
-    if (loops := compiled(len(wanted))) is not None:
+    if (loops := compiled()) is not None:
         size = schema.entry.itemsize
         whole, room = np.frombuffer(data, np.uint8), 2 * len(wanted)
         while True:

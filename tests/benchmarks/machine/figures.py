@@ -26,7 +26,7 @@ import pyarrow as pa
 from tests.benchmarks.machine.setting import Setting, scratch
 from tiered_index._version import __version__
 from tiered_index.heap import give_back
-from tiered_index.kernels import load
+from tiered_index.kernels import compiled
 
 _SAMPLE_S = 0.01
 _MIB = 1 << 20
@@ -42,7 +42,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "pyarrow": pa.__version__,
-        "compiled_loops": load() is not None,
+        "compiled_core": compiled() is not None,
         "tiered_index": __version__,
         "filesystem": _filesystem(folder),
         "load_average": round(os.getloadavg()[0], 2),

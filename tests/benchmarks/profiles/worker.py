@@ -290,11 +290,11 @@ def _key(number: int) -> str:
 
 
 def main(folder: str, uri: str, entries: str, lookups: str) -> None:
-    """Measure in `folder` and print the results, with compiled loops loaded, as a process has them that lives on."""
-    with contextlib.suppress(ImportError):  # of a version before there were any
+    """Measure in `folder` and print the results. Loads the compiled loops of versions that had them from numba."""
+    with contextlib.suppress(ImportError, AttributeError):
         from tiered_index import kernels
 
-        kernels.load()
+        kernels.load()  # type: ignore[attr-defined]
     operations = Operations(Path(folder), uri, int(entries), int(lookups))
     operations.run()
     print(json.dumps(operations.results))

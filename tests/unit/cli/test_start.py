@@ -25,7 +25,7 @@ ALWAYS = {
     "tiered_index.tracing",
     "tiered_index.types",
 }
-HEAVY = {"boto3", "starlette", "numba", "pandas", "pyarrow", "pyspark", "sqlite3"}
+HEAVY = {"boto3", "starlette", "pandas", "pyarrow", "pyspark", "sqlite3"}
 
 
 def loaded(*arguments):

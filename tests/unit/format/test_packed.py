@@ -41,16 +41,13 @@ SCHEMAS = {schema.name: schema for schema in (KEYED_SCHEMA, ROCKETMQ_SCHEMA, ODD
 
 @pytest.fixture(scope="module", params=["NumPy", "loops"], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Have every search done by NumPy, or by compiled loops."""
+    """Have every search done by NumPy, or by the compiled core."""
     with pytest.MonkeyPatch.context() as patch:
         loops = None
         if request.param == "loops":
-            pytest.importorskip("numba", reason="the extra 'fast' is not installed")
-            loops = kernels.load()
+            loops = kernels.compiled()
             assert loops is not None
-        for name, value in (("loops", loops), ("begun", True)):
-            patch.setattr(kernels._State, name, value)
-        patch.setattr(kernels, "_FEW", 0)
+        patch.setattr(kernels, "_core", loops)
         yield request.param
 
 
@@ -194,7 +191,7 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
 def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
     """Return what NumPy finds in a run, or why not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels._State, "loops", None)
+        patch.setattr(kernels, "_core", None)
         try:
             return packing.unpack(data, count, "f", key_hash).tobytes()
         except CorruptFile as error:
@@ -207,7 +204,7 @@ def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> t
     """
     parts = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels._State, "loops", None)
+        patch.setattr(kernels, "_core", None)
         for data, count in runs:
             try:
                 items = packing.unpack(data, count, "f")
@@ -223,7 +220,7 @@ def all_items(packing: Packing, runs: list[tuple[bytes, int]], *, by_numpy: bool
     """Return the items of several runs, or why there are none."""
     with pytest.MonkeyPatch.context() as patch:
         if by_numpy:
-            patch.setattr(kernels._State, "loops", None)
+            patch.setattr(kernels, "_core", None)
         try:
             return packing.unpack_runs(runs, "f").tobytes()
         except CorruptFile as error:

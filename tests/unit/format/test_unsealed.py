@@ -141,15 +141,12 @@ def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
 
 @pytest.fixture(params=["NumPy", "loops"])
 def way(request, monkeypatch):
-    """Have batches of any size done by NumPy, or by compiled loops."""
+    """Have batches of any size done by NumPy, or by the compiled core."""
     loops = None
     if request.param == "loops":
-        pytest.importorskip("numba", reason="the extra 'fast' is not installed")
-        loops = kernels.load()
+        loops = kernels.compiled()
         assert loops is not None
-    for name, value in (("loops", loops), ("begun", True)):
-        monkeypatch.setattr(kernels._State, name, value)
-    monkeypatch.setattr(kernels, "_FEW", 0)
+    monkeypatch.setattr(kernels, "_core", loops)
 
 
 @pytest.mark.usefixtures("way")

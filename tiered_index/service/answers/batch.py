@@ -241,7 +241,7 @@ class LookupBatch:
     ) -> tuple[npt.NDArray[np.int64], ...]:
         """Return items (of n) whose hash matches, and of each its first place in `sorted_hashes` and the count."""
         stored = normal_hashes(hashes)
-        if not few and (loops := compiled(len(stored))) is not None:
+        if not few and (loops := compiled()) is not None:
             found = np.empty((3, len(stored)), np.int64)
             count = loops.match(stored, sorted_hashes, self._hash_starts, *found)
             return found[0, :count], found[1, :count], found[2, :count]

@@ -1,0 +1,93 @@
+"""The types of the compiled core; `_core.pyx` says what each function does."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+UInt32 = npt.NDArray[np.uint32]
+UInt64 = npt.NDArray[np.uint64]
+
+def hash_rows(
+    units: npt.NDArray[Any],
+    offsets: Int64,
+    topic_index: Int64,
+    java_of_topic: UInt32,
+    second_of_topic: UInt32,
+    java: UInt32,
+    second: UInt32,
+) -> None: ...
+def hash_key(units: bytes, java: int, second: int) -> int: ...
+def insert(
+    hashes: Int32, slots: int, first: int, heads: Int32, previous: Int32, slot_of: Int64, values: Int32
+) -> int: ...
+def walk_chains(
+    data: UInt8,
+    begin: int,
+    size: int,
+    previous: int,
+    entries: int,
+    heads: Int32,
+    slots: int,
+    hashes: Int32,
+    wanted: Int64,
+    limit: int,
+    items: Int64,
+    lookups: Int64,
+) -> int: ...
+def walk_chain(
+    data: UInt8, begin: int, size: int, previous: int, entries: int, index: int, key_hash: int, items: Int64
+) -> int: ...
+def count_slots(data: UInt8, size: int, slots: int, slot_of: UInt32, counts: Int64) -> None: ...
+def newest_first(slots: UInt32, cursors: Int32, order: Int32) -> None: ...
+def order_slots(data: UInt8, size: int, slots: int, order: Int64) -> bool: ...
+def distinct(hashes: UInt64, found: UInt64) -> int: ...
+def set_bits(hashes: UInt64, salts: UInt32, words: UInt32) -> None: ...
+def filter_hash(value: int) -> int: ...
+def block_may_hold(block: bytes, low: int, salts: UInt32) -> bool: ...
+def match(stored: Int32, wanted: Int32, starts: Int64, items: Int64, first: Int64, counts: Int64) -> int: ...
+def unpack_bits(
+    packed: UInt8, begin: int, widths: Int64, least: UInt64, start: int, stop: int, columns: UInt64, to: int
+) -> None: ...
+def unpack_items(
+    words: UInt64,
+    runs: Int64,
+    widths: Int64,
+    least: UInt64,
+    base: int,
+    of_keys: int,
+    columns: Int64,
+    line: Int64,
+    items: UInt8,
+) -> bool: ...
+def pack_items(
+    data: UInt8, starts: Int64, base: int, of_keys: int, columns: Int64, line: Int64, packed: UInt8, ends: Int64
+) -> None: ...
+def find_items(
+    words: UInt64,
+    runs: Int64,
+    wanted: Int64,
+    base: int,
+    most: int,
+    of_keys: int,
+    columns: Int64,
+    line: Int64,
+    items: UInt8,
+    counts: Int64,
+) -> int: ...
+def find_one(
+    words: UInt64,
+    begin: int,
+    size: int,
+    count: int,
+    key_hash: int,
+    base: int,
+    most: int,
+    of_keys: int,
+    columns: Int64,
+    line: Int64,
+    items: UInt8,
+) -> int: ...

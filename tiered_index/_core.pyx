@@ -1,0 +1,1032 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=True, auto_pickle=False
+"""Compiled loops over entries. Each returns the same bytes as the NumPy code beside its call.
+
+Callers reach them through `tiered_index.kernels`. Every loop releases the interpreter lock, and checks the sizes of its
+arguments once, before it reads them. Arithmetic is modulo 2**64. `data` are bytes of entries or items of `size` bytes
+each, of which the key's hash is the first column. Stored numbers are big-endian.
+"""
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, labs, malloc, qsort
+from libc.string cimport memcpy
+
+cdef extern from "core.h" nogil:
+    uint32_t swapped32(uint32_t value)
+    uint64_t swapped64(uint64_t value)
+    int ones_of(uint64_t word)
+    int first_one(uint64_t word)
+    const uint32_t *FALLING_31
+    const uint32_t *FALLING_GOLDEN
+
+ctypedef fused Unit:
+    uint8_t
+    uint16_t
+
+# where every schema has these columns
+cdef enum:
+    OFFSET = 12
+    TIME = 24
+    TABLE = 1 << 13
+
+
+cdef inline uint32_t word_at(const uint8_t *place) noexcept nogil:
+    cdef uint32_t value
+    memcpy(&value, place, 4)
+    return swapped32(value)
+
+
+cdef inline int64_t long_at(const uint8_t *place) noexcept nogil:
+    cdef uint64_t value
+    memcpy(&value, place, 8)
+    return <int64_t>swapped64(value)
+
+
+cdef inline uint64_t normal_at(const uint8_t *place) noexcept nogil:
+    """Return the key's hash at a place, made normal."""
+    cdef uint32_t value = word_at(place)
+    return 0 if value == <uint32_t>0x80000000 else value
+
+
+cdef inline uint32_t mixed32(uint32_t value) noexcept nogil:
+    """Return a fingerprint's sum, mixed as MurmurHash3's fmix32 does."""
+    value = (value ^ value >> 16) * <uint32_t>0x85EBCA6B
+    value = (value ^ value >> 13) * <uint32_t>0xC2B2AE35
+    return value ^ value >> 16
+
+
+cdef int fail(str text) except -1:
+    raise ValueError(text)
+
+
+def hash_rows(
+    const Unit[::1] units,
+    const int64_t[::1] offsets,
+    const int64_t[::1] topic_index,
+    const uint32_t[::1] java_of_topic,
+    const uint32_t[::1] second_of_topic,
+    uint32_t[::1] java,
+    uint32_t[::1] second,
+):
+    """Set Java's hash of each row's topic#key, and its fingerprint unless `second` is empty.
+
+    Row n has the units from `offsets[n]` to `offsets[n + 1]`. `java_of_topic` and `second_of_topic` are the sums of
+    topic#. Raises `ValueError` where a row has no units there.
+    """
+    cdef Py_ssize_t rows = java.shape[0], row
+    cdef int64_t at, stop, topic, power, last = units.shape[0]
+    cdef uint32_t a, b
+    cdef bint both = second.shape[0] > 0, wrong = False
+    if offsets.shape[0] <= rows or topic_index.shape[0] < rows or (both and second.shape[0] < rows):
+        fail("there are fewer offsets or topics than rows")
+    with nogil:
+        for row in range(rows):
+            at, stop, topic = offsets[row], offsets[row + 1], topic_index[row]
+            if at < 0 or stop < at or stop > last or topic < 0 or topic >= java_of_topic.shape[0]:
+                wrong = True
+                break
+            a, b = java_of_topic[topic], second_of_topic[topic]
+            if stop - at < 256:
+                # each unit times its power: sums that wait for no product before them
+                power = 256 - (stop - at)
+                a *= FALLING_31[power - 1]
+                if both:
+                    b *= FALLING_GOLDEN[power - 1]
+                    while at < stop:
+                        a += <uint32_t>units[at] * FALLING_31[power]
+                        b += <uint32_t>units[at] * FALLING_GOLDEN[power]
+                        at += 1
+                        power += 1
+                else:
+                    while at < stop:
+                        a += <uint32_t>units[at] * FALLING_31[power]
+                        at += 1
+                        power += 1
+            else:
+                while at < stop:
+                    a = a * 31 + <uint32_t>units[at]
+                    b = b * <uint32_t>0x9E3779B1 + <uint32_t>units[at]
+                    at += 1
+            java[row] = a
+            if both:
+                second[row] = mixed32(b)
+    if wrong:
+        fail("a row's units or topic are not there")
+
+
+def hash_key(bytes units not None, uint32_t java, uint32_t second):
+    """Return Java's hash of one topic#key in ASCII, and 32 bits higher its fingerprint, given the sums of topic#."""
+    cdef const uint8_t *text = units
+    cdef Py_ssize_t at
+    for at in range(len(units)):
+        java = java * 31 + text[at]
+        second = second * <uint32_t>0x9E3779B1 + text[at]
+    return <uint64_t>java | <uint64_t>mixed32(second) << 32
+
+
+def insert(
+    const int32_t[::1] hashes,
+    int64_t slots,
+    int64_t first,
+    int32_t[::1] heads,
+    int32_t[::1] previous,
+    int64_t[::1] slot_of,
+    int32_t[::1] values,
+):
+    """Insert rows from index `first` on into the chains of `heads`; return how many slots were empty."""
+    cdef Py_ssize_t rows = hashes.shape[0], row
+    cdef int64_t slot, fresh = 0
+    cdef int32_t before
+    if not 0 < slots <= heads.shape[0] or min(previous.shape[0], slot_of.shape[0], values.shape[0]) < rows:
+        fail("there are fewer heads than slots, or less room than rows")
+    with nogil:
+        for row in range(rows):
+            slot = <uint32_t>hashes[row] % <uint64_t>slots
+            before = heads[slot]
+            heads[slot] = <int32_t>(first + row)
+            fresh += before == 0
+            previous[row] = before
+            slot_of[row] = slot
+        for row in range(rows):
+            values[row] = heads[slot_of[row]]
+    return fresh
+
+
+cdef inline int64_t within(const uint8_t[::1] data, int64_t begin, int64_t size, int64_t entries) noexcept:
+    """Return how many of `entries` are wholly in `data`, of which entry 0 would be at byte `begin`."""
+    if begin < 0 or size < OFFSET or data.shape[0] < begin:
+        return 0
+    return min(entries, (data.shape[0] - begin) // size)
+
+
+def walk_chains(
+    const uint8_t[::1] data,
+    int64_t begin,
+    int64_t size,
+    int64_t previous,
+    int64_t entries,
+    const int32_t[::1] heads,
+    int64_t slots,
+    const int32_t[::1] hashes,
+    const int64_t[::1] wanted,
+    int64_t limit,
+    int64_t[::1] items,
+    int64_t[::1] lookups,
+):
+    """Set the entries that have the hash of one of the `wanted` of `hashes`, and the number of that hash; return how
+    many there are.
+
+    -1: a chain has more than `limit` entries or runs backwards. -2: there is no room. Entry 0 would be at byte `begin`.
+    `previous` is the place in an entry that names the one before it in its chain.
+    """
+    cdef Py_ssize_t number, left = 0, still, found = 0, room = min(items.shape[0], lookups.shape[0])
+    cdef Py_ssize_t count = wanted.shape[0]
+    cdef int64_t step, index, older, lookup
+    cdef const uint8_t *base
+    cdef const uint8_t *entry
+    cdef bint wrong = False
+    cdef int64_t *going = <int64_t *>malloc(16 * count + 16)
+    cdef int64_t *at_entry = going + count
+    if going == NULL:
+        raise MemoryError
+    try:
+        entries = within(data, begin, size, entries)
+        if not 0 < slots <= heads.shape[0] or previous < 0 or previous + 4 > size:
+            fail("there are fewer heads than slots, or the chain is no part of an entry")
+        if entries == 0:
+            return -1
+        base = &data[begin]
+        for number in range(count):
+            if not 0 <= wanted[number] < hashes.shape[0]:
+                fail("a wanted hash is not there")
+        with nogil:
+            for number in range(count):
+                index = heads[<uint32_t>hashes[wanted[number]] % <uint64_t>slots]
+                going[left], at_entry[left] = wanted[number], index
+                left += index > 0
+            for step in range(limit):
+                if not left:
+                    break
+                if found + left > room:
+                    found = -2
+                    break
+                # side by side and without branches, so that one does not wait for the memory of another
+                still = 0
+                for number in range(left):
+                    lookup, index = going[number], at_entry[number]
+                    wrong |= index >= entries
+                    entry = base + size * (index if index < entries else 0)
+                    items[found], lookups[found] = index, lookup
+                    found += normal_at(entry) == <uint32_t>hashes[lookup]
+                    older = <int32_t>word_at(entry + previous)
+                    wrong |= (older >= index) | (older < 0)
+                    going[still], at_entry[still] = lookup, older
+                    still += older > 0
+                if wrong:
+                    break
+                left = still
+        return found if found == -2 or not (wrong or left) else -1
+    finally:
+        free(going)
+
+
+def walk_chain(
+    const uint8_t[::1] data,
+    int64_t begin,
+    int64_t size,
+    int64_t previous,
+    int64_t entries,
+    int64_t index,
+    int64_t key_hash,
+    int64_t[::1] items,
+):
+    """Set the entries of a chain from entry `index` on that have a hash, newest first; return how many there are.
+
+    -1: the chain has more entries than there is room for, or runs backwards.
+    """
+    cdef Py_ssize_t found = 0, step
+    cdef const uint8_t *entry
+    cdef int64_t older
+    entries = within(data, begin, size, entries)
+    if previous < 0 or previous + 4 > size:
+        fail("the chain is no part of an entry")
+    for step in range(items.shape[0]):
+        if index <= 0:
+            return found
+        if index >= entries:
+            return -1
+        entry = &data[begin + size * index]
+        items[found] = index
+        found += normal_at(entry) == <uint64_t>key_hash
+        older = <int32_t>word_at(entry + previous)
+        if older >= index or older < 0:
+            return -1
+        index = older
+    return found if index <= 0 else -1
+
+
+def count_slots(const uint8_t[::1] data, int64_t size, int64_t slots, uint32_t[::1] slot_of, int64_t[::1] counts):
+    """Set the slot of each entry, and add it to its slot's count."""
+    cdef Py_ssize_t rows = slot_of.shape[0], row
+    cdef uint64_t slot
+    if size < OFFSET or rows * size > data.shape[0] or not 0 < slots <= counts.shape[0]:
+        fail("there are fewer bytes than entries, or fewer counts than slots")
+    with nogil:
+        for row in range(rows):
+            slot = normal_at(&data[row * size]) % <uint64_t>slots
+            slot_of[row] = <uint32_t>slot
+            counts[slot] += 1
+
+
+def newest_first(const uint32_t[::1] slots, int32_t[::1] cursors, int32_t[::1] order):
+    """Set entry numbers by slot, the newest first; `cursors` are the places at which the slots begin."""
+    cdef Py_ssize_t row, rows = slots.shape[0]
+    cdef int32_t place = 0
+    cdef bint wrong = False
+    if order.shape[0] < rows:
+        fail("there is less room than entries")
+    with nogil:
+        for row in range(rows - 1, -1, -1):
+            if slots[row] >= cursors.shape[0]:
+                wrong = True
+                break
+            place = cursors[slots[row]]
+            if place < 0 or place >= rows:
+                wrong = True
+                break
+            cursors[slots[row]] = place + 1
+            order[place] = <int32_t>row
+    if wrong:
+        fail("a slot has no cursor, or more entries than its cursor leaves")
+
+
+def order_slots(const uint8_t[::1] data, int64_t size, int64_t slots, int64_t[::1] order):
+    """Sort `order`, the items of whole slots, by rank within each slot; return whether items of one hash are in answer
+    order, too. False also where slots are so full that this way of sorting would take long.
+    """
+    cdef Py_ssize_t rows = order.shape[0], number, place, left = 16 * order.shape[0]
+    cdef uint64_t quotients, value, rank
+    cdef int32_t one, other
+    cdef const uint8_t *before
+    cdef const uint8_t *after
+    cdef bint right = True
+    cdef uint64_t *ranks
+    if size < TIME + 4 or rows * size > data.shape[0] or slots <= 0:
+        fail("there are fewer bytes than items, or no slots")
+    ranks = <uint64_t *>malloc(8 * rows + 8)
+    if ranks == NULL:
+        raise MemoryError
+    quotients = (<uint64_t>0x7FFFFFFF) // <uint64_t>slots + 1
+    with nogil:
+        for number in range(rows):
+            value = normal_at(&data[number * size])
+            rank = value % <uint64_t>slots * quotients + value // <uint64_t>slots
+            place = number
+            while place and ranks[place - 1] > rank:
+                ranks[place], order[place] = ranks[place - 1], order[place - 1]
+                place -= 1
+            ranks[place], order[place] = rank, number
+            left -= number - place
+            if left < 0:
+                right = False
+                break
+        place = 1
+        while right and place < rows:
+            if ranks[place] == ranks[place - 1]:
+                before, after = &data[order[place - 1] * size], &data[order[place] * size]
+                one, other = <int32_t>word_at(before + TIME), <int32_t>word_at(after + TIME)
+                right = one > other or (one == other and long_at(before + OFFSET) > long_at(after + OFFSET))
+            place += 1
+        free(ranks)
+    return right
+
+
+cdef int by_value(const void *one, const void *other) noexcept nogil:
+    cdef uint64_t a = (<const uint64_t *>one)[0], b = (<const uint64_t *>other)[0]
+    return (a > b) - (a < b)
+
+
+def distinct(const uint64_t[::1] hashes, uint64_t[::1] found):
+    """Set the distinct ones of hashes, by their first bits; return how many there are."""
+    cdef Py_ssize_t rows = hashes.shape[0], number, begin, end, count = 0
+    cdef uint64_t part, parts, value, first, last, place
+    cdef uint64_t *table
+    cdef int64_t *ends
+    cdef int bits = 0
+    cdef bint few, is_new
+    if found.shape[0] < rows:
+        fail("there is less room than hashes")
+    while (rows >> bits) > TABLE // 4:
+        bits += 1
+    parts = <uint64_t>1 << bits
+    ends = <int64_t *>calloc(2 * parts + 1, 8)
+    table = <uint64_t *>malloc(8 * TABLE)
+    if ends == NULL or table == NULL:
+        free(ends)
+        free(table)
+        raise MemoryError
+    cdef int64_t *cursors = ends + parts + 1
+    with nogil:
+        for number in range(rows):
+            ends[(hashes[number] >> (64 - bits) if bits else 0) + 1] += 1
+        for part in range(parts):
+            ends[part + 1] += ends[part]
+        memcpy(cursors, ends, 8 * parts)
+        for number in range(rows):
+            part = hashes[number] >> (64 - bits) if bits else 0
+            found[cursors[part]] = hashes[number]
+            cursors[part] += 1
+        for part in range(parts):
+            begin, end = ends[part], ends[part + 1]
+            if begin == end:
+                continue
+            few = end - begin <= TABLE // 2
+            if few:
+                # a place is free while it has the first one, which needs none
+                for number in range(TABLE):
+                    table[number] = found[begin]
+            else:
+                # repeats of some, mostly
+                qsort(&found[begin], end - begin, 8, by_value)
+            first = last = found[begin]
+            found[count] = first
+            count += 1
+            for number in range(begin + 1, end):
+                value = found[number]
+                if few:
+                    place = value & (TABLE - 1)
+                    while table[place] != first and table[place] != value:
+                        place = (place + 1) & (TABLE - 1)
+                    is_new = value != first and table[place] != value
+                    table[place] = value
+                else:
+                    is_new = value != last
+                    last = value
+                if is_new:
+                    found[count] = value
+                    count += 1
+        free(ends)
+        free(table)
+    return count
+
+
+def set_bits(const uint64_t[::1] hashes, const uint32_t[::1] salts, uint32_t[:, ::1] words):
+    """Set the bits of hashes in a filter."""
+    cdef Py_ssize_t number
+    cdef uint64_t block, blocks = words.shape[0]
+    cdef uint32_t low
+    cdef int word
+    if salts.shape[0] != 8 or words.shape[1] != 8 or (hashes.shape[0] and not blocks):
+        fail("a filter has blocks of 8 words")
+    with nogil:
+        for number in range(hashes.shape[0]):
+            block = (hashes[number] >> 32) * blocks >> 32
+            low = <uint32_t>hashes[number]
+            for word in range(8):
+                words[block, word] |= <uint32_t>1 << (<uint32_t>(low * salts[word]) >> 27)
+
+
+def filter_hash(uint64_t value):
+    """Return the hash that filters hold for a key's hash and, in the lower 32 bits, its fingerprint."""
+    value = (value ^ value >> 33) * <uint64_t>0xFF51AFD7ED558CCD
+    value = (value ^ value >> 33) * <uint64_t>0xC4CEB9FE1A85EC53
+    return value ^ value >> 33
+
+
+def block_may_hold(bytes block not None, uint32_t low, const uint32_t[::1] salts):
+    """Return whether the bits of the lower half of a hash are all set in a block of a filter."""
+    cdef uint32_t[8] words
+    cdef int number
+    cdef uint32_t held = 1
+    if len(block) != 32 or salts.shape[0] != 8:
+        fail("a block has 8 words")
+    memcpy(words, <const uint8_t *>block, 32)
+    for number in range(8):
+        held &= words[number] >> (<uint32_t>(low * salts[number]) >> 27)
+    return bool(held)
+
+
+def match(
+    const int32_t[::1] stored,
+    const int32_t[::1] wanted,
+    const int64_t[::1] starts,
+    int64_t[::1] items,
+    int64_t[::1] first,
+    int64_t[::1] counts,
+):
+    """Set the stored hashes that occur in the sorted `wanted`, and of each its first place there and its number there;
+    return how many there are. `starts` are the places in `wanted` at which the parts of equal first bits begin.
+    """
+    cdef Py_ssize_t item, found = 0, parts = starts.shape[0] - 1, number
+    cdef int64_t place, end, begin
+    cdef int shift = 31
+    cdef int32_t value
+    if min(items.shape[0], first.shape[0], counts.shape[0]) < stored.shape[0] or parts < 1:
+        fail("there is less room than hashes")
+    while shift and <int64_t>1 << (31 - shift) < parts:
+        shift -= 1
+    for number in (0, parts):
+        if not 0 <= starts[number] <= wanted.shape[0]:
+            fail("a part is not there")
+    if <int64_t>1 << (31 - shift) > parts:
+        fail("there are fewer parts than first bits")
+    with nogil:
+        for item in range(stored.shape[0]):
+            value = stored[item]
+            if value < 0:
+                continue
+            place, end = starts[value >> shift], starts[(value >> shift) + 1]
+            while place < end and wanted[place] < value:
+                place += 1
+            if place < end and wanted[place] == value:
+                begin = place
+                while place < end and wanted[place] == value:
+                    place += 1
+                items[found], first[found], counts[found] = item, begin, place - begin
+                found += 1
+    return found
+
+
+# Packed runs. Columns are in their stored order: (bytes of the least value in a run's header, less than 0 where that has
+# a sign; place and bytes in an item).
+
+
+cdef inline uint64_t ones(uint64_t width) noexcept nogil:
+    """Return a number of `width` ones, 0 to 64."""
+    return ~<uint64_t>0 >> (64 - width) if width else 0
+
+
+cdef inline uint64_t bits_at(const uint64_t *words, uint64_t bit, uint64_t mask) noexcept nogil:
+    """Return the number that begins at a bit, its lowest bit first, as wide as `mask`; a word must follow it, but for a
+    number of no bits.
+    """
+    cdef uint64_t at = bit >> 6, shift = bit & 63
+    # the word behind goes above; two shifts, as none is by 64
+    return (words[at] >> shift | words[at + (mask != 0)] << 1 << (63 - shift)) & mask
+
+
+cdef inline int64_t line_at(const int64_t *line, Py_ssize_t size, int64_t offset) noexcept nogil:
+    """Return the time of a line, its base, shift and seconds, at an offset."""
+    cdef int64_t above = <int64_t>(<uint64_t>offset - <uint64_t>line[0])
+    cdef int shift = <int>line[1]
+    cdef int64_t point = min(max(above >> shift, 0), size - 4)
+    cdef uint64_t rise = <uint64_t>(line[point + 3] - line[point + 2])
+    above = <int64_t>((<uint64_t>above - (<uint64_t>point << shift)) * rise)
+    return <int64_t>(<uint64_t>(above >> shift) + <uint64_t>line[point + 2])
+
+
+cdef inline void write_columns(
+    uint8_t *item, const uint64_t *values, const int64_t *columns, Py_ssize_t count
+) noexcept nogil:
+    """Write the values of an item's columns, big-endian."""
+    cdef Py_ssize_t column, byte
+    cdef uint64_t value
+    cdef uint8_t *last
+    for column in range(count):
+        value = values[column]
+        last = item + columns[3 * column + 1] + columns[3 * column + 2] - 1
+        for byte in range(columns[3 * column + 2]):
+            last[-byte] = <uint8_t>value
+            value >>= 8
+
+
+cdef int check_columns(const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t size) except -1:
+    """Check what the loops rely on, of columns of items of `size` bytes."""
+    cdef Py_ssize_t column
+    if columns.shape[1] != 3 or not 0 < of_keys <= columns.shape[0] - 2 or line.shape[0] < 4 or not 0 <= line[1] < 63:
+        fail("columns or line are not as they are stored")
+    for column in range(columns.shape[0]):
+        if not 1 <= columns[column, 2] <= 8 or not 1 <= labs(columns[column, 0]) <= 8:
+            fail("a column has 1 to 8 bytes")
+        if columns[column, 1] < 0 or columns[column, 1] + columns[column, 2] > size:
+            fail("a column is no part of an item")
+    return 0
+
+
+def unpack_bits(
+    const uint8_t[::1] packed,
+    int64_t begin,
+    const int64_t[::1] widths,
+    const uint64_t[::1] least,
+    int64_t start,
+    int64_t stop,
+    uint64_t[:, ::1] columns,
+    int64_t to,
+):
+    """Set columns, from place `to` on, to rows [start, stop) of packed columns. Row 0 begins at bit `begin`; 8 bytes
+    must follow the rows.
+    """
+    cdef Py_ssize_t column, count = widths.shape[0]
+    cdef int64_t place, row_bits = 0
+    cdef uint64_t bit, value, done, left, some, word
+    for column in range(count):
+        if not 0 <= widths[column] <= 64:
+            fail("a column has 0 to 64 bits")
+        row_bits += widths[column]
+    if least.shape[0] < count or columns.shape[0] < count or to < 0 or columns.shape[1] < to + stop - start:
+        fail("there is less room than rows")
+    if begin < 0 or start < 0 or begin + stop * row_bits > 8 * (packed.shape[0] - 8):
+        fail("the rows are not there")
+    bit = begin + start * row_bits
+    with nogil:
+        for place in range(to, to + stop - start):
+            for column in range(count):
+                value, done, left = 0, 0, widths[column]
+                while left:
+                    some = min(left, <uint64_t>56)
+                    memcpy(&word, &packed[bit >> 3], 8)
+                    value |= (word >> (bit & 7) & ones(some)) << done
+                    bit, done, left = bit + some, done + some, left - some
+                columns[column, place] = value + least[column]
+
+
+def unpack_items(
+    const uint64_t[::1] words,
+    const int64_t[:, ::1] runs,
+    const int64_t[:, ::1] widths,
+    const uint64_t[:, ::1] least,
+    int64_t base,
+    int64_t of_keys,
+    const int64_t[:, ::1] columns,
+    const int64_t[::1] line,
+    uint8_t[:, ::1] items,
+):
+    """Set all items of packed runs whose hashes are by rank; return whether marks and ranks are as they should be.
+
+    A run is (items, keys, the bits at which its keys, its marks and its items begin), with widths and least values of
+    its columns. The first `of_keys` columns are stored once a key. A word must follow the runs.
+    """
+    cdef Py_ssize_t width_of = columns.shape[0], run, column, to = 0
+    cdef int64_t quotients, count, keys, keys_at, marks_at, items_at, rank, key, item, place
+    cdef int64_t key_bits, item_bits, end = 64 * (words.shape[0] - 1)
+    cdef uint64_t key_bit, bit, mark
+    cdef uint64_t[64] masks
+    cdef uint64_t[64] values
+    cdef bint right = True
+    check_columns(columns, of_keys, line, items.shape[1])
+    if width_of > 64 or widths.shape[1] != width_of or least.shape[1] != width_of or runs.shape[1] != 5 or base <= 0:
+        fail("runs are not as they are stored")
+    if min(widths.shape[0], least.shape[0]) < runs.shape[0]:
+        fail("there are fewer widths than runs")
+    for run in range(runs.shape[0]):
+        key_bits = item_bits = 0
+        for column in range(width_of):
+            if not 0 <= widths[run, column] <= 64:
+                fail("a column has 0 to 64 bits")
+            if column < of_keys:
+                key_bits += widths[run, column]
+            else:
+                item_bits += widths[run, column]
+        count, keys, keys_at, marks_at, items_at = (
+            runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3], runs[run, 4],
+        )
+        to += count
+        if widths[run, 0] > 32 or <int64_t>least[run, 0] >= 0x7FFFFFFF // base * base + base:
+            return False
+        if min(count, keys, keys_at, marks_at, items_at) < 0 or max(keys, count) > end:
+            fail("a run is not there")
+        if max(keys_at + keys * key_bits, marks_at + (count if keys < count else 0), items_at + count * item_bits) > end:
+            fail("a run is not there")
+    if to > items.shape[0]:
+        fail("there is less room than items")
+    to, quotients = 0, 0x7FFFFFFF // base + 1
+    with nogil:
+        for run in range(runs.shape[0]):
+            count, keys, keys_at, marks_at, items_at = (
+                runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3], runs[run, 4],
+            )
+            for column in range(width_of):
+                masks[column] = ones(widths[run, column])
+            rank, key, key_bit, bit = <int64_t>least[run, 0], 0, keys_at, items_at
+            if rank < 0:
+                right = False
+            item = 0
+            while right and item < count:
+                mark = marks_at + item
+                if keys == count or words[mark >> 6] >> (mark & 63) & 1:
+                    if key == keys:
+                        right = False
+                        break
+                    key += 1
+                    rank += <int64_t>bits_at(&words[0], key_bit, masks[0])
+                    values[0] = rank % quotients * base + rank // quotients
+                    key_bit += widths[run, 0]
+                    for column in range(1, of_keys):
+                        values[column] = bits_at(&words[0], key_bit, masks[column]) + least[run, column]
+                        key_bit += widths[run, column]
+                elif item == 0:
+                    right = False
+                    break
+                for column in range(of_keys, width_of):
+                    values[column] = bits_at(&words[0], bit, masks[column]) + least[run, column]
+                    bit += widths[run, column]
+                values[width_of - 1] += line_at(&line[0], line.shape[0], <int64_t>values[width_of - 2])
+                write_columns(&items[to, 0], values, &columns[0, 0], width_of)
+                to += 1
+                item += 1
+            if not right or key < keys or rank >= quotients * base:
+                right = False
+                break
+            if keys < count:
+                # no mark stands behind those of the items
+                for place in range(marks_at + count, items_at):
+                    if words[place >> 6] >> (place & 63) & 1:
+                        right = False
+            if not right:
+                break
+    return right
+
+
+cdef int64_t pack_rows(
+    const uint64_t *rows, int64_t stride, int64_t count, int64_t first, int64_t stop, const uint64_t *least,
+    const uint64_t *widths, uint8_t *packed, int64_t at
+) noexcept nogil:
+    """Write rows of the columns [first, stop) from byte `at` on, less the least of each, in as many bits as its width,
+    lowest bits first; return the byte behind.
+    """
+    cdef uint64_t bits = 0, held = 0, value, left, some
+    cdef int64_t row, column
+    for row in range(count):
+        for column in range(first, stop):
+            value, left = rows[column * stride + row] - least[column], widths[column]
+            # at most 56 at once: with 7 that are held they are in 64
+            while left:
+                some = min(left, <uint64_t>56)
+                bits |= (value & ones(some)) << held
+                held, left, value = held + some, left - some, value >> some
+                while held >= 8:
+                    packed[at] = <uint8_t>bits
+                    bits, held, at = bits >> 8, held - 8, at + 1
+    if held:
+        packed[at] = <uint8_t>bits
+        at += 1
+    return at
+
+
+def pack_items(
+    const uint8_t[:, ::1] data,
+    const int64_t[::1] starts,
+    int64_t base,
+    int64_t of_keys,
+    const int64_t[:, ::1] columns,
+    const int64_t[::1] line,
+    uint8_t[::1] packed,
+    int64_t[::1] ends,
+):
+    """Write the packed forms of runs, which begin at `starts`, the end last, one behind the other; set the end of each.
+
+    `data` are their items' bytes. There must be room for 64 bits a column and item, marks and headers.
+    """
+    cdef Py_ssize_t runs = ends.shape[0], run, column, width_of = columns.shape[0], room = 0
+    cdef int64_t most = 0, count, item, n, at = 0, key, byte, size, number, header = 5, bit
+    cdef uint64_t quotients, value, before, first, rank, turned, low, high, width
+    cdef uint64_t[64] least
+    cdef uint64_t[64] widths
+    cdef uint64_t *of_items
+    cdef uint64_t *keys
+    cdef uint64_t *rows
+    cdef uint8_t *is_new
+    cdef uint8_t marks
+    cdef const uint8_t *place
+    cdef bint new, is_ranked
+    check_columns(columns, of_keys, line, data.shape[1])
+    if width_of > 64 or starts.shape[0] != runs + 1 or base <= 0 or starts[0] != 0 or starts[runs] > data.shape[0]:
+        fail("runs are not as they are stored")
+    for column in range(width_of):
+        header += 1 + labs(columns[column, 0])
+    for run in range(runs):
+        count = starts[run + 1] - starts[run]
+        if count <= 0:
+            fail("a run has one item at least")
+        most = max(most, count)
+        room += count * (8 * width_of + 1) + header + 3
+    if packed.shape[0] < room:
+        fail("there is less room than packed items may take")
+    of_items = <uint64_t *>malloc(8 * (width_of + of_keys) * most)
+    is_new = <uint8_t *>malloc(most + 8)
+    if of_items == NULL or is_new == NULL:
+        free(of_items)
+        free(is_new)
+        raise MemoryError
+    keys = of_items + width_of * most
+    quotients = <uint64_t>0x7FFFFFFF // <uint64_t>base + 1
+    with nogil:
+        for run in range(runs):
+            count, n = starts[run + 1] - starts[run], 0
+            for item in range(count):
+                new = item == 0
+                for column in range(width_of):
+                    size, value = columns[column, 2], 0
+                    place = &data[starts[run] + item, columns[column, 1]]
+                    for byte in range(size):
+                        value = value << 8 | place[byte]
+                    if columns[column, 0] < 0:
+                        value = <uint64_t>(<int64_t>(value << (64 - 8 * size)) >> (64 - 8 * size))
+                    of_items[column * most + item] = value
+                    if column < of_keys and not new:
+                        new = of_items[column * most + item - 1] != value
+                of_items[(width_of - 1) * most + item] -= <uint64_t>line_at(
+                    &line[0], line.shape[0], <int64_t>of_items[(width_of - 2) * most + item]
+                )
+                is_new[item] = new
+                if new:
+                    for column in range(of_keys):
+                        keys[column * most + n] = of_items[column * most + item]
+                    n += 1
+            # steps from rank to rank, where these rise and no hash has a sign
+            is_ranked, before, first = True, 0, 0
+            for key in range(n):
+                value = keys[key]
+                rank = value % <uint64_t>base * quotients + value // <uint64_t>base
+                if key == 0:
+                    first = rank
+                is_ranked &= <int64_t>value >= 0 and (key == 0 or rank >= before)
+                before = rank
+            if is_ranked:
+                before = first
+                for key in range(n):
+                    value = keys[key]
+                    rank = value % <uint64_t>base * quotients + value // <uint64_t>base
+                    keys[key] = rank - before
+                    before = rank
+            packed[at] = is_ranked
+            for byte in range(4):
+                packed[at + 1 + byte] = <uint8_t>(n >> (24 - 8 * byte))
+            at += 5
+            for column in range(width_of):
+                if column < of_keys:
+                    rows, number = keys + column * most, n
+                else:
+                    rows, number = of_items + column * most, count
+                # numbers with a sign are in order once their first bit is turned
+                turned = <uint64_t>1 << 63 if columns[column, 0] < 0 else 0
+                low = high = rows[0] ^ turned
+                for item in range(1, number):
+                    value = rows[item] ^ turned
+                    low, high = min(low, value), max(high, value)
+                width = 0
+                while width < 64 and (high - low) >> width:
+                    width += 1
+                least[column], widths[column] = low ^ turned, width
+                packed[at] = <uint8_t>width
+                value, size = first if column == 0 and is_ranked else least[column], labs(columns[column, 0])
+                for byte in range(size):
+                    packed[at + size - byte] = <uint8_t>value
+                    value >>= 8
+                at += 1 + size
+            at = pack_rows(keys, most, n, 0, of_keys, least, widths, &packed[0], at)
+            if n < count:
+                for item in range(count, count + 8):
+                    is_new[item] = 0
+                item = 0
+                while item < count:
+                    marks = 0
+                    for bit in range(8):
+                        marks |= is_new[item + bit] << bit
+                    packed[at] = marks
+                    at += 1
+                    item += 8
+            at = pack_rows(of_items, most, count, of_keys, width_of, least, widths, &packed[0], at)
+            ends[run] = at
+        free(of_items)
+        free(is_new)
+
+
+cdef inline int64_t marked(const uint64_t *words, uint64_t bit, int64_t count, int64_t number) noexcept nogil:
+    """Return the place of mark `number` of `count` bits; `count` where there are fewer marks."""
+    cdef int64_t at = 0, held
+    cdef uint64_t word
+    while at < count:
+        word = bits_at(words, bit + at, ones(min(count - at, 64)))
+        held = ones_of(word)
+        if number < held:
+            while number:
+                word &= word - 1
+                number -= 1
+            return at + first_one(word)
+        number -= held
+        at += 64
+    return count
+
+
+cdef inline uint64_t number_at(const uint8_t *place, int64_t size) noexcept nogil:
+    """Return the big-endian number of `size` bytes."""
+    cdef uint64_t value = 0
+    cdef int64_t byte
+    for byte in range(size):
+        value = value << 8 | place[byte]
+    return value
+
+
+cdef struct Columns:
+    Py_ssize_t count
+    int64_t of_keys
+    const int64_t *table
+    const int64_t *line
+    Py_ssize_t line_size
+    int64_t base
+    int64_t header
+
+
+cdef int64_t find_in_run(
+    const uint64_t *words, Py_ssize_t word_count, int64_t begin, int64_t size, int64_t count, int64_t most,
+    const int64_t *wanted, Py_ssize_t asked_count, const Columns *of, uint8_t *items, int64_t stride, int64_t room
+) noexcept nogil:
+    """Set the items of one packed run whose key's rank is among the rising `wanted`; return how many there are, or -1
+    where the run is not as it should be or its hashes are not by rank.
+    """
+    cdef int64_t quotients = <int64_t>0x7FFFFFFF // of.base + 1
+    cdef int64_t keys, key_bits = 0, item_bits = 0, marks_at, items_at, rank, asked, key, first, stop, item, total = 0
+    cdef Py_ssize_t column, low = 0, high = asked_count, middle
+    cdef uint64_t[64] widths
+    cdef uint64_t[64] masks
+    cdef uint64_t[64] least
+    cdef uint64_t[64] values
+    cdef uint64_t value, at, bit, marks
+    cdef int64_t bytes_of, mark_bits
+    cdef const uint8_t *data
+    cdef const uint8_t *place
+    if begin < 0 or size < of.header or begin > 8 * (word_count - 1) - size or not 0 < count <= most:
+        return -1
+    data = <const uint8_t *>words + begin
+    keys, place = number_at(data + 1, 4), data + 5
+    for column in range(of.count):
+        bytes_of = of.table[3 * column]
+        widths[column] = place[0]
+        value = number_at(place + 1, labs(bytes_of))
+        place += 1 + labs(bytes_of)
+        if bytes_of < 0:
+            value = <uint64_t>(<int64_t>(value << (64 + 8 * bytes_of)) >> (64 + 8 * bytes_of))
+        if widths[column] > <uint64_t>(64 if column else 32):
+            return -1
+        least[column], masks[column] = value, ones(widths[column])
+        if column < of.of_keys:
+            key_bits += widths[column]
+        else:
+            item_bits += widths[column]
+    rank = <int64_t>least[0]
+    if data[0] != 1 or not -<int64_t>0x80000000 <= rank < quotients * of.base or not 0 < keys <= count:
+        return -1
+    marks_at = begin + of.header + (keys * key_bits + 7 >> 3)
+    items_at = marks_at + (count + 7 >> 3 if keys < count else 0)
+    if items_at + (count * item_bits + 7 >> 3) != begin + size:
+        return -1
+    marks = 8 * marks_at
+    if keys < count:
+        mark_bits = 8 * (items_at - marks_at)
+        if (
+            marked(words, marks, count, 0) != 0
+            or marked(words, marks, count, keys - 1) == count
+            or marked(words, marks, mark_bits, keys) != mark_bits
+        ):
+            return -1
+    while low < high:
+        middle = (low + high) >> 1
+        if wanted[middle] < rank:
+            low = middle + 1
+        else:
+            high = middle
+    asked = wanted[low] if low < asked_count else INT64_MAX
+    bit = 8 * (begin + of.header)
+    for key in range(keys):
+        rank += <int64_t>bits_at(words, bit, masks[0])
+        while asked < rank:
+            low += 1
+            asked = wanted[low] if low < asked_count else INT64_MAX
+        if asked == rank:
+            first, stop = key, key + 1
+            if keys < count:
+                first, stop = marked(words, marks, count, key), marked(words, marks, count, key + 1)
+            if rank < 0 or total + stop - first > room:
+                return -1
+            values[0] = rank % quotients * of.base + rank // quotients
+            at = bit + widths[0]
+            for column in range(1, of.of_keys):
+                values[column] = bits_at(words, at, masks[column]) + least[column]
+                at += widths[column]
+            for item in range(first, stop):
+                at = 8 * items_at + item * item_bits
+                for column in range(of.of_keys, of.count):
+                    values[column] = bits_at(words, at, masks[column]) + least[column]
+                    at += widths[column]
+                values[of.count - 1] += <uint64_t>line_at(of.line, of.line_size, <int64_t>values[of.count - 2])
+                write_columns(items + total * stride, values, of.table, of.count)
+                total += 1
+        bit += key_bits
+    return -1 if rank >= quotients * of.base else total
+
+
+cdef int set_columns(
+    Columns *of, const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t base, int64_t size
+) except -1:
+    cdef Py_ssize_t column
+    check_columns(columns, of_keys, line, size)
+    if columns.shape[0] > 64 or base <= 0:
+        fail("runs are not as they are stored")
+    of.count, of.of_keys, of.base, of.header = columns.shape[0], of_keys, base, 5
+    of.table, of.line, of.line_size = &columns[0, 0], &line[0], line.shape[0]
+    for column in range(of.count):
+        of.header += 1 + labs(columns[column, 0])
+    return 0
+
+
+def find_items(
+    const uint64_t[::1] words,
+    const int64_t[:, ::1] runs,
+    const int64_t[::1] wanted,
+    int64_t base,
+    int64_t most,
+    int64_t of_keys,
+    const int64_t[:, ::1] columns,
+    const int64_t[::1] line,
+    uint8_t[:, ::1] items,
+    int64_t[::1] counts,
+):
+    """Set the items of packed runs whose key's rank is among the rising `wanted`, in the runs' order, and the number of
+    each run; return how many there are, or -1 where a run is not as it should be or its hashes are not by rank.
+
+    A run is (begin, bytes, items). It has at most `most` items. A word must follow the runs.
+    """
+    cdef Py_ssize_t run
+    cdef int64_t total = 0, found = 0
+    cdef Columns of
+    set_columns(&of, columns, of_keys, line, base, items.shape[1])
+    if runs.shape[1] != 3 or counts.shape[0] < runs.shape[0] or not words.shape[0]:
+        fail("there are fewer counts than runs, or no words")
+    with nogil:
+        for run in range(runs.shape[0]):
+            found = find_in_run(
+                &words[0], words.shape[0], runs[run, 0], runs[run, 1], runs[run, 2], most,
+                &wanted[0] if wanted.shape[0] else NULL, wanted.shape[0], &of,
+                &items[total, 0] if total < items.shape[0] else NULL, items.shape[1], items.shape[0] - total,
+            )
+            if found < 0:
+                break
+            counts[run] = found
+            total += found
+    return -1 if found < 0 else total
+
+
+def find_one(
+    const uint64_t[::1] words,
+    int64_t begin,
+    int64_t size,
+    int64_t count,
+    int64_t key_hash,
+    int64_t base,
+    int64_t most,
+    int64_t of_keys,
+    const int64_t[:, ::1] columns,
+    const int64_t[::1] line,
+    uint8_t[:, ::1] items,
+):
+    """Do as `find_items` for one normal hash in one run."""
+    cdef int64_t wanted
+    cdef Columns of
+    set_columns(&of, columns, of_keys, line, base, items.shape[1])
+    if not words.shape[0] or key_hash < 0:
+        fail("there are no words, or the hash is not normal")
+    wanted = key_hash % base * (<int64_t>0x7FFFFFFF // base + 1) + key_hash // base
+    return find_in_run(
+        &words[0], words.shape[0], begin, size, count, most, &wanted, 1, &of,
+        &items[0, 0] if items.shape[0] else NULL, items.shape[1], items.shape[0],
+    )
