@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tiered_index.format.layout import PRESETS
-from tiered_index.spark.audit import alone
 from tiered_index.spark.audit.differences import Differences
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
-from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, all_marks, compare_range
+from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, compare_range
 from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, ordered, pack, pair
 from tiered_index.spark.audit.ranges import Blocks, Ranges
 
@@ -61,18 +60,16 @@ def cut_ranges(digests_of_sides: tuple[list[Any], list[Any]], ranges: Ranges) ->
     return [met[number] for number in sorted(met)]
 
 
-def test_what_is_cut_is_compared_whole_and_what_differs_is_marked() -> None:
+def test_what_is_cut_is_compared_whole_and_ranges_that_differ_are_told() -> None:
     rng = np.random.default_rng(8)
     same = rng.integers(0, 2**64, 5_000, np.uint64)
-    alone = rng.integers(0, 2**64, 40, np.uint64)
+    alone = rng.integers(0, 2**64, 10, np.uint64)
     source = np.array_split(digests(np.concatenate([same, alone])), 3)
-    found = _compared(
-        iter(cut_ranges((source, np.array_split(digests(same[::-1]), 2)), Ranges(6, 1))), frozenset(), 6, 20
-    )
-    assert (found.source, found.index, found.differing) == (5_040, 5_000, 40)
-    marks = all_marks(found.marks, 6, 20)
-    places = alone >> np.uint64(44)
-    assert np.unpackbits(marks, bitorder="little").nonzero()[0].tolist() == sorted(set(places.tolist()))
+    found = _compared(iter(cut_ranges((source, np.array_split(digests(same[::-1]), 2)), Ranges(6, 1))), frozenset())
+    assert (found.source, found.index) == (5_010, 5_000)
+    differing = set((alone >> np.uint64(58)).tolist())
+    both = np.concatenate([same, same, alone]) >> np.uint64(58)
+    assert found.differing == {number: int((both == number).sum()) for number in differing}
 
 
 SCHEMA = PRESETS["native"].schema
@@ -160,35 +157,6 @@ def test_what_differs_is_laid_side_by_side(seed: int) -> None:
     extra = told.listed[1].sort_by([("identity", "ascending"), ("rank", "ascending")])
     identities = extra["identity"].to_pylist()
     assert few.sought[1]["identity"].to_pylist() == [one for one in identities if one <= identities[:2][-1]]
-
-
-def test_what_a_task_reads_again_among_other_values_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one identity it meets size 1, then size 2, then both: each is a difference of its own."""
-    monkeypatch.setattr(alone, "HELD", 1)
-
-    def part(offset: int, *sizes: int) -> Part:
-        columns = {name: np.ones(len(sizes), np.int64) for name in (*(IDENTITY.names or ()), *(VALUE.names or ()))}
-        columns |= {"offset": np.full(len(sizes), offset), "size": np.array(sizes)}
-        return Part(0, columns, pa.array(["t"] * len(sizes)).dictionary_encode(), pa.array(["k"] * len(sizes)))
-
-    told = alone._Teller(SCHEMA, 0, 3)(iter([part(1, 1), part(1, 2), part(1, 1, 2), part(2, 1), part(3, 1)]))
-    rows = [
-        (np.frombuffer(row["identity"], IDENTITY), np.frombuffer(row["said"], VALUE))
-        for row in told.listed[0].to_pylist()
-    ]
-    assert [(int(one["offset"][0]), int(value["size"][0])) for one, value in rows] == [(1, 1), (1, 2), (2, 1)]
-
-
-def test_one_entry_by_two_keys_or_of_two_objects_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Aa` and `BB` have one hash; of two objects one has no table of topics."""
-    monkeypatch.setattr(alone, "HELD", 1)
-    columns = {name: np.ones(1, np.int64) for name in (*(IDENTITY.names or ()), *(VALUE.names or ()))}
-    topic = pa.array(["t"]).dictionary_encode()
-    said = [Part(0, columns, topic, pa.array([key])) for key in ("BB", "Aa", "BB")]
-    held = [Part(1, columns, topics, None, name) for topics, name in ((topic, "b"), (None, "a"), (topic, "c"))]
-    [missing] = alone._Teller(SCHEMA, 0, 3)(iter(said)).listed[0].to_pylist()
-    [extra] = alone._Teller(SCHEMA, 1, 3)(iter(held)).listed[1].to_pylist()
-    assert (missing["topic"], missing["key"], extra["topic"], extra["object"]) == ("t", "Aa", None, "a")
 
 
 @pytest.mark.parametrize("values", [1, 3, 500, 2**63])

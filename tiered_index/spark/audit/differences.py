@@ -1,4 +1,4 @@
-"""Index against source: what `matching` finds to differ is brought together, and unmatched entries are differences.
+"""Index against source: one outer join of the ranges that `matching` finds to differ.
 
 Driver only. An entry whose stored second is wrong may be inside the bounds of time on one side only, where it looks
 *missing* or *extra*: at most `MOST_SOUGHT` of a kind are searched again, by identity, outside of the bounds (`paired`).
@@ -18,7 +18,6 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.format.hashing import joint_rule
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
-from tiered_index.spark.audit.alone import told_alone
 from tiered_index.spark.audit.entries import ALL_TIME, Picked
 from tiered_index.spark.audit.matching import match
 from tiered_index.spark.audit.pairing import KINDS, Halves, Hidden, Told, cut, halves, pack, pair
@@ -169,7 +168,7 @@ def compare(
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     rule = joint_rule(stored.hash for stored in objects)
     picked = Picked(*seconds, rule=rule, expired=sides.expired)
-    matched, marks = match(sides, within, picked)
+    matched, differs = match(sides, within, picked)
     compared = matched.source, matched.index
     if not matched.differing:
         same = Differences(dict.fromkeys(KINDS, 0), (), 0, *compared, repeated=matched.repeated)
@@ -180,14 +179,10 @@ def compare(
     sought = MOST_SOUGHT if bounded else 0
     # some of what is told may turn out to be wrong ones
     most = most_listed + sought if most_listed else 0
-    told: Told | None = None
-    if not bounded and not hidden.damaged:
-        told = told_alone(sides, within, picked, matched, marks, most)
-    if told is None:
-        meet = partial(pair, hidden=hidden, schema=sides.schema, most=most, sought=sought)
-        ranges = Ranges.of(matched.differing, _RANGE, _LEAST_RANGES, sides.cores)
-        packed = partial(pack, schema=sides.schema)
-        told = sides.met(within, replace(picked, marks=marks), ranges, packed, cut, meet, Told.joined)
+    meet = partial(pair, hidden=hidden, schema=sides.schema, most=most, sought=sought)
+    ranges = Ranges.of(sum(matched.differing.values()), _RANGE, _LEAST_RANGES, sides.cores)
+    packed = partial(pack, schema=sides.schema)
+    told: Told = sides.met(within, replace(picked, ranges=differs), ranges, packed, cut, meet, Told.joined)
     if len(told.unread) > 1:
         raise StorageUnavailable("objects were removed while they were compared: run the audit again")
     counts, unsought, further = Counter(dict(zip(KINDS, told.counts, strict=False))), 0, frozenset[str]()

@@ -65,9 +65,8 @@ class Picked:
     """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it.
 
     `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
-    those that objects may have of the identities. What has `expired` is not picked; with `marks` (u8, a power of two of
-    bits, each for an interval of digests), only those whose `entry_digests` are marked; with rising `digests` (n), too,
-    only those that have one of these.
+    those that objects may have of the identities. What has `expired` is not picked. With `ranges` (bool, a power
+    of two of them, each for an interval of `entry_digests`), only entries of those ranges are.
     """
 
     first: int
@@ -76,8 +75,7 @@ class Picked:
     hashes: npt.NDArray[np.int32] | None = None
     rule: HashRule = "abs"
     expired: Expired = NOTHING
-    marks: npt.NDArray[np.uint8] | None = None
-    digests: npt.NDArray[np.uint64] | None = None
+    ranges: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def outside(
@@ -101,14 +99,10 @@ class Picked:
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
         """Return the places (intp, n) of the picked ones among entries."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
-        if self.marks is not None:
-            # an interval is a digest's first bits, of as many values as there are marks
-            digests = entry_digests(columns, schema)
-            places = (digests >> np.uint64(65 - (8 * len(self.marks)).bit_length())).astype(np.int64)
-            inside &= (self.marks[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)).astype(np.bool_)
-            if self.digests is not None and len(likely := np.flatnonzero(inside)):
-                at = np.searchsorted(self.digests, digests[likely]).clip(0, len(self.digests) - 1)
-                inside[likely] = self.digests[at] == digests[likely]
+        if self.ranges is not None:
+            # the first bits of a digest number its range
+            bits = len(self.ranges).bit_length() - 1
+            inside &= self.ranges[(entry_digests(columns, schema) >> np.uint64(64 - bits)).astype(np.int64)]
         if self.identities is None or self.hashes is None:
             return np.flatnonzero(inside)
         dtype = identity_dtype(schema)

@@ -1,9 +1,8 @@
 """Which entries index and source disagree about: digests of both sides, compared range by range.
 
 A digest is 64 bits of an entry's identity and values and 32 of its topic's name, whatever object or file it stands in.
-A range of digests whose sums are the same on both sides has the same entries; of others the digests that differ are
-marked. That two different entries of a range have one digest, so that a difference goes unseen, has a chance of 2^-64 a
-pair. Marks are a bit for each of a number of intervals of digests, so what is marked may be alike, and is never missed.
+A range of digests whose sums are the same on both sides has the same entries; entries of other ranges are joined. Two
+different entries of a range have one digest, which hides a difference, with a chance of 2^-64 a pair.
 """
 
 from __future__ import annotations
@@ -31,10 +30,6 @@ DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
 # than the index.
 _RANGE = 1 << 19
 _LEAST_RANGES = 64
-# Marks, as bits of their number: so many for an entry, and 32 MiB of them at most.
-_MARKS_AN_ENTRY, _LEAST_BITS, _MOST_BITS = 16, 16, 28
-# Digests that are told: 32 MiB
-_MOST_DIGESTS = 1 << 22
 Digests = npt.NDArray[np.void]
 UInt64 = npt.NDArray[np.uint64]
 
@@ -53,63 +48,39 @@ def _digests(part: Part, schema: Schema) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """How many different entries each side has, and the marks of those that differ, where any do, as (range, bits of
-    its marks, its digests that differ where they are of one side); `unread` are the objects of which something could
-    not be read. The index has `repeated` entries more often than the source.
+    """How many different entries each side has, how many entries both sides have in each range that differs, and the
+    objects that could not be read whole. The index has `repeated` entries more often than the source.
     """
 
     source: int
     index: int
-    differing: int
-    marks: Sequence[tuple[int, bytes, bytes]]
+    differing: dict[int, int]
     unread: frozenset[str]
     repeated: int = 0
-
-    @property
-    def side(self) -> int | None:
-        """The side that has all that differs; None where both have some, or not all digests are known."""
-        if sum(len(told) for _, _, told in self.marks) < 8 * self.differing:
-            return None
-        return {self.source - self.index: SOURCE, self.index - self.source: INDEX}.get(self.differing)
-
-    def digests(self) -> UInt64:
-        """Return the digests that differ, rising, where they are of one `side`."""
-        return np.sort(np.frombuffer(b"".join(told for _, _, told in self.marks), np.uint64))
 
     @classmethod
     def joined(cls, parts: Iterable[Matched]) -> Matched:
         """Return what all partitions found together."""
-        source = index = differing = repeated = 0
-        marks: list[tuple[int, bytes, bytes]] = []
+        source = index = repeated = 0
+        differing: dict[int, int] = {}
         unread: set[str] = set()
         for one in parts:
-            source, index, differing = source + one.source, index + one.index, differing + one.differing
-            repeated += one.repeated
-            marks += one.marks
+            source, index, repeated = source + one.source, index + one.index, repeated + one.repeated
+            differing |= one.differing
             unread |= one.unread
-        return cls(source, index, differing, marks, frozenset(unread), repeated)
+        return cls(source, index, differing, frozenset(unread), repeated)
 
 
-def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.uint8]]:
-    """Return what differs between the picked entries of both sides, and its marks as `Picked` has them. Driver. Raises
-    as `entries` does.
+def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.bool_]]:
+    """Return what differs between the picked entries of both sides, and which ranges do as `Picked` has them. Driver.
+    Raises as `entries` does.
     """
-    count = sum(one.count for one in stored)
-    ranges = Ranges.of(count, _RANGE, _LEAST_RANGES, sides.cores)
-    bits = min(_MOST_BITS, max(_LEAST_BITS, ranges.bits + 3, (count * _MARKS_AN_ENTRY).bit_length()))
+    ranges = Ranges.of(sum(one.count for one in stored), _RANGE, _LEAST_RANGES, sides.cores)
     pack = partial(_digests, schema=sides.schema)
-    meet = partial(_compared, bits=ranges.bits, mark_bits=bits, most=_MOST_DIGESTS // ranges.partitions)
-    matched: Matched = sides.met(stored, picked, ranges, pack, _cut, meet, Matched.joined)
-    return matched, all_marks(matched.marks, ranges.bits, bits)
-
-
-def all_marks(marks: Sequence[tuple[int, bytes, bytes]], bits: int, mark_bits: int) -> npt.NDArray[np.uint8]:
-    """Return the marks of all 2**`bits` ranges, as bits (u8, 2**`mark_bits` / 8)."""
-    whole = np.zeros(1 << (mark_bits - 3), np.uint8)
-    size = len(whole) >> bits
-    for number, told, _ in marks:
-        whole[number * size : (number + 1) * size] = np.frombuffer(told, np.uint8)
-    return whole
+    matched: Matched = sides.met(stored, picked, ranges, pack, _cut, _compared, Matched.joined)
+    differs = np.zeros(1 << ranges.bits, np.bool_)
+    differs[list(matched.differing)] = True
+    return matched, differs
 
 
 def _cut(held: Sequence[Digests], ranges: Ranges) -> tuple[npt.NDArray[np.int64], pa.Array]:
@@ -118,27 +89,20 @@ def _cut(held: Sequence[Digests], ranges: Ranges) -> tuple[npt.NDArray[np.int64]
     return numbers, cells_of(digests.take(order), firsts)
 
 
-def _compared(
-    found: Iterator[Blocks], unread: frozenset[str], bits: int, mark_bits: int, most: int = _MOST_DIGESTS
-) -> Matched:
-    """Return what differs in the ranges of a partition, with digests of one side as long as `most` or fewer differ."""
-    counts = [0, 0, 0]
+def _compared(found: Iterator[Blocks], unread: frozenset[str]) -> Matched:
+    """Return what differs in the ranges of a partition."""
+    counts = [0, 0]
     repeated = 0
-    marks: list[tuple[int, bytes, bytes]] = []
+    ranges: dict[int, int] = {}
     for one in found:
         source, index = (np.frombuffer(b"".join(cells), DIGEST) for cells in one.sides)
         of_source, of_index, differing, more = compare_range(source, index)
         repeated += more
         counts[SOURCE] += of_source
         counts[INDEX] += of_index
-        counts[2] += len(differing)
         if len(differing):
-            marked = np.zeros(1 << (mark_bits - bits), np.bool_)
-            marked[(differing >> np.uint64(64 - mark_bits)) & np.uint64(len(marked) - 1)] = True
-            one_sided = abs(of_source - of_index) == len(differing)
-            told = differing.tobytes() if one_sided and counts[2] <= most else b""
-            marks.append((one.number, np.packbits(marked, bitorder="little").tobytes(), told))
-    return Matched(counts[SOURCE], counts[INDEX], counts[2], marks, unread, repeated)
+            ranges[one.number] = len(source) + len(index)
+    return Matched(counts[SOURCE], counts[INDEX], ranges, unread, repeated)
 
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:

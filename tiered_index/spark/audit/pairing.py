@@ -35,7 +35,6 @@ _TOLD = pa.schema(
         *(("held", pa.binary()), ("held_topic", pa.string()), ("object", pa.string())),
     ]
 )
-_NAMES = ("topic", "key", "object")
 _BY_NAME = [(name, "ascending") for name in ("topic", "key", "identity", "rank", "said", "held", "object")]
 _BY_IDENTITY = [(name, "ascending") for name in ("identity", "rank")]
 
@@ -314,12 +313,8 @@ class Told:
     def _list(self, kind: int, table: pa.Table) -> None:
         both = pa.concat_tables([self.listed[kind], table])
         # what is unknown comes first
-        named = [pc.fill_null(both[name], "") if name in _NAMES[:2] else both[name] for name in _TOLD.names]
-        both = both.take(pc.sort_indices(pa.table(named, _TOLD.names), _BY_NAME))
-        # what tasks that read one side tell more than once, by another key if two keys have one hash
-        alike, how = [name for name in _TOLD.names if name not in _NAMES], pc.ScalarAggregateOptions(skip_nulls=False)
-        both = both.group_by(alike, use_threads=False).aggregate([(name, "first", how) for name in _NAMES])
-        self.listed[kind] = both.rename_columns([*alike, *_NAMES]).select(_TOLD.names)[: self.most]
+        named = [pc.fill_null(both[name], "") if name in ("topic", "key") else both[name] for name in _TOLD.names]
+        self.listed[kind] = both.take(pc.sort_indices(pa.table(named, _TOLD.names), _BY_NAME)[: self.most])
 
     def _seek(self, kind: int, table: pa.Table) -> None:
         both = pa.concat_tables([self.sought[kind], table])

@@ -22,7 +22,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
-from tiered_index.spark.audit.entries import SOURCE, Part, Picked, Unread
+from tiered_index.spark.audit.entries import Part, Picked, Unread
 from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, large_batches
 
@@ -131,34 +131,6 @@ class Sides:
                 both = both.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, _BLOCKS))
             blocks = both.repartitionById(ranges.partitions, "partition").sortWithinPartitions("range")
             return _folded(blocks.mapInArrow(made, _RESULT), fold)
-
-    def alone(
-        self,
-        stored: Sequence[StoredObject],
-        picked: Picked,
-        side: int,
-        make: Callable[[Iterator[Part | Unread]], Any],
-        fold: Callable[[Iterable[Any]], Any],
-    ) -> Any:
-        """Return what `make` makes of the picked entries of one side in each task, folded. Driver. Raises as `entries`
-        does.
-        """
-        spark, schema = self.entries.frame.sparkSession, self.schema
-        largest, tasks = self._dealt(stored)
-        with broadcast(spark, (largest, picked)) as shared, large_batches(spark):
-            stored_parts = partial(_stored_parts, shared=shared, tasks=tasks, address=self.address, schema=schema)
-
-            def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                yield _row(make(entries.source_entries(batches, schema, shared.value[1])))
-
-            def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                yield _row(make(stored_parts(batches)))
-
-            if side == SOURCE:
-                made = self.entries.mapped(of_source, entries.compared_fields(self.entries), _RESULT)
-            else:
-                made = spark.range(0, tasks, 1, tasks).mapInArrow(of_index, _RESULT)
-            return _folded(made, fold)
 
     def _dealt(self, stored: Sequence[StoredObject]) -> tuple[list[StoredObject], int]:
         """Return objects, the largest first, and how many tasks read them: every so many an object of each."""
