@@ -76,8 +76,8 @@ __all__ = [
     "merge",
 ]
 
-# What is called otherwise where it is made
-_THERE = {
+# Public names whose module has another name for them
+_ALIASES = {
     "copy": "copy_index",
     "erase": "erase_index",
     "expire": "expire_index",
@@ -118,7 +118,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _NAMES.items():
         if name in names:
             home = importlib.import_module(f"{__name__}.{module}")
-            return getattr(home, _THERE.get(name, name))
+            return getattr(home, _ALIASES.get(name, name))
     if name in ("config", "errors", "metrics", "format", "service", "storage", "types"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

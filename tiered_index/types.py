@@ -294,8 +294,8 @@ class Answer:
         times = [index.as_of_ms for index in self.freshness if index.as_of_ms is not None]
         return min(times, default=None)
 
-    def seen_to_dict(self) -> dict[str, Any]:
-        """Return what the answer could see as a JSON-ready dict."""
+    def provenance(self) -> dict[str, Any]:
+        """Return as a JSON-ready dict how far the indexes had been filled, and what the answer lacks for good."""
         return {
             "unknown_topics": list(self.unknown_topics),
             "as_of_ms": self.as_of_ms,
@@ -395,7 +395,7 @@ class QueryResult(Answer, Sequence[ItemT]):
             "cursor": self.cursor,
             "failed": [report.to_dict() for report in self.failed],
             "explain": self.explain.to_dict(files=files),
-            **self.seen_to_dict(),
+            **self.provenance(),
             "timestamp_resolution_ms": self.timestamp_resolution_ms,
         }
 
@@ -467,7 +467,7 @@ class TopicsResult(Answer, Sequence[TopicSummary]):
             "status": self.status,
             "failed": [report.to_dict() for report in self.failed],
             "explain": self.explain.to_dict(files=files),
-            **self.seen_to_dict(),
+            **self.provenance(),
         }
 
 

@@ -6,6 +6,7 @@ Run this file as a program to rewrite the table after a change of settings.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def table() -> str:
 def test_settings_page_names_every_setting() -> None:
     page = _PAGE.read_text()
     assert page.split(_BEGIN)[1].split(_END)[0] == table(), "run `python -m tests.unit.test_docs`"
+
+
+def test_a_page_says_when_to_change_each_setting() -> None:
+    pages = [*_PAGE.parent.glob("*.md"), *(_PAGE.parents[1] / "deploy").glob("*.md"), _PAGE.parents[1] / "README.md"]
+    text = "".join(page.read_text() for page in pages if page != _PAGE)
+    head, rest = _PAGE.read_text().split(_BEGIN)
+    said = {*re.findall(r"\w+", text + head + rest.split(_END)[1])}
+    assert [name for name in IndexConfig.model_fields if name not in said] == []
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ class Pages(Generic[R]):
             index.to_dict() | {"writer": asdict(writer) if (writer := self._seen.get(index.source)) else None}
             for index in self.last.freshness
         ]
-        return self.last.seen_to_dict() | {"freshness": rows, "hints": self._hints}
+        return self.last.provenance() | {"freshness": rows, "hints": self._hints}
 
     def as_of(self) -> str:
         """Return for people up to which time the answers are complete; empty where they aren't, or have everything."""

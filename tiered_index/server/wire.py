@@ -112,7 +112,7 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
         "partial": [number for number in every if results[number].failed] if results.failed else [],
         "failed": redaction.document([report.to_dict() for report in results.failed]),
         "explain": redaction.document(results.explain.to_dict(files=files)),
-        **redaction.document(seen.seen_to_dict()),
+        **redaction.document(seen.provenance()),
         "timestamp_resolution_ms": seen.timestamp_resolution_ms,
     }
 
@@ -201,7 +201,7 @@ class Pages:
                 "cursor": self._last.cursor,
                 "failed": list(self._failed.values()),
                 "explain": {**self._costs, **({"files": self._reports} if self._files else {})},
-                **self._first.seen_to_dict(),
+                **self._first.provenance(),
                 "timestamp_resolution_ms": self._last.timestamp_resolution_ms,
             }
         )

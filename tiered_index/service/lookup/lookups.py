@@ -50,14 +50,14 @@ def _limits(max_requests: int | None, max_bytes: int | None, timeout_s: float | 
     return LookupLimits(max_requests, max_bytes, timeout_s)
 
 
-def _told(answer: Any) -> dict[str, Any]:
-    """Return what a span tells of an answer, without its key."""
-    told: dict[str, Any] = {"tiered_index.count": len(answer)}
+def _span_attributes(answer: Any) -> dict[str, Any]:
+    """Return the attributes of a lookup's span: counts and costs, never its key."""
+    attributes: dict[str, Any] = {"tiered_index.count": len(answer)}
     if (explain := getattr(answer, "explain", None)) is not None:
-        told |= {f"tiered_index.{name}": getattr(explain, name) for name in _TRACED}
+        attributes |= {f"tiered_index.{name}": getattr(explain, name) for name in _TRACED}
     if (status := getattr(answer, "status", None)) is not None:
-        told["tiered_index.status"] = status
-    return told
+        attributes["tiered_index.status"] = status
+    return attributes
 
 
 class Lookups(ABC, Generic[ItemT]):
@@ -360,7 +360,7 @@ class Lookups(ABC, Generic[ItemT]):
         with span(kind) as traced:
             found = self._answer_within(limits, answer, lookup, allow_partial)
             if traced.is_recording():
-                traced.set_attributes(_told(found))
+                traced.set_attributes(_span_attributes(found))
             return found
 
     def _answer_within(

@@ -154,7 +154,7 @@ class MessagesResult(Answer, Sequence[Fetched]):
             "collisions": self.collisions,
             "explain": self.explain.to_dict(files=files)
             | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
-            **self.seen_to_dict(),
+            **self.provenance(),
         }
 
 
