@@ -36,7 +36,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.follow import PatientPut
-from tiered_index.format.names import COMPACTED, UPLOADED
+from tiered_index.format.names import COMPACTED, UPLOADED, data_prefix
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
@@ -48,12 +48,16 @@ from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.orphans import give_up, named
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LostObject, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.export import entries_checksum
 from tiered_index.service.lookup.inventory import describe_handle
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
+from tiered_index.service.root.files import FileList
+from tiered_index.service.writing.appenders import MAIN
 from tiered_index.storage.disk import Disk
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 _DIFFERENT = 1
 
@@ -62,7 +66,7 @@ _DIFFERENT = 1
 def recover(
     session: Session,
     lost: list[str] | None = Option(
-        None, "--lost", metavar="FILE", help="Give up what the storage lost of this file; several times."
+        None, "--lost", metavar="FILE", help="Give up what storage or root lost of this file; several times."
     ),
     dry_run: bool = Option(False, "--dry-run", help="With --lost: show what would be given up; change nothing."),
     takes_over: bool = Option(
@@ -84,9 +88,10 @@ def recover(
     all, it is fenced: it publishes nothing more and keeps its files.
 
     With --lost nothing of that is done. The storage has lost an object (`verify` names it): FILE is its file's id, its
-    own name, or a window table's id. A log record gives up what is gone of it, for good; from then on answers are
-    complete except for what that held, and say so for ever. First put back what you can: with --root a file of which
-    the root has a copy is refused, without it a writer drops its copy.
+    own name, or a window table's id. With --root FILE may also be a file that somebody deleted from the root before it
+    was uploaded. A log record gives up what is gone of it, for good; from then on answers are complete except for what
+    that held, and say so for ever. First put back what you can: with --root a file of which the root has a copy is
+    refused, without it a writer drops its copy.
 
     [bold]Examples[/bold]
 
@@ -166,7 +171,8 @@ def _notes(begun: BegunAnew | None) -> list[str]:
         f"put in again, {counted(begun.stored, 'file')} were in the storage"
     ]
     return notes + [
-        f"{file_id}: not put in again, it stays in {begun.left}: {why}" for file_id, why in begun.kept.items()
+        f"{file_id}: not put in again, {begun.left} keeps what was set aside: {why}"
+        for file_id, why in begun.kept.items()
     ]
 
 
@@ -175,7 +181,8 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
         for file in files:
             for stored in named(index.log.state, file):
                 _check_copy(config, file, stored)
-        given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, dry_run=dry_run)]
+        gone = _gone(config, files, index.log.state)
+        given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, gone, dry_run=dry_run)]
         log_number = index.log.state.number
     status = "planned" if dry_run else "given up"
     session.out.answer({"status": status, "lost": [asdict(one) for one in given_up], "log_number": log_number})
@@ -185,6 +192,21 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
     if dry_run:
         session.out.remark("nothing was changed: without --dry-run it is given up")
     return 0
+
+
+def _gone(config: IndexConfig, files: list[str], state: LogState) -> dict[str, LostObject]:
+    """Return those of `files` that the root lists, and neither its folders nor the log have, by file id."""
+    if config.root is None:
+        return {}
+    gone = {}
+    for file_id, file in FileList(Root(config.root, Disk())).gone().items():
+        if file_id in files and state.object_of(file_id) is None:
+            # of a file that took entries when it was listed: what a writer takes, or any time
+            until_ms = SystemClock().now_ms() + round(config.max_early_s * 1000)
+            anything = (0, (until_ms if file.lane == MAIN else MAX_TIMESTAMP_MS) // 1000)
+            name = f"{data_prefix(file_id)}unpublished"
+            gone[file_id] = LostObject(name, file_id, *(file.seconds or anything), max(1, file.count))
+    return gone
 
 
 def _check_copy(config: IndexConfig, file: str, stored: StoredObject) -> None:

@@ -29,13 +29,14 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.export import Export, ExportRange
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import ASIDE, Root, RootLock, disk_error
+from tiered_index.service.root.files import FileList
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 
 _ALL = ExportRange(None, -(2**62), 2**62)
-# beside the root's files: what it had seen of the log
-_TOLD = ("seen", "log")
+# beside the root's files: what it had seen of the log, and what it had
+_TOLD = ("seen", "log", "files")
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class _Sending:
         sent = entries = stored = 0
         kept: dict[str, str] = {}
         later: dict[str, int] = {}  # entries of files of a later state
-        for handle in (one for state in reversed(STATES) for one in RootView(_OneState(self._aside, state)).look()):
+        views = [RootView(_OneState(self._aside, state), checks_list=False) for state in reversed(STATES)]
+        for handle in (one for view in views for one in view.look()):
             try:
                 if isinstance(handle, CompactedFile | UnsealedView):
                     if handle.count <= later.get(handle.file_id, 0):
@@ -161,6 +163,9 @@ class _Sending:
                 kept[handle.file_id] = str(error)
             finally:
                 handle.let_go()
+        lost = {one.file_id for one in self._state.lost.values()}
+        for file_id in FileList(self._aside).gone().keys() - self._state.files.keys() - lost:
+            kept[file_id] = "the root listed it, and none of its folders had it"
         return BegunAnew(sent, entries, stored, kept)
 
     def _has_seen(self) -> bool:

@@ -30,6 +30,7 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.layout import PRESETS, Layout
+from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING
 from tiered_index.service.answers.validation import TopicTable
@@ -48,6 +49,7 @@ from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root import ASIDE, CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.service.threads import Worker, close_until_s
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
@@ -77,8 +79,10 @@ class Parts:
         marker: Marker,
         layout: Layout,
         recovered: Recovered,
+        files: FileList,
     ) -> None:
         self.lock, self.storage, self.session, self.cold, self.clock = lock, storage, session, cold, clock
+        self._files = files
         self._opened_s = clock.monotonic_s()
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
@@ -106,6 +110,7 @@ class Parts:
             admit,
             log_number=lambda: session.log.state.number,
             deletions=recovered.deletions,
+            list_files=self.list_files,
         )
         small = replace(layout, items=min(layout.items, _QUARANTINE_ITEMS))
         main = Appender(MAIN, layout, context, True, lambda: self.flusher.positions)
@@ -149,6 +154,22 @@ class Parts:
             lost_objects=lambda: [(None, one) for one in lost.values()] if (lost := session.log.state.lost) else (),
             expired=lambda: ((None, gone),) if (gone := session.expired) is not NOTHING and gone else (),
         )
+
+    def list_files(self) -> None:
+        """Note in the root which files it must still have, where that has changed. Raises typed errors of the disk."""
+        self._files.note(self._listed)
+
+    def _listed(self) -> dict[str, ListedFile]:
+        listed: dict[str, ListedFile] = {}
+        for handle in self.catalog.all():
+            seconds = handle.second_min, handle.second_max
+            if isinstance(handle, UnsealedFile):
+                listed[handle.file_id] = ListedFile(handle.lane, handle.count, seconds if handle.sealed else None)
+            elif isinstance(handle, CompactedFile) and handle.folder == COMPACTED:
+                listed[handle.file_id] = ListedFile(handle.lane, handle.count, seconds)
+            elif isinstance(handle, DamagedFile) and handle.place in (UNSEALED, COMPACTED):
+                listed[handle.file_id] = self._files.last(handle.file_id) or ListedFile(handle.lane, 0)
+        return listed
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
         """Return the steps that close everything; `keep_reserve` leaves the reserved next file, as a crash would."""
@@ -299,10 +320,17 @@ def open_parts(
 
         if state is not None:
             before_deletions()
-        recovered = recover_root(root, cold, state, layout)
-        recovered.deletions.before = before_deletions
+        files = FileList(root)
+        recovered = recover_root(root, cold, state, layout, files)
         undo.callback(recovered.let_go)
-        parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
+        parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered, files)
+
+        def before_later_deletions() -> None:
+            before_deletions()
+            parts.list_files()
+
+        recovered.deletions.before = before_later_deletions
+        parts.list_files()
         if state is not None:
             try:
                 parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})

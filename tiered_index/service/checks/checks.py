@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -452,8 +453,11 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     """Check every file of `root`; return the handles of its compacted files by id, for comparison with the storage."""
     _check_names(root, report)
     local: dict[str, CompactedFile] = {}
+    told = {Path(one.file).stem for one in report.findings}
     for number, handle in enumerate(RootView(root).look(), 1):
-        _check_file(root, handle, report)
+        # a listed file whose journal is gone is told by that
+        if not (isinstance(handle, DamagedFile) and handle.file_id in told):
+            _check_file(root, handle, report)
         if isinstance(handle, CompactedFile):
             local[handle.file_id] = handle
         progress(number, handle.file_id)

@@ -6,10 +6,13 @@ import contextlib
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, NotAnIndex, StorageError
+from tiered_index.format.names import UNSEALED
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
+from tiered_index.service.root.files import FileList
 from tiered_index.storage.disk import Disk
 
 
@@ -37,6 +40,15 @@ def check_index(
     with contextlib.closing(config.open_storage(uri)) as storage:
         try:
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
+            if state is not None and config.root is not None:
+                _excuse_missing(Root(config.root, Disk()), state, report)
         except StorageError as error:
             report.unchecked.append((uri, error))
     return local, state is not None
+
+
+def _excuse_missing(root: Root, state: LogState, report: Report) -> None:
+    """Take back findings of files that the root lists and does not have, where the log has them or gave them up."""
+    known = state.files.keys() | {one.file_id for one in state.lost.values()}
+    excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}
+    report.findings = [one for one in report.findings if one.file not in excused]

@@ -191,11 +191,12 @@ class DamagedCopies:
     def tend(self) -> None:
         """Let go of what was published. Raises what the storage raises; it may be repeated."""
         context = self._context
+        given_up = {one.file_id for one in context.session.log.state.lost.values()}
         for file_id in list(self.waiting):
             state = context.session.log.state
             stored = state.object_of(file_id)
             if stored is None:
-                if file_id not in context.removals.files(state, self._before(state)):
+                if file_id not in given_up and file_id not in context.removals.files(state, self._before(state)):
                     continue
                 context.refresh()  # what it was merged into is shown before it goes
                 context.catalog.remove(file_id)

@@ -14,8 +14,9 @@ changes, so a crash leaves the index as it was or as it should be, and repeating
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.names import (
@@ -184,30 +185,38 @@ def named(state: LogState, file: str) -> list[StoredObject]:
     return [stored for stored in state.objects.values() if file in _names(stored)]
 
 
-def give_up(storage: Storage, log: StorageLog, files: Sequence[str], *, dry_run: bool = False) -> list[LostObject]:
-    """Remove from the log what the storage lost of `files` (each as in `named`), unless it is a `dry_run`; return it,
-    with what was given up before. Raises `InvalidArgument` where nothing of one is lost, as the storage; then nothing
-    is given up.
+def give_up(
+    storage: Storage,
+    log: StorageLog,
+    files: Sequence[str],
+    unpublished: Mapping[str, LostObject] = MappingProxyType({}),
+    *,
+    dry_run: bool = False,
+) -> list[LostObject]:
+    """Remove from the log what the storage lost of `files` (each as in `named`), and note there what is gone of
+    `unpublished` files, by id, unless it is a `dry_run`; return it, with what was given up before. Raises
+    `InvalidArgument` where nothing of one is lost, as the storage; then nothing is given up.
     """
     state = log.refresh()
     missing: list[StoredObject] = []
     for file in files:
         known = named(state, file)
         gone = not_there(storage, known)
-        if not gone and not any(file in _names(one) for one in state.lost.values()):
+        if not gone and file not in unpublished and not any(file in _names(one) for one in state.lost.values()):
             problem = "the storage has it: nothing is lost" if known else "the log names no such object"
             raise InvalidArgument(f"--lost {file}: {problem}")
         missing += gone
 
     def make(state: LogState) -> LogRecord | None:
         gone = tuple({stored.name: stored for stored in missing if stored.name in state.objects}.values())
-        if not gone:
+        local = [one for one in unpublished.values() if one.name not in state.lost]
+        if not gone and not local:
             return None  # an earlier try got as far as the log, or a merge had it in time
         names = tuple(stored.name for stored in gone)
-        return LogRecord(0, "remove", 0, "", 0, remove=names, lost=tuple(map(LostObject.of, gone)))
+        return LogRecord(0, "remove", 0, "", 0, remove=names, lost=(*map(LostObject.of, gone), *local))
 
     if dry_run:
-        planned = {stored.name: LostObject.of(stored) for stored in missing}
+        planned = {one.name: one for one in (*map(LostObject.of, missing), *unpublished.values())}
         state = replace(state, lost={**state.lost, **planned})
     else:
         state = log.append("what was lost", None, make)

@@ -4,8 +4,10 @@
 2. An id in two folders: the later state wins once it verifies, and once its name is durable.
 3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms nothing
    is dropped: its name may not be durable.
-4. What can't be read is kept, untouched, and every lookup that meets it reports it. What can't be deleted is passed
-   over, and left to the life cycle. One thread, under the root's lock, before anything else runs.
+4. What can't be read is kept, untouched, and every lookup that meets it reports it; so is a file that the root's list
+   has and no folder. What can't be deleted is passed over, and left to the life cycle.
+
+One thread, under the root's lock, before anything else runs.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from tiered_index.service.log.log import WAY_ON
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Deletions, Root, disk_error
+from tiered_index.service.root.files import FileList, ListedFile
 
 _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -77,25 +80,33 @@ class Recovered:
             handle.let_go()
 
 
-def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
-    """Return a root's files, put in order; `state`: the log's, None: unknown. Those of another layout are damaged."""
+def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout, files: FileList) -> Recovered:
+    """Return a root's files, put in order; `state`: the log's, None: unknown. Those of another layout are damaged, and
+    so are those that `files` lists and no folder has.
+    """
     found = Recovered(Deletions(root.disk))
     with contextlib.ExitStack() as undo:
         undo.callback(found.let_go)
-        _recover(root, cold, state, layout, found)
+        _recover(root, cold, state, layout, files, found)
         undo.pop_all()
     for note in found.notes:
         _log.info("recovery: %s", note)
     return found
 
 
-def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout, found: Recovered) -> None:
+def _recover(
+    root: Root, cold: ColdPath, state: LogState | None, layout: Layout, files: FileList, found: Recovered
+) -> None:
+    gone = files.gone()
     try:
         if temporaries := root.temporaries():
             for path in temporaries:
                 found.deletions.unlink([path])
             found.notes.append(f"{len(temporaries)} temporary files dropped")
         ids = {s: {i for name in root.names(s) if (i := file_id_of(name)) is not None} for s in STATES}
+        # until the catalog is there, which says what else is to be listed
+        found.deletions.before = lambda: files.note(lambda: gone)
+        _miss(gone, state, files, found)
         _recover_uploaded(root, ids, cold, state, found)
         _recover_compacted(root, ids, cold, state, found)
         _recover_unsealed(root, ids, state, found)
@@ -114,6 +125,16 @@ def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout,
     if state is not None:
         found.positions = max_positions(found.positions, state.positions)
         found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
+
+
+def _miss(gone: dict[str, ListedFile], state: LogState | None, files: FileList, found: Recovered) -> None:
+    """Take listed files that no folder has for damaged, unless the log has them, or they were given up."""
+    given_up = {one.file_id for one in state.lost.values()} if state is not None else set()
+    for file_id, file in gone.items():
+        if file_id not in given_up and (state is None or state.object_of(file_id) is None):
+            error = files.missing(file_id, file)
+            _log.error("recovery: %s", error)
+            found.damaged.append(DamagedFile(file_id, UNSEALED, error, *(file.seconds or ())))
 
 
 def _recover_uploaded(

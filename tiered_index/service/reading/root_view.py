@@ -26,6 +26,7 @@ from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import ASIDE, Root, disk_error
+from tiered_index.service.root.files import FileList
 from tiered_index.storage.disk import taken_bytes
 
 _LOOKS = 20
@@ -109,8 +110,9 @@ class UnsealedView(LocalHandle):
 class RootView:
     """Reads a root. Keeps files that it has opened as long as they stay what they are."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, *, checks_list: bool = True) -> None:
         self._root = root
+        self._files = FileList(root) if checks_list else None
         self._opened: dict[tuple[str, str], CompactedFile] = {}
         self._unsealed: dict[str, UnsealedView] = {}
 
@@ -129,7 +131,9 @@ class RootView:
         return handles
 
     def look(self) -> list[Handle]:
-        """Return handles of every file with durable entries, each in its latest state, unreadable ones included."""
+        """Return handles of every file with durable entries, each in its latest state, unreadable ones included, and
+        those that the root's list has and no folder.
+        """
         for left in reversed(range(_LOOKS)):
             self._root.refuse_links()
             self.changes()  # a folder that is missing is no empty one
@@ -146,6 +150,8 @@ class RootView:
         gone: dict[str, FileNotFoundError] = {}
         unsealed: dict[str, UnsealedView] = {}
         counts: dict[str, int] = {}
+        # before the folders: a file leaves the list before it is deleted
+        listed = self._files.read() if self._files is not None else {}
         for name in self._root.names(UNSEALED):
             file_id = file_id_of(name)
             if file_id is None or not name.endswith(JOURNAL_SUFFIX):
@@ -195,6 +201,14 @@ class RootView:
                 found=counts[file_id],
             )
             handles[file_id] = _damaged(file_id, UNSEALED, short)
+        absent = listed.keys() - handles.keys() - counts.keys()
+        if absent and self._files is not None:
+            # again, behind the folders: whatever is in both lists should have been found between them
+            for file_id in absent & self._files.read(again=True).keys():
+                seconds = listed[file_id].seconds or ()
+                handles[file_id] = DamagedFile(
+                    file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
+                )
         if (self._root.path / ASIDE).exists():
             problem = "files were set aside by `tiered-index recover`, which was broken off: run it again"
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))

@@ -309,6 +309,8 @@ class IndexView(Refreshed):
             # before the files: they may be of a later state, never of an earlier one
             away = _Away(unread, self._published(self._shown, unread))
             unread = None
+        given_up = {one.file_id for one in self._log.state.lost.values()}
+        local = {i: one for i, one in local.items() if not (isinstance(one, DamagedFile) and i in given_up)}
         stored = [handle for handle in in_storage() if handle.file_id not in local]
         handles = [_backed(handle, self.catalog.get(file_id)) for file_id, handle in local.items()]
         return handles + stored, unread, away

@@ -3,6 +3,7 @@
 ```
 root/tiered_index.json   which index this is, its layout, its storage
 root/seen                the newest record of the storage's log that the root knows of
+root/files               the unpublished files with entries, which the root must still have
 root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state

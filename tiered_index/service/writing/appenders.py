@@ -36,7 +36,9 @@ _BATCH = 1 << 19
 
 @dataclass
 class AppenderContext:
-    """What one root's appenders share. `admit` raises `DiskFull`; `log_number`: how much of the log is known."""
+    """What one root's appenders share. `admit` raises `DiskFull`; `log_number`: how much of the log is known;
+    `list_files` notes in the root which files the catalog has.
+    """
 
     root: Root
     catalog: Catalog
@@ -47,6 +49,7 @@ class AppenderContext:
     admit: Callable[[int], None]
     log_number: Callable[[], int]
     deletions: Deletions
+    list_files: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.seals = StepTimes(self.clock)
@@ -117,6 +120,7 @@ class Appender:
             self.context.catalog.extend(file)
         elif file.count:
             self.context.catalog.put(file)
+            self.context.list_files()
 
     def _fitting(self, file: UnsealedFile, columns: Columns, done: int) -> int:
         """Return where the run of rows from `done` ends that this file can take."""

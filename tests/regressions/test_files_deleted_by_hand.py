@@ -1,0 +1,181 @@
+"""A file that somebody deletes from a root before it was uploaded is missed: by lookups, `verify` and `recover`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.command_lines import run_here as run
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.service.root import Root
+from tiered_index.service.root.files import FileList, ListedFile
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
+from tiered_index.testing.storage_faults import FaultStorage
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+class Life:
+    """A root with three files of ten entries, an hour each, of which the storage has none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self.clock = folder, folder / "root", ManualClock(NOW_MS)
+        self.storage = FaultStorage(LocalStorage(folder / "storage"))
+        with self.open() as index:
+            self.index_id = index.index_id
+
+    def open(self, **settings: Any) -> IndexService:
+        chosen = {"slots": 7, "items": 1000, "background": False, "query_threads": 2, "clock": self.clock, **settings}
+        return IndexService.open(root=self.root, storage_backend=self.storage, **chosen)
+
+    def reader(self) -> IndexReader:
+        return IndexReader.open(root=self.root, storage=f"file://{self.folder}/storage")
+
+    def put(self, index: IndexService, hour: int) -> None:
+        for number in range(10):
+            index.put("t", 0, "k", hour * 10 + number, 1, NOW_MS + hour * HOUR_MS + number * 1000)
+        index.flush()
+
+    def fill(self, kind: str) -> list[str]:
+        """Return the ids of the files, oldest first."""
+        if kind == "compacted":
+            self.storage.fail("put", times=None, name_prefix="data/")
+        with self.open() as index:
+            for hour in range(3):
+                self.put(index, hour)
+                if hour < 2:
+                    index.seal()
+                if kind == "compacted" and hour == 1:
+                    with pytest.raises(StorageUnavailable):
+                        index.run_lifecycle()
+        self.storage.clear()
+        return sorted(path.stem for state in ("unsealed", "compacted") for path in (self.root / state).glob("*.index"))
+
+    def delete(self, file_id: str) -> None:
+        for path in self.root.rglob(f"{file_id}*"):
+            path.unlink()
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "which"), [("unsealed", 0), ("unsealed", 1), ("unsealed", 2), ("compacted", 0)])
+def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int) -> None:
+    file_id = life.fill(kind)[which]
+    with life.reader() as reader:
+        assert len(reader.query("t", "k", max_count=100)) == 30
+    life.delete(file_id)
+    asked = {"topic": "t", "key": "k", "max_count": 100}
+    # the first start rewrites the list
+    for _ in range(2):
+        with life.open() as index, life.reader() as reader:
+            for either in (index, reader):
+                with pytest.raises(CorruptFile, match=f"recover --root {life.root} --lost {file_id}"):
+                    either.query(**asked)
+                partial = either.query(**asked, allow_partial=True)
+                assert (partial.status, len(partial)) == ("partial", 20)
+                assert [one.file for one in partial.failed] == [file_id]
+            if which < 2:
+                # of a file that was sealed the time is known
+                third = {**asked, "begin_ms": NOW_MS + 2 * HOUR_MS}
+                assert len(index.query(**third)) == len(reader.query(**third)) == 10
+            assert any(file_id in problem for problem in index.health()["problems"])
+    with life.open() as index:
+        life.put(index, 3)
+    place = ("--root", life.root, "--storage", f"file://{life.folder}/storage")
+    assert run("recover", *place).code == run("verify", *place).code + 3 == 4
+    done = run("recover", *place, "--lost", file_id, "--json")
+    (lost,) = done.document["lost"]
+    assert (done.code, lost["file"], lost["entries"]) == (0, file_id, 10)
+    with life.reader() as reader, life.open() as index:
+        for either in (reader, index):
+            told = either.query(**asked)
+            assert (told.status, len(told), [one.file for one in told.lost]) == ("complete", 30, [file_id])
+        index.seal()
+        index.run_lifecycle()
+        assert index.health()["problems"] == []
+    assert run("verify", *place).code == run("recover", *place).code == 0
+
+
+def test_a_file_that_is_published_or_put_back_is_not_missed(life: Life) -> None:
+    first, *_ = life.fill("unsealed")
+    kept = {path: path.read_bytes() for path in life.root.rglob(f"{first}*")}
+    life.delete(first)
+    with life.open() as index, pytest.raises(CorruptFile):
+        index.query("t", "k")
+    for path, data in kept.items():
+        path.write_bytes(data)
+    listed = (life.root / "files").read_bytes()
+    with life.open(local_keep_s=0) as index:
+        assert len(index.query("t", "k", max_count=100)) == 30
+        index.seal()
+        index.run_lifecycle()
+        life.clock.advance(10)
+        index.run_lifecycle()
+        assert not list((life.root / "uploaded").iterdir())
+    assert FileList(Root(life.root, Disk())).read() == {}
+    # as after a crash between the record and the list
+    (life.root / "files").write_bytes(listed)
+    assert run("verify", "--root", life.root, "--storage", f"file://{life.folder}/storage").code == 0
+    with life.reader() as reader, life.open() as index:
+        assert len(reader.query("t", "k", max_count=100)) == len(index.query("t", "k", max_count=100)) == 30
+        assert FileList(Root(life.root, Disk())).read() == {}
+
+
+@pytest.mark.parametrize("change", ["rename", "unlink"])
+def test_a_life_that_ends_behind_any_change_of_names_misses_nothing(tmp_path: Path, change: str) -> None:
+    for number in range(1, 100):
+        disk, storage, clock = FaultDisk(), MemoryStorage(), ManualClock(NOW_MS)
+        settings = {"root": tmp_path / str(number), "storage_backend": storage, "slots": 7, "items": 10, "clock": clock}
+        settings |= {"background": False, "local_keep_s": 0, "query_threads": 1}
+        disk.crash(change, nth=number, after=True)
+        index = None
+        try:
+            index = IndexService.open(disk=disk, **settings)
+            for offset in range(25):
+                index.put("t", 0, "k", offset, 1, NOW_MS)
+                if offset in (7, 14):
+                    index.flush()
+            index.seal()
+            index.run_lifecycle()
+            clock.advance(10)
+            index.run_lifecycle()
+            index.close()
+            break
+        except SimulatedCrash:
+            if index is not None:
+                index.abandon()
+        disk.lose_unsynced()
+        with IndexService.open(**settings) as index:
+            result = index.query("t", "k", max_count=100)
+            assert result.status == "complete"
+    assert 5 < number < 99
+
+
+def test_a_list_that_cannot_be_written_says_nothing_wrong(tmp_path: Path) -> None:
+    disk = FaultDisk()
+    files = FileList(Root(tmp_path, disk))
+    first, second = ListedFile("main", 1), ListedFile("main", 2, (3, 4))
+    files.note(lambda: {"a": first})
+    disk.fail("create", times=None)
+    # what it has is there
+    files.note(lambda: {"a": first, "b": second})
+    assert FileList(files._root).read() == {"a": first}
+    # what is to be deleted must not be missed
+    files.note(lambda: {"b": second})
+    assert not files.path.exists() and FileList(files._root).read() == {}
+    disk.clear()
+    files.note(lambda: {"b": second})
+    assert FileList(files._root).read() == {"b": second}
+    files.path.write_bytes(files.path.read_bytes().replace(b"2", b"5"))
+    assert FileList(files._root).read() == {}
