@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import spark_java
 
 if TYPE_CHECKING:
-    from tiered_index.testing.s3_server import S3Server
+    from tests.support.s3_server import S3Server
 
 _CHECKS = [
     HealthCheck.too_slow,
@@ -40,7 +40,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[S3Server]:
     """An S3 server, one a test process, started when the first test asks for it; tests have buckets of their own."""
-    from tiered_index.testing.s3_server import s3_server
+    from tests.support.s3_server import s3_server
 
     with s3_server() as running:
         yield running

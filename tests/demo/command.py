@@ -22,6 +22,8 @@ from typer import Option
 
 from tests.demo.processes import Broker, Follower, ServedDemo, placed, upload_under_way
 from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
+from tests.support.s3_server import CREDENTIALS, s3_server
+from tests.support.storage_faults import FaultStorage
 from tiered_index.cli.main import run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.session import Session, command, own_environment
@@ -40,8 +42,6 @@ from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.s3_server import CREDENTIALS, s3_server
-from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.types import Lookup
 
 _TAIL_SHARE = 0.05

@@ -11,10 +11,10 @@ import pytest
 
 from tests.demo.command import geometry_of
 from tests.demo.workload import BEGIN_MS, TOPICS, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
+from tests.support.model import ReferenceModel
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import ReferenceModel
 from tiered_index.types import Lookup
 
 SETTINGS = {"storage": "memory://demo", "slots": 500, "items": 1000, "background": False}

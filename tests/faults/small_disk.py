@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-from tiered_index.testing.disk_faults import FaultDisk
 
 _PAGE_BYTES = 4096
 

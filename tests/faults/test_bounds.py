@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 BUDGET = 60_000
 

@@ -17,13 +17,13 @@ import pytest
 from tests.storage.scripted_server import error
 from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy
+from tests.support.model import Answer
+from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
 from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.model import Answer
-from tiered_index.testing.s3_server import S3Server
 from tiered_index.types import Explain
 
 SIZES = (1, 10, 100)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.log_records import publish
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 def flip(path, position, bit=0x10):

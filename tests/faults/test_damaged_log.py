@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.names import checkpoint_name, log_name, number_of
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LOG_VERSION, decode_document, encode_document
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 def reopened(storage, world):

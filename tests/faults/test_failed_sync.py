@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.disk import TEMPORARY_PREFIX
-from tiered_index.testing.disk_faults import FaultDisk
 
 MOST = 60
 # more syncs of one kind than the scenario has

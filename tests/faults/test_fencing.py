@@ -11,9 +11,9 @@ import pytest
 
 from tests.fencing.races import LogRaceScenarios
 from tests.fencing.scenarios import FencingScenarios
+from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.s3_server import S3Server
 
 
 @pytest.fixture(params=["s3", "file", "sqlite"])

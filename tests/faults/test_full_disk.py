@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable, TieredIndexError
-from tiered_index.testing.disk_faults import FaultDisk
 
 # every fourth call fails in one way here, each in both ways in long runs
 SHORT = {(errno.ENOSPC, 0), (errno.EIO, 4)}

@@ -8,10 +8,10 @@ import errno
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import DiskFull
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.fixture

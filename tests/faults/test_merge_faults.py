@@ -12,13 +12,13 @@ from typing import Literal
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import merge
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "abort_upload", "delete")
 READING = ("get", "get_range")

@@ -9,11 +9,11 @@ import shutil
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BackPressure, LockHeld, StorageUnavailable, WriterFenced
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 MINUTES = 60
 WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete")

@@ -10,10 +10,10 @@ import shutil
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexReader
 from tiered_index.errors import LockHeld, NotAnIndex, StorageMisconfigured, StorageUnavailable, TieredIndexError
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.disk_faults import FaultDisk
 
 
 class Trouble:

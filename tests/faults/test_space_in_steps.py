@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import DiskFull
 from tiered_index.service.files import unsealed
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
 
 T = 1_700_000_000_000
 STEP = 512

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import StorageError, StorageUnavailable
-from tiered_index.testing.storage_faults import FaultStorage
 
 STEP = 4
 OPERATIONS = (

@@ -8,12 +8,12 @@ import socket
 import pytest
 
 from tests.support.log_records import publish
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import IndexClosed, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import pytest
 
 from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
 from tests.support.log_records import publish
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
@@ -31,7 +32,6 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 TIMEOUT_S = 120
 

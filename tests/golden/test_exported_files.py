@@ -7,13 +7,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tests.support.foreign_lookups import find_unsealed
 from tiered_index import IndexService
 from tiered_index.cli.export import RocketmqFiles, rocketmq_layout
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
 
 # Whose puts are in order of time: Java's file has the same slots and entries.
 SAME = {"cap_same_key_1500", "exact_full", "exact_full_unsealed_magic", "lone_surrogate", "multikey_full"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.model import Answer
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
-from tiered_index.testing.model import Answer
 
 SOMEBODY = 54321
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.property.places import Place, memory
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError, TieredIndexError
 from tiered_index.storage.disk import TEMPORARY_PREFIX
-from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
-from tiered_index.testing.model import Answer, ReferenceModel
 
 NOW_MS = 1_700_000_000_000
 ALL = 100_000

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.s3_server import S3Server
+from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.s3_server import S3Server
-from tiered_index.testing.storage_faults import FaultStorage
 
 __all__ = ["Place", "file", "memory", "s3", "sqlite"]
 

@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 
+from tests.support.model import ModelEntry, ReferenceModel
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import fingerprint, key_hash, lookup_numbers
 from tiered_index.format.names import data_name
@@ -16,7 +17,6 @@ from tiered_index.format.trailer import Tail, Trailer, parse_trailer
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
-from tiered_index.testing.model import ModelEntry, ReferenceModel
 
 __all__ = ["Mark", "Published", "mark"]
 

@@ -25,11 +25,11 @@ from tests.property.index_machine import (
     seeded,
 )
 from tests.property.published import Published
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.service.reading.parts import source_number
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, ReferenceModel
 
 PLAIN = ("service", "beside", "stateless", "caching")
 SOURCED = ("one", "two")

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, OrderKey, ReferenceModel
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, OrderKey, ReferenceModel
 
 NOW_MS = 1_700_000_000_000
 KEEP_S = 100

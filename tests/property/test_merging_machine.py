@@ -21,6 +21,9 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from tests.property import places
 from tests.property.index_machine import KEYS, NOW_MS, TOPICS, IndexMachine
 from tests.property.published import Published
+from tests.support.disk_faults import SimulatedCrash
+from tests.support.model import ReferenceModel
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import NotAnIndex, StorageError
@@ -36,9 +39,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import SimulatedCrash
-from tiered_index.testing.model import ReferenceModel
-from tiered_index.testing.storage_faults import FaultStorage
 
 WINDOWS_S = (1, 4, 3600, 86_400)
 Ages = tuple[int | None, dict[str, int]]

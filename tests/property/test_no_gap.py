@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.errors import BackPressure
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
 
 PUTS = 30_000
 NOW_MS = 1_700_000_000_000

@@ -16,9 +16,9 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.property.index_machine import works
 from tests.property.test_merging_machine import MergingMachine
+from tests.support.disk_faults import SimulatedCrash
 from tests.support.staging import Job
 from tiered_index.errors import StorageError
-from tiered_index.testing.disk_faults import SimulatedCrash
 
 
 class StagingMachine(MergingMachine):

@@ -13,6 +13,7 @@ import tiered_index
 from tests.real_s3.conftest import Server
 from tests.real_s3.sample import PART_BYTES, Sample
 from tests.support.plain_files import plain_files
+from tests.support.storage_faults import FaultStorage
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
@@ -22,7 +23,6 @@ from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 pytestmark = pytest.mark.real_s3
 

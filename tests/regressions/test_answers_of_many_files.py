@@ -9,10 +9,10 @@ import random
 import numpy as np
 import pytest
 
+from tests.support.model import Answer, ReferenceModel
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.lookup import budget as budget_module
 from tiered_index.service.lookup.budget import TopK
-from tiered_index.testing.model import Answer, ReferenceModel
 
 NOW_S = 1_700_000_000
 FEW = 4096

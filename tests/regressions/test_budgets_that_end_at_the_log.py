@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.model import Answer
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.testing.model import Answer
 
 FILES = 3
 

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tiered_index.errors import TieredIndexError
-from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
 
 NOW_MS = 1_700_000_000_000
 LANES = {"main": NOW_MS, "quarantine": 5_000}

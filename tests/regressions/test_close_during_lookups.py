@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.threads import DaemonPool
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 FILES = 4

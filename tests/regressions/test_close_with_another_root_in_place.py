@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig
 from tiered_index.errors import RootBehind, StorageUnavailable
 from tiered_index.service.anew import begin_anew
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import IndexClosed
-from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
 

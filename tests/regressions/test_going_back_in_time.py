@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -31,8 +33,6 @@ from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 

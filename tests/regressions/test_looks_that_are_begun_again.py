@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.service.reading import root_view
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 ALL = 10**6

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index import Lookup
 from tiered_index.errors import CorruptFile
-from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
 LANES = {"main": NOW_MS, "quarantine": 5_000}

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import ObjectNotFound, StorageUnavailable
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 

@@ -4,9 +4,9 @@ source's position any more: whoever follows a source by it would have begun from
 
 from __future__ import annotations
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import BASE_MS, cold_index
+from tests.support.model import Answer
 from tiered_index.clock import ManualClock
-from tiered_index.testing.model import Answer
 
 
 @pytest.mark.parametrize("limit", [2, 3, 6])

@@ -8,11 +8,11 @@ import gc
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.writing.buffer import WriteBuffer
-from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectArchived
@@ -16,7 +17,6 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.retry import translate
-from tiered_index.testing.storage_faults import FaultStorage
 
 BEGIN_MS = 1_700_000_000_000
 

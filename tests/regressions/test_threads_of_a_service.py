@@ -13,10 +13,10 @@ import threading
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.errors import IndexClosed
 from tiered_index.service.threads import Worker
-from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
 

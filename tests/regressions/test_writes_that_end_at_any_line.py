@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.service.files import unsealed
 from tiered_index.service.writing import appenders
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
 WRITING = {appenders.__file__, unsealed.__file__}

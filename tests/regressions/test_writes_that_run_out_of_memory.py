@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.format import compacted
 from tiered_index.storage import disk as disk_module
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
 ERRORS = [MemoryError("no memory for a piece"), ValueError("no such piece"), OSError(5, "no disk")]

@@ -42,13 +42,13 @@ from sortedcontainers import SortedDict
 from tests.reliability.lives import LIVES
 from tests.reliability.tally import Tally, main
 from tests.reliability.world import QUESTIONS, World
+from tests.support.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 
 __all__ = ["CAMPAIGNS", "Crashes"]
 

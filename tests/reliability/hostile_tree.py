@@ -23,6 +23,7 @@ from unittest import mock
 from tests.rocketmq import golden_store
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.plain_files import plain_files
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
@@ -32,7 +33,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 __all__ = ["KEYS", "NOW_MS", "Put", "grow", "merge_all", "open_index", "open_reader", "small_parts", "storage_uri"]
 

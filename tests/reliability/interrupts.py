@@ -43,12 +43,12 @@ from typing import Any
 import numpy as np
 
 from tests.reliability.tally import Tally, main
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, ReferenceModel
 from tiered_index.types import Lookup
 
 NOW_MS = 1_700_000_000_000
@@ -61,7 +61,7 @@ _PARTS = 48
 # what processes take one by one
 PACKAGE = str(Path(sys.modules["tiered_index"].__file__ or "").parent)
 # stand-ins of tests
-_STAND_INS = tuple(f"{PACKAGE}/{part}" for part in ("testing/", "storage/memory.py", "clock.py"))
+_STAND_INS = tuple(f"{PACKAGE}/{part}" for part in ("storage/memory.py", "clock.py"))
 
 
 class Hang(BaseException):

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from tiered_index.testing.disk_faults import SimulatedCrash
+from tests.support.disk_faults import SimulatedCrash
 
 __all__ = ["Process", "Scheduler", "Stuck"]
 

@@ -15,6 +15,7 @@ import numpy as np
 from tests.reliability.scheduler import Process, Scheduler
 from tests.reliability.simulated_seams import Client, HostClock, HostDisk, WorldClock
 from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth
+from tests.support.disk_faults import KEPT, SimulatedCrash
 from tiered_index import IndexConfig, IndexService
 from tiered_index.errors import (
     BackPressure,
@@ -26,7 +27,6 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.retention import Retention
-from tiered_index.testing.disk_faults import KEPT, SimulatedCrash
 
 __all__ = ["NOW_MS", "SEGMENT_BYTES", "Host", "Writers"]
 

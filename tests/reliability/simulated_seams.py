@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from tests.reliability.scheduler import Scheduler
 from tests.reliability.simulated_truth import Truth
+from tests.support.disk_faults import FaultDisk
+from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.base import Bytes, Call, ObjectInfo, UploadHandle
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 __all__ = ["Client", "HostClock", "HostDisk", "Server", "WorldClock"]
 

@@ -16,11 +16,11 @@ from itertools import pairwise
 from typing import NoReturn
 
 from tests.property.published import Mark, Published, mark
+from tests.support.model import Answer, ModelEntry, OrderKey, ReferenceModel
 from tiered_index.format.names import DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.testing.model import Answer, ModelEntry, OrderKey, ReferenceModel
 from tiered_index.tombstones import Tombstone
 from tiered_index.types import QueryResult
 

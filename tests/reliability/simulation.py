@@ -37,6 +37,7 @@ from tests.reliability.simulated_hosts import NOW_MS, SEGMENT_BYTES, Host, Write
 from tests.reliability.simulated_seams import Client, HostClock, Server, WorldClock
 from tests.reliability.simulated_truth import KEYS, TOPICS, Lost, Truth, Wrong, order_key_of
 from tests.reliability.tally import Tally, main
+from tests.support.disk_faults import ERRORS
 from tests.support.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, NotAnIndex, PartialAnswer, StorageError, TieredIndexError
@@ -48,7 +49,6 @@ from tiered_index.service.lifecycle.publication import JobOverdue
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.disk_faults import ERRORS
 
 ALL = 10_000
 # what is imported at its first use takes locks of the first life only

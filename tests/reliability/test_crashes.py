@@ -10,7 +10,7 @@ from tests.reliability.crashes import CAMPAIGNS, Crashes, fast_folder
 from tests.reliability.lives import LIVES
 from tests.reliability.tally import Tally
 from tests.reliability.world import World
-from tiered_index.testing.disk_faults import FaultDisk
+from tests.support.disk_faults import FaultDisk
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
@@ -17,8 +19,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
-from tiered_index.testing.model import Answer, ReferenceModel
 
 __all__ = ["KEYS", "NOW_MS", "QUESTIONS", "World"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.rocketmq import golden_store
+from tests.support.disk_faults import FaultDisk
 from tiered_index import IndexService
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.storage.base import Storage
-from tiered_index.testing.disk_faults import FaultDisk
 
 
 def open_index(root: Path, storage: Storage, **settings: Any) -> IndexService:

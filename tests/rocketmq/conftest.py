@@ -11,8 +11,8 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.followed import Followed
+from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rocketmq.messages import NOW_MS
+from tests.support.model import Answer, ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
@@ -23,7 +24,6 @@ from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.segments import End, segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import Answer, ReferenceModel
 
 SEGMENT = 8_192
 KEYS = 17

@@ -11,12 +11,12 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.messages import blank, full, joined, log, write_log
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 SEGMENT = 1_000
 

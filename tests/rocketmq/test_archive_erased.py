@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from tests.rocketmq.archived_store import open_index, put
+from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock, SystemClock
@@ -33,7 +34,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 SEGMENT = 2 * HEAD_BYTES + 513
 BEGIN_MS = 1_700_000_000_000

@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from tests.rocketmq.followed import Followed, rounds, scan
+from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import BackPressure, ConfigError, DiskFull
-from tiered_index.testing.disk_faults import FaultDisk
 
 
 def test_one_index_is_of_one_store(followed, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.messages import full, joined, keyed, log, message, write_log
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import CorruptFile
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
@@ -21,7 +22,6 @@ from tiered_index.rocketmq.log.layout import STORE_V6
 from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message
 from tiered_index.rocketmq.log.segments import End, pread, segment_name
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 SEGMENT = 160 << 20
 CHUNK = 1 << 22

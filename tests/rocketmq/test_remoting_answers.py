@@ -18,6 +18,7 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, index_log, lookups, put, scan
 from tests.rocketmq.remoting_client import FOREVER, Client, by_key, by_unique_key, records
 from tests.rocketmq.test_remoting_frames import KEYS, SECRET
+from tests.support.model import ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -40,7 +41,6 @@ from tiered_index.rocketmq.remoting.frames import (
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.rocketmq.remoting.server import RemotingServer, serve_remoting
 from tiered_index.storage.metering import Usage, active_context
-from tiered_index.testing.model import ReferenceModel
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
 GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10911"}

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import PATIENCE_S, put_entries, serving
 from tests.server.test_serve_command import process_of
+from tests.support.disk_faults import FaultDisk
+from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
@@ -25,8 +27,6 @@ from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
 from tiered_index.service.cold import caches
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 SETTINGS = {"slots": 100, "items": 1000, "background": False}
 KNOWN, UNKNOWN = {"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "nobody"}

@@ -15,11 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.server.conftest import put_entries, serving
 from tests.server.test_serve_command import ROOT, environment
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.output import JsonFormatter
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.tracing import request_id
 
 OURS = ("GET /v1/query", "tiered_index.query", "tiered_index.storage.get_range")

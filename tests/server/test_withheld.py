@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.conftest import serving
 from tests.server.test_guard import bearer
+from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.format.archived import PIECE_BYTES
@@ -18,7 +19,6 @@ from tiered_index.rocketmq.log.layout import Host, offset_msg_id
 from tiered_index.server import lookups
 from tiered_index.server.tokens import add_token
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = 1_762_000_000_000
 BROKER = Host("127.0.0.1", 10911)

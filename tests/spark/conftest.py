@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tiered_index.testing.s3_server import CREDENTIALS, s3_server
+from tests.support.s3_server import CREDENTIALS, s3_server
 
 
 def pytest_collection_modifyitems(items):

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 
 from tests.property.published import Published, mark
 from tests.support.later import Later
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.model import Answer, ReferenceModel
 
 BEGIN_MS = 1_699_920_000_000
 """2023-11-14T00:00:00Z."""

@@ -27,7 +27,9 @@ from tests.spark.in_process import planned, shards_of, written
 from tests.stress.crew import Crew
 from tests.stress.ledger import ALL, Ledger, Message
 from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, look
+from tests.support.model import ModelEntry
 from tests.support.staging import Job
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError
@@ -36,8 +38,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.base import Bytes, ObjectInfo, Storage, UploadHandle, WrapperStorage
-from tiered_index.testing.model import ModelEntry
-from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.types import Lookup
 
 __all__ = ["DAY_MS", "MONTH_END_MS", "Beside", "Dated", "Died", "Spread", "as_table", "check_records"]

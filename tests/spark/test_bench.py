@@ -50,10 +50,10 @@ from tests.benchmarks.setting import (
     cores_of,
 )
 from tests.benchmarks.year import DAY_S, YearOfFiles
+from tests.support.s3_server import REGION
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build, look_up
-from tiered_index.testing.s3_server import REGION
 
 LAYOUT = IndexConfig(slots=64, items=2_000).geometry()
 SETTING = SparkSetting(LAYOUT, 1, quick=True)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.spark.side_by_side import Beside
+from tests.support.s3_server import S3Server
 from tiered_index.service.merge import task as task_module
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.s3_server import S3Server
 
 
 @pytest.fixture(autouse=True)

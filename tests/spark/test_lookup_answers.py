@@ -17,6 +17,7 @@ from tests.spark.looked_up import SETTINGS, counts_of, held, looked_up, plan_of
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tests.support.plain_files import plain_files
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.format.hashing import java_string_hash, key_hash
@@ -27,7 +28,6 @@ from tiered_index.spark.lookup import answers, packing, search
 from tiered_index.spark.lookup import lookup as lookup_job
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.fixture(

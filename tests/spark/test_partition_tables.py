@@ -16,6 +16,8 @@ from tests.spark.entries import DAY_MS, messages
 from tests.spark.in_process import GENESIS, SCALE, Address
 from tests.support.later import Later
 from tests.support.log_records import publish
+from tests.support.model import Answer, ReferenceModel
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
@@ -38,8 +40,6 @@ from tiered_index.spark.datasource.writing import (
 )
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import Answer, ReferenceModel
-from tiered_index.testing.storage_faults import FaultStorage
 
 TABLE = messages(2_000, days=3)
 FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("spark:q", 1, BatchContent(10, 2))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages
 from tests.spark.in_process import GENESIS, gathered, planned, shards_of, written
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
@@ -19,7 +20,6 @@ from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, WindowScale, window_seconds
 from tiered_index.spark.build.shards import Spool, narrowed, widened
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import Answer, ReferenceModel
 
 ITEM = GENESIS.layout.schema.item
 

@@ -19,13 +19,13 @@ from tests.property.published import Published, mark
 from tests.spark.beside_program import BUILT_ROWS, KEYS, TOPIC, built, message
 from tests.spark.entries import sweep
 from tests.spark.side_by_side import check_records
+from tests.support.model import Answer, ModelEntry, ReferenceModel
+from tests.support.s3_server import S3Server
 from tiered_index import IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.errors import NotAnIndex
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.model import Answer, ModelEntry, ReferenceModel
-from tiered_index.testing.s3_server import S3Server
 
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 240.0

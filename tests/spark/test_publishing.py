@@ -11,6 +11,7 @@ import pytest
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages
 from tests.spark.in_process import planned, shards_of, written
 from tests.support.later import Later
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
@@ -21,7 +22,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import task as task_module
 from tiered_index.spark.build.build import _check, check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 TABLE = messages(900, days=2)
 OTHER = messages(700, days=1, seed=2)

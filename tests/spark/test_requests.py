@@ -17,6 +17,7 @@ from tests.spark.entries import messages, states
 from tests.spark.in_process import planned, shards_of, written
 from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, CountingProxy, Exchange, counting_proxy
+from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, QueryResult
 from tiered_index.cli.main import run
 from tiered_index.clock import SystemClock
@@ -26,7 +27,6 @@ from tiered_index.spark import look_up, lookup, register
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.executors import typed_errors
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.s3_server import S3Server
 
 ROWS = [
     ("orders", "key-0"),

@@ -20,12 +20,12 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tests.spark.entries import check, messages, total, write_parquet
 from tests.spark.in_process import build_here
+from tests.support.s3_server import CREDENTIALS
 from tiered_index.cli.main import run
 from tiered_index.cli.spark import reading
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
-from tiered_index.testing.s3_server import CREDENTIALS
 
 _OURS = ("tiered_index", "__editable__")
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
 from tests.spark.in_process import planned, shards_of, written
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
@@ -17,7 +18,6 @@ from tiered_index.spark import SourceRange, build
 from tiered_index.spark.build import build as build_module
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 TABLE, OTHER = messages(300, days=1), messages(200, days=1, seed=2)
 

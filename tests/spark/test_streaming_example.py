@@ -20,12 +20,12 @@ import pytest
 from tests.spark.entries import BEGIN_MS, DAY_MS, states, sweep, total
 from tests.spark.pages import programs, section
 from tests.spark.streaming_program import entries_of, start
+from tests.support.model import Answer, ReferenceModel
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.spark import register
 from tiered_index.spark.executors import typed_errors
-from tiered_index.testing.model import Answer, ReferenceModel
 
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 300.0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.s3_server import S3Server
 from tiered_index.storage.sqlite import bodies
 from tiered_index.storage.sqlite.storage import SqliteStorage
-from tiered_index.testing.s3_server import S3Server
 
 
 @pytest.fixture

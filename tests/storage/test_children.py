@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -19,7 +20,6 @@ from tiered_index.storage.opening import child_storages, open_storage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
-from tiered_index.testing.s3_server import S3Server
 
 NEIGHBOURS = (
     "a",

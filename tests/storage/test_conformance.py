@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.s3_server import S3Server
+from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
@@ -17,9 +19,7 @@ from tiered_index.storage.opening import PrefixedStorage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
-from tiered_index.testing.s3_server import S3Server
 from tiered_index.testing.storage_conformance import StorageConformance
-from tiered_index.testing.storage_faults import FaultStorage, LatencyStorage
 
 
 class UnsyncedDisk(Disk):

@@ -13,11 +13,11 @@ from botocore.config import Config
 
 from tests.storage.scripted_server import Answer, ScriptedServer, error, scripted_server
 from tests.support.counting_proxy import Action, Count, CountingProxy, Exchange, Request, counting_proxy, times
+from tests.support.s3_server import S3Server
 from tiered_index.errors import ObjectExists, ObjectNotFound
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
-from tiered_index.testing.s3_server import S3Server
 
 DATA = bytes(range(256)) * 64
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.s3_server import S3Server
 from tests.support.several_indexes import Cluster, rows
 from tiered_index import IndexReader
 from tiered_index.errors import NotAnIndex, StorageMisconfigured
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.s3_server import S3Server
 
 Uri = Callable[[str], str]
 """Makes the URI of what lies below the prefix; of nothing: the prefix's own."""

@@ -15,12 +15,12 @@ import pytest
 
 from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy, times
+from tests.support.s3_server import S3Server
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
-from tiered_index.testing.s3_server import S3Server
 
 DATA = bytes(range(256)) * 16
 SIZE = len(DATA)

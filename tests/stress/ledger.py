@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, QueryResult
 from tiered_index.format.hashing import key_hash
-from tiered_index.testing.model import Answer, ReferenceModel
 from tiered_index.types import Lookup
 
 __all__ = ["ALL", "Ledger", "Message", "Row"]

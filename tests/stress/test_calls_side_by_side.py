@@ -12,8 +12,8 @@ import pytest
 from tests.stress.crew import Crew
 from tests.stress.ledger import Ledger
 from tests.stress.traffic import Source, batch_of
+from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 ROUNDS = 15
 AT_ONCE = 3

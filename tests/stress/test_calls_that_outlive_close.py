@@ -12,12 +12,12 @@ import threading
 import pytest
 
 from tests.stress.crew import Crew
+from tests.support.disk_faults import FaultDisk
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.errors import IndexClosed
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 

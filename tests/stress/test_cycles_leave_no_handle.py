@@ -29,11 +29,11 @@ import pytest
 
 from tests.stress.census import census
 from tests.stress.conftest import UnsyncedDisk
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, LockHeld, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = int(time.time() * 1000)
 BAD_CLOCK_MS = 1_000_000

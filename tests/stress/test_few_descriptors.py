@@ -25,7 +25,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 from tests.stress.conftest import UnsyncedDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
+from tests.support.storage_faults import FaultStorage
 
 root, state, files = sys.argv[1], sys.argv[2], int(sys.argv[3])
 storage, settings = FaultStorage(MemoryStorage()), {"background": False, "query_threads": 2}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.stress.crew import Crew
+from tests.support.storage_faults import FaultStorage
 from tiered_index.service.files import compacted, unsealed
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.types import Lookup
 
 NOW_MS = 1_700_000_000_000

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, ReferenceModel
 
 __all__ = ["BASE_MS", "ColdIndex", "Read", "Recorder", "cold_index", "columns"]
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, ReferenceModel
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.clock import ManualClock
 from tiered_index.service.log.log import StorageLog
@@ -21,8 +23,6 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge, plan
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, ReferenceModel
 
 __all__ = ["BASE_MS", "DAY_MS", "DAY_S", "HOUR_MS", "HOUR_S", "Merging", "RegionItem"]
 

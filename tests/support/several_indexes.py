@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, OrderKey, ReferenceModel
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.service.reading.parts import source_number
 from tiered_index.storage.base import Storage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, OrderKey, ReferenceModel
-from tiered_index.testing.storage_faults import FaultStorage
 
 __all__ = ["BASE_MS", "Cluster", "Row", "Watched", "of", "rows"]
 

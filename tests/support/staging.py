@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import Clock
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
@@ -13,7 +14,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
 from tiered_index.storage.base import Bytes, Storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 __all__ = ["Job", "Sneaks", "T", "fill", "found", "holds", "merge_all", "names_below", "places", "staged"]
 

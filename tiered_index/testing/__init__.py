@@ -1,1 +1,1 @@
-"""Tools for tests of this package and of others: reference model, storage conformance suite, fault layers."""
+"""For authors of storages: the tests that every storage passes. docs/embedding.md shows how to use them."""

@@ -36,6 +36,7 @@ from tests.benchmarks.machine.setting import (
     scratch,
 )
 from tests.support.plain_files import plain_files
+from tests.support.storage_faults import LatencyStorage
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -48,7 +49,6 @@ from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import LatencyStorage
 
 _MEDIAN_MS = 30.0
 _SIGMA = 0.3

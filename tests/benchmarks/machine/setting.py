@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.layout import Layout
@@ -27,7 +28,6 @@ from tiered_index.service.index import IndexService
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 TOPIC = "TopicOrder01"
 START_MS = 1_700_000_000_000

@@ -12,11 +12,11 @@ import pytest
 
 from tests.integration.cli.command_lines import SCRIPT, clean_environment
 from tests.integration.cli.followers import LIMIT_S, wait_until
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli import copying
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 BEGIN_MS = 1_700_000_000_000
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.rocketmq import golden_store
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.service import opening
-from tiered_index.testing.storage_faults import FaultStorage
 
 SMALL = ("--slots", 97, "--items", 150)
 

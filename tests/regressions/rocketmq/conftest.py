@@ -4,7 +4,7 @@ state of its files.
 `make_life` runs a test for both presets and both storages, memory:// and file:// (each preset on one of them: the
 storage sees bytes, whatever their preset). `Life.through` brings all that was put through the five states; `Life.check`
 asks everybody who can answer in the present state (the writer one by one and in a batch, a reader beside it, a reader
-of the storage alone) and compares with `tiered_index.testing.model`.
+of the storage alone) and compares with `tests.support.model`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
+from tests.support.model import Answer, ReferenceModel
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, ReferenceModel
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 STATES = ("buffered", "unsealed", "compacted", "uploaded", "storage")

@@ -14,9 +14,9 @@ import threading
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.catalog.skiplist import TimeRangeSkipList
-from tiered_index.testing.disk_faults import FaultDisk
 
 T = 1_700_000_000_000
 

@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from tiered_index.testing.model import Answer
+from tests.support.model import Answer
 
 T = 1_700_000_000_000
 FILES, EACH = 5, 12

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.disk_faults import SimulatedCrash
 from tiered_index.errors import StorageUnavailable
-from tiered_index.testing.disk_faults import SimulatedCrash
 
 T = 1_700_000_000_000
 SLOW = pytest.mark.slow

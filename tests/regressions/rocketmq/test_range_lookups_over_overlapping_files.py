@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 
-from tiered_index.testing.model import Answer
+from tests.support.model import Answer
 
 T = 1_700_000_000_000
 

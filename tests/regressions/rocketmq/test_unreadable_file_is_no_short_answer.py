@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.model import Answer
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.testing.model import Answer
 
 T = 1_700_000_000_000
 FILES, EACH = 4, 20

@@ -12,12 +12,12 @@ import threading
 import pytest
 
 from tests.rocketmq.followed import NOW_MS, Followed
+from tests.support.disk_faults import FaultDisk
 from tiered_index.cli.follow import StatusLines
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
 from tiered_index.follow import Archiving, Batch, Follower, Lag, Loss
-from tiered_index.testing.disk_faults import FaultDisk
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.cli.ingest import Intake
 from tiered_index.cli.progress import Progress, settle
@@ -13,7 +14,6 @@ from tiered_index.cli.sources.files import open_source
 from tiered_index.cli.sources.messages import LocalFile
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.log_records import publish
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, ObjectNotFound, StorageUnavailable, WriterFenced
@@ -24,7 +25,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
-from tiered_index.testing.storage_faults import FaultStorage
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 EPOCH = 1

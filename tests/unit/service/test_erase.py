@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
 from tiered_index.format.hashing import key_hash
@@ -29,7 +30,6 @@ from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.tombstones import Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS
 

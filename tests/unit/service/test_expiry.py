@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import tiered_index
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
@@ -29,7 +30,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 TOPICS = ("orders", "debug-x", "t")
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.log_records import publish
+from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
     CorruptFile,
@@ -41,7 +42,6 @@ from tiered_index.service.log.records import (
 from tiered_index.service.log.session import Lease, LeaseWatch, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 

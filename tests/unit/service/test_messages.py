@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, IndexService
 from tiered_index.errors import CorruptFile, InvalidCursor, PartialAnswer, StorageMisconfigured, StorageUnavailable
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = 1_700_000_000_000
 

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import tiered_index
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, merge
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = 1_700_000_000_000
 

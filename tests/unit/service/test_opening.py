@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = 1_700_000_000_000
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.layout import read_header
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = 1_700_000_000_000
 

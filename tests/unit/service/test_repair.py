@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
@@ -27,7 +28,6 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list", "get_suffix")
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.log_records import publish
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import (
     CorruptFile,
@@ -23,7 +24,6 @@ from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, encode_document
 from tiered_index.service.log.state import LogState
-from tiered_index.testing.storage_faults import FaultStorage
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 sums = st.integers(0, 2**32 - 1)

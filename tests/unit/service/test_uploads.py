@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.plain_files import plain_files
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = 1_700_000_000_000
 ITEMS_POSITION = 28 + 8 * 7

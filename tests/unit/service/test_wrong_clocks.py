@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.staging import Job, merge_all
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
@@ -12,7 +13,6 @@ from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.log.log import Removals, StorageLog
 from tiered_index.service.log.records import decode_document, encode_document
-from tiered_index.testing.storage_faults import FaultStorage
 
 DAYS_S = 3 * 86_400
 T = 1_700_000_000_000 - 36_000_000

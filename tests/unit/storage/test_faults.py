@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import DiskFull, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import probe_put_if_absent
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tiered_index.storage import disk as module
 from tiered_index.storage.disk import Disk, WriteBehind
-from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
 
 PIECES = [bytes([number]) * (number * 1000 + 1) for number in range(60)]
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage, LatencyStorage
 
 FILES = 6
 

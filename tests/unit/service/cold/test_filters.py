@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index, spoiled
+from tests.support.model import Answer
 from tests.support.staging import merge_all
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -26,8 +28,6 @@ from tiered_index.errors import (
 )
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 FILES = 3
 PROBES = 4

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.service.cold import caches as caches_module
 from tiered_index.storage.base import Storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 FILES = 12
 ROOM = 4

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from tests.support.cold_index import BASE_MS, Recorder
+from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
+from tests.support.model import Answer, ReferenceModel
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer, ReferenceModel
 
 ENTRIES = 100_000
 OTHERS = 300

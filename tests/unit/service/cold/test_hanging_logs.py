@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
 from tests.support.hanging import beside, until
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
@@ -22,8 +24,6 @@ from tiered_index.service import reader as reader_module
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
 from tiered_index.storage.metering import remaining_s
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 FILES = 3
 LONG_S = 300.0

@@ -17,10 +17,10 @@ import pytest
 
 from tests.faults.small_disk import Mounts
 from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.model import Answer
 from tiered_index import IndexReader
 from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder, DiskCache
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.model import Answer
 
 ABSENT = [f"absent{n}" for n in range(6)]
 

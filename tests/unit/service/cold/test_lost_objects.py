@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index
 from tests.support.log_records import publish
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexItem, IndexReader, IndexService, Lookup, LostFile, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
@@ -22,8 +24,6 @@ from tiered_index.service.lifecycle.orphans import give_up
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject, TableShard
 from tiered_index.service.lookup import scan
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 FILES = 12
 Ask = Callable[[IndexReader], QueryResult]

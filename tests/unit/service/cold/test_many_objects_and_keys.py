@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns
+from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
+from tests.support.model import Answer
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.format.names import STATES
@@ -23,8 +25,6 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.model import Answer
 
 _OBJECTS = 10_000
 _FILES, _ENTRIES, _KEYS = 100, 3_000, 1_000

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index, spoiled
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.layout import HEADER_SIZE, NATIVE
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 KEYS = ("k0-0", "k0-1", "all", "absent")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index
-from tiered_index.testing.model import Answer
+from tests.support.model import Answer
 
 
 @pytest.fixture(scope="module", params=["native", "rocketmq"])

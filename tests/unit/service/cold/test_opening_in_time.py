@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index
 from tests.support.hanging import beside, until
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage, Hang
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
@@ -25,8 +27,6 @@ from tiered_index.storage.base import Call, Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import remaining_s
 from tiered_index.storage.opening import PrefixedStorage
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage, Hang
 
 SHORT_S, LONG_S = 0.02, 300.0
 T = TypeVar("T")

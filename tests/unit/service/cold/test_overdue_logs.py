@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.service.reading.views import IndexView
 from tiered_index.storage.base import ObjectInfo, WrapperStorage
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 LONG_S = 300.0
 pytestmark = pytest.mark.usefixtures("impatient")

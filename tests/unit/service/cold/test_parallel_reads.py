@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, spoiled
+from tests.support.model import Answer, ModelEntry, ReferenceModel
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
@@ -22,7 +23,6 @@ from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Run
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.cold.path import spans_of
-from tiered_index.testing.model import Answer, ModelEntry, ReferenceModel
 
 FILES = 8
 ENTRIES = 1500

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, publish, put
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
@@ -21,8 +23,6 @@ from tiered_index.errors import BudgetExceeded, StorageUnavailable
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Tail
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 T = TypeVar("T")
 THREADS = 4

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -18,8 +20,6 @@ from tiered_index.service.threads import side_by_side
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import RequestContext
 from tiered_index.storage.opening import PrefixedStorage, child_storages
-from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
 
 LONG_S = 300.0
 MANY = 10**6

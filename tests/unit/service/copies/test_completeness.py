@@ -21,6 +21,7 @@ from tests.support.copies import (
     same,
 )
 from tests.support.merging import BASE_MS, DAY_S
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
 from tiered_index.format import verify
 from tiered_index.retention import Expired, Horizon
@@ -33,7 +34,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.storage_faults import FaultStorage
 
 READING = ("get", "get_range", "head", "list", "get_suffix")
 

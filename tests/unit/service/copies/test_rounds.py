@@ -9,7 +9,9 @@ import pytest
 
 import tiered_index
 from tests.support.copies import Watched, archive, bytes_of, check_target, copier, fill, merge_first_day, same, until
+from tests.support.disk_faults import FaultDisk
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S, Merging
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, NotAnIndex, StorageUnavailable, TieredIndexError
@@ -18,8 +20,6 @@ from tiered_index.service.lifecycle.copying import Copier, CopyStopped
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 @pytest.mark.parametrize("by", ["a writer", "a job"])

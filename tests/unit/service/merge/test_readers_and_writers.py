@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
+from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
 from tiered_index.service.files.compacted import CompactedFile
@@ -19,7 +20,6 @@ from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.run import MergeOvertaken, merge, publish
 from tiered_index.service.merge.task import TaskResult, run_task
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 def fill(life: Merging, days: int = 2, files: int = 3, rows: int = 20) -> None:

@@ -6,12 +6,12 @@ import contextlib
 
 import pytest
 
+from tests.support.disk_faults import SimulatedCrash
 from tests.support.staging import Job, fill, found, holds, names_below, places, staged
+from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.testing.disk_faults import SimulatedCrash
-from tiered_index.testing.storage_faults import FaultStorage
 
 WRITER_CALLS = [
     ("put", "staging/", 1),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.staging import Job, fill, holds, merge_all, staged
+from tests.support.storage_faults import FaultStorage
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.testing.storage_faults import FaultStorage
 
 
 def test_orphans_know_what_is_staged(open_spark, storage, clock):

@@ -27,9 +27,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
+from tests.support.storage_faults import Faults, FaultTrigger
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.storage_faults import Faults, FaultTrigger
 
 _ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
 _NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
