@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.command_lines import run_here as run
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
+from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable
@@ -16,8 +18,6 @@ from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.testing.disk_faults import FaultDisk, SimulatedCrash
-from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
