@@ -6,6 +6,7 @@ import pytest
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.trailer import Tail
+from tiered_index.types import Lookup
 
 KEYS = [f"k{number}" for number in range(3_000)]
 
@@ -73,3 +74,29 @@ def test_a_damaged_one_is_not_believed(index, damage, checked):
     assert found(index) == list(range(0, len(KEYS), 5))
     damage("items")
     assert miss(index, 300) > 200
+
+
+def test_a_batch_reads_no_items_of_keys_that_it_excludes(index, damage):
+    absent = [Lookup("t", f"no{number}") for number in range(300)]
+    damage("items")
+    with pytest.raises(CorruptFile):  # the filter lets one key in ninety in
+        index.query_many(absent)
+    few = [lookup for lookup in absent if not miss_of(index, lookup)]
+    assert len(few) > 280
+    assert not any(len(answer) for answer in index.query_many(few))
+
+
+def miss_of(index, lookup):
+    try:
+        return len(index.query(lookup.topic, lookup.key))
+    except CorruptFile:
+        return True
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_batch_does_not_believe_a_damaged_one(index, damage, checked):
+    lookups = [Lookup("t", key) for key in KEYS]
+    if checked:
+        index.query_many(lookups)
+    damage("filter")
+    assert [[item.offset for item in answer] for answer in index.query_many(lookups)] == [[n] for n in range(len(KEYS))]

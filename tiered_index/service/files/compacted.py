@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE
@@ -99,6 +99,33 @@ class LocalBytes:
             if self._missed_bytes >= length:
                 self._check_filter()
         return rows
+
+    def search_many(self, batch: LookupBatch) -> Matches:
+        """Return the rows that answer each lookup, unordered. Keys that the filter excludes are not looked for.
+
+        The filter is checked first where that costs no more than the slot groups of these keys.
+        """
+        length = self._trailer.tail.filter_length
+        if length and not self._filter_crcs and len(batch) * GROUP_BYTES >= length:
+            self._check_filter()
+        if not self._filter_crcs:
+            return search_file_for_many(self, batch)
+        return search_file_for_many(self, batch, self._excluded(lookup_hashes(batch, keyed=self._keyed)))
+
+    def _excluded(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Return which keys (bool, n) of these hashes (n) the filter excludes."""
+        tail = self._trailer.tail
+        words = np.frombuffer(self.data, "<u4", tail.filter_length // 4, tail.position).reshape(-1, 8)
+        blocks = block_numbers(hashes, len(words))
+        excluded = ~blocks_may_hold(words[blocks], hashes)
+        # a damaged piece excludes nothing; the pieces of keys that are let in need no check
+        pieces = blocks * FILTER_BLOCK_BYTES // _FILTER_PIECE_BYTES
+        with memoryview(self.data) as whole, whole[tail.position : tail.directory_position] as data:
+            for piece in np.unique(pieces[excluded]).tolist():
+                start = piece * _FILTER_PIECE_BYTES
+                if crc32(data[start : start + _FILTER_PIECE_BYTES]) != self._filter_crcs[piece]:
+                    excluded &= pieces != piece
+        return excluded
 
     def _excludes(self, hash64: int) -> bool:
         tail = self._trailer.tail
@@ -308,7 +335,7 @@ class CompactedFile:
         """Return the rows that answer each lookup, unordered; every slot group is read and checked once."""
         if self.local is not None:
             try:
-                found = search_file_for_many(self.local, batch)
+                found = self.local.search_many(batch)
             except (CorruptFile, StorageUnavailable):
                 if self.stored is None:
                     raise
