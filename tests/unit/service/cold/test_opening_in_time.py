@@ -19,10 +19,10 @@ from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage, Hang
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
+from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.service import reader as reader_module
 from tiered_index.service import threads as workers
-from tiered_index.service.reading import parts, views
+from tiered_index.service.reading import parts
 from tiered_index.storage.base import Call, Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import remaining_s
@@ -172,7 +172,7 @@ def test_a_list_of_which_one_index_hangs(
     below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = {name: Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
-    monkeypatch.setattr(views, "open_storage", lambda uri, **_: opened[uri])
+    monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri: opened[uri])
     up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
     error = overdue(lambda: IndexReader.open(["b", "a"], timeout_s=LONG_S), hang)
     assert "while opening a: " in str(error)
@@ -192,7 +192,7 @@ def test_a_command_with_a_time(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(reader_module, "open_storage", lambda *_, **__: storage)
+    monkeypatch.setattr(IndexConfig, "open_storage", lambda config: storage)
     up_at(hang := storage.hang("list", name_prefix="log/"))
     ended = beside(lambda: run([*command, "--storage", "memory://elsewhere", "--timeout", str(LONG_S)]))()
     assert isinstance(ended, SystemExit)
