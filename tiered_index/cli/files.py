@@ -12,7 +12,6 @@ import numpy as np
 from typer import Option
 
 from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
-from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.cli.options import (
     LAST,
     TIME,
@@ -26,6 +25,7 @@ from tiered_index.cli.options import (
     time_option,
 )
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, listed

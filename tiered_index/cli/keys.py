@@ -21,10 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
+from tiered_index.cli.explaining import Explaining, lost_text
 from tiered_index.cli.export import NdjsonWriter, check_new, json_rows, made_whole
 from tiered_index.cli.key_files import FIELDS
 from tiered_index.cli.output import Output, counted
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader

@@ -42,7 +42,7 @@ _COMMANDS = {
     ),
     "ingest:import_classic": "Lift RocketMQ's classic index files into a tiered index.",
     "query:query": "Look a key up: where its messages lie, newest first, or the messages themselves.",
-    "query:message": (
+    "messages:message": (
         "Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal "
         "digits), or with --topic by the unique key that its producer gave it, which needs the index, or by its "
         "offset in a queue of --store. Of messages with one unique key 32 are shown at a time."
@@ -66,10 +66,12 @@ _COMMANDS = {
         "Check every checksum: local files, log records and checkpoints, the log against the objects, local copies "
         "against remote ones."
     ),
-    "recovery:recover": (
+    "recovery.recover:recover": (
         "Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains."
     ),
-    "recovery:rebuild": "Make an index anew of the archived segments of another one, whose files may all be gone.",
+    "recovery.rebuild:rebuild": (
+        "Make an index anew of the archived segments of another one, whose files may all be gone."
+    ),
     "merge:merge": (
         "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
         "window."
@@ -78,13 +80,15 @@ _COMMANDS = {
         "Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or "
         "backend."
     ),
-    "removing:expire": (
+    "removing.expire:expire": (
         "Let expire what is older than the rule says: the options' where one is given, else the setting retention."
     ),
-    "removing:erase": ("Erase what a topic has before a moment: of keys, of a queue, or all of it."),
-    "removing:orphans": ("Find objects that the log does not name: what crashes left, and what merges have replaced."),
+    "removing.erase:erase": ("Erase what a topic has before a moment: of keys, of a queue, or all of it."),
+    "removing.orphans:orphans": (
+        "Find objects that the log does not name: what crashes left, and what merges have replaced."
+    ),
     "serve:serve": "Serve lookups over HTTP until ended.",
-    "serve:token": "Make a token for the service and print it, once: the file has its hash only.",
+    "tokens:token": "Make a token for the service and print it, once: the file has its hash only.",
 }
 _ON_SPARK = {
     "spark.writing:build": (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tiered_index.cli.explaining import CommandBudget, Pages
+from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.query import growing
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.metering import remaining_s

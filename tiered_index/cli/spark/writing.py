@@ -18,7 +18,7 @@ from tiered_index.cli.options import (
     human_duration,
 )
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
-from tiered_index.cli.removing import erase_here, erase_request, tell_erased
+from tiered_index.cli.removing.erase import erase_here, erase_request, tell_erased
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
 from tiered_index.cli.spark import check_index, given_storage, job_document, progress_of, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument

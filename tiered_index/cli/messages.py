@@ -1,0 +1,237 @@
+"""`tiered-index message ID`, and messages as `query --messages` shows them, too; writes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from typer import Argument, Option
+
+from tiered_index.cli.explaining import lost_text
+from tiered_index.cli.options import LimitOptions, ServiceOptions
+from tiered_index.cli.output import Output, counted, human_bytes, states
+from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.session import Session, asked_service, command
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
+from tiered_index.rocketmq.log.message import BodyFormat
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.messages import Fetched, MessagesResult
+from tiered_index.service.reader import IndexReader
+from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from tiered_index.rocketmq.archive.messages import RocketmqMessages
+
+
+def messages_source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
+    """Return where messages come from: the store, and the segments that the indexes archived."""
+    # imported when asked for: every command imports this module
+    from tiered_index.rocketmq.archive.messages import RocketmqMessages
+
+    archives = reader.segment_archives if reader is not None else None
+    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)
+
+
+_SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
+
+
+def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
+    """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
+    # imported when asked for, as in `_source`
+    from tiered_index.rocketmq.archive.messages import describe_fetched
+
+    count = collisions = requests = size_bytes = 0
+    found: Counter[str] = Counter()
+    for answer in pages:
+        for one in answer.messages:
+            shown = describe_fetched(one, body)
+            if not out.as_json:
+                _write_message(out, one, shown["message"])
+                out.line()
+            elif pages.every:
+                out.record(shown)
+            found[one.state] += 1
+        count += len(answer)
+        collisions += answer.collisions
+        requests += answer.message_requests
+        size_bytes += answer.message_bytes
+    if pages.every:
+        costs = {"message_requests": requests, "message_bytes": size_bytes}
+        out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
+    elif out.as_json:
+        described = [describe_fetched(one, body) for one in pages.last.messages]
+        out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
+    dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
+    seen = f"{dropped}{pages.as_of()}{pages.expired}"
+    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{seen}")
+    return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
+
+
+def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) -> None:
+    """Write what became of an entry; `shown` is its message's document, where there is one."""
+    item = fetched.item
+    if shown is None:
+        place = (
+            f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
+            f"{f'  of {item.source}' if item.source is not None else ''}"
+            if item is not None
+            else ""
+        )
+        out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
+        return
+    out.line(
+        f"{format_time(shown['store_ms'])}  queue {shown['queue_id']}  queue offset {shown['queue_offset']}  "
+        f"{fetched.state}"
+    )
+    properties = shown["properties"]
+    others = {name: value for name, value in properties.items() if name not in _SHOWN_APART}
+    out.fields(
+        {
+            "topic": shown["topic"],
+            "message id": shown["msg_id"],
+            "unique key": shown["uniq_key"] or None,
+            "keys": properties.get(KEYS) or None,
+            "tags": shown["tags"] or None,
+            "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
+            "born": f"{format_time(shown['born_ms'])} at {shown['born_host']}",
+            "stored": f"{format_time(shown['store_ms'])} at {shown['store_host']}",
+            "commit log": f"offset {shown['physical_offset']}, {shown['size']:,} bytes",
+            "consumed again": str(shown["reconsume_times"]) if shown["reconsume_times"] else None,
+            "transaction": None if shown["visible"] else "prepared or rolled back: consumers don't see it",
+            "source": item.source if item is not None else None,
+            "read from": fetched.read_from,
+            "note": fetched.problem,
+        }
+    )
+    if body := _body(shown):
+        out.lines(f"  {'body':<14}  {body}")
+
+
+def _body(shown: dict[str, Any]) -> str | None:
+    if "body" not in shown:
+        return None
+    stored = f", {shown['compression']}" if shown["compression"] else ""
+    head = f"({shown['body_format']}, {human_bytes(shown['body_bytes'])}{stored})"
+    if problem := shown.get("body_problem"):
+        head += f" {problem}"
+    text = shown["body"]
+    if not isinstance(text, str) or shown["body_format"] == "json":
+        text = json.dumps(text, indent=2, ensure_ascii=False)
+    return f"{head} {text}" if text else head
+
+
+_FOUND = 1
+
+
+@command
+def message(
+    session: Session,
+    msg_id: str | None = Argument(
+        None, metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False
+    ),
+    topic: str | None = Option(
+        None, help="Topic: the id is looked up in the index as a unique key.", show_default=False
+    ),
+    queue_id: int | None = Option(None, "--queue-id", min=0, help="With --offset: the queue.", show_default=False),
+    queue_offset: int | None = Option(
+        None,
+        "--offset",
+        min=0,
+        help="Offset in the queue of --topic and --queue-id, in place of ID.",
+        show_default=False,
+    ),
+    store: Path | None = Option(None, help="RocketMQ's store directory.", show_default=False),
+    body: Literal["text", "json", "hex", "none"] = Option("text", help="How to show the body."),
+    cursor: str | None = Option(
+        None, help="With --topic: continue the truncated answer that gave it.", show_default=False
+    ),
+    *,
+    limits: LimitOptions,
+    service: ServiceOptions,
+) -> int:
+    """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
+    or with --topic by the unique key that its producer gave it, which needs the index, or by its offset in a queue of
+    --store. Of messages with one unique key 32 are shown at a time.
+
+    It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is
+    well-formed, and the message can't be had; its state and the reason are printed.
+
+    [bold]Examples[/bold]
+
+      tiered-index message 7F00000100002A9F0000000000000000 --store /home/rocketmq/store
+
+      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --body json
+
+      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --max-requests 2 --timeout 1.5
+
+      tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
+      /home/rocketmq/store --json
+
+      tiered-index message --topic orders --queue-id 0 --offset 17 --store /home/rocketmq/store
+
+      tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
+    """
+    # imported when asked for, as in `_source`
+    from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
+
+    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
+    config = session.config()
+    client = asked_service(session, service, store=store, offset=queue_offset)
+    has_index = client is None and (config.root is not None or config.storage is not None)
+    if queue_offset is not None:
+        if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:
+            raise InvalidArgument("--offset needs --topic, --queue-id and --store, and neither ID nor --cursor")
+    elif msg_id is None or queue_id is not None:
+        raise InvalidArgument("give an ID, or --offset with --topic, --queue-id and --store")
+    elif client is None and not has_index and (store is None or topic is not None):
+        raise ConfigError(
+            "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
+        )
+    if cursor is not None and topic is None:
+        raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
+    with contextlib.ExitStack() as stack:
+
+        def open_lookup() -> Callable[..., MessagesResult]:
+            if client is not None:
+                stack.enter_context(client)
+                assert msg_id is not None
+                return partial(client.message, msg_id, topic, body=body)
+            reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
+
+            def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
+                source = messages_source(store, reader, config)
+                if topic is not None and queue_id is not None and queue_offset is not None:
+                    if reader is not None:
+                        # what a place costs beside a lookup counts, too
+                        stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
+                    fetched = source.by_queue_offset(topic, queue_id, queue_offset)
+                    return MessagesResult(messages=(fetched,), status="complete")
+                assert msg_id is not None
+                return messages_by_id(reader, source, msg_id, topic, cursor, **limits)
+
+            return look_up
+
+        pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
+        (answer,) = pages
+    shown = [describe_fetched(one, body) for one in answer.messages]
+    lost = {"lost": [one.to_dict() for one in answer.lost]} if answer.lost else {}
+    document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
+    session.out.answer(document | lost | pages.error())
+    for one, document_of_one in zip(answer.messages, shown, strict=True):
+        _write_message(session.out, one, document_of_one["message"])
+    if not answer.messages and pages.exceeded is None:
+        session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
+    if answer.lost:
+        session.out.line(f"lost for good: {lost_text(answer.lost)}")
+    if answer.cursor is not None:
+        session.out.line(f"{len(answer.messages)} found, {answer.status}")
+        session.out.line(f"more with --cursor {answer.cursor}")
+    pages.settle()
+    return 0 if any(one.message is not None for one in answer.messages) else _FOUND

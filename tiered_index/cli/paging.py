@@ -1,0 +1,268 @@
+"""The answers of one command, page by page, within what the command may spend.
+
+The bounds are of the whole command, and each page gets what is left: requests and bytes count from the first lookup,
+the time from opening the index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from tiered_index.cli.explaining import Explaining, lost_text, print_failed
+from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
+from tiered_index.errors import BudgetExceeded, TieredIndexError
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.log.session import Writer
+from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.reader import IndexReader
+from tiered_index.storage.metering import deadline_at
+from tiered_index.types import Explain, FileReport, Freshness, QueryResult, TopicsResult, format_time
+
+# The time given to a page when the command's time is up: it names what it would have read.
+_MOMENT_S = 1e-6
+
+# Unknown topics that are named
+_MOST_TOPICS = 5
+
+R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
+
+
+class CommandBudget:
+    """What is left to a command; its time runs from the construction. Raises `InvalidArgument`."""
+
+    def __init__(self, max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> None:
+        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+        self._requests = limits.max_requests
+        self._bytes = limits.max_bytes
+        self._deadline_s = limits.deadline_s()
+
+    def left(self) -> dict[str, Any]:
+        """Return the bounds of the next lookup, by their names."""
+        left_s = max(_MOMENT_S, self._deadline_s - time.monotonic()) if self._deadline_s is not None else None
+        return {"max_requests": self._requests, "max_bytes": self._bytes, "timeout_s": left_s}
+
+    def spend(self, explain: Explain) -> None:
+        """Take off what a lookup cost."""
+        self._requests = max(0, self._requests - explain.requests) if self._requests is not None else None
+        self._bytes = max(0, self._bytes - explain.bytes) if self._bytes is not None else None
+
+    def clock(self) -> contextlib.AbstractContextManager[None]:
+        """Bound what is done within by the command's time."""
+        return deadline_at(self._deadline_s)
+
+
+@dataclass
+class Pages(Generic[R]):
+    """The answers of a command, page by page; with `every` up to the end, and what the pages read so far add up to.
+
+    `open_lookup` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the budget
+    doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.
+    `nothing` is an answer without any; `begin_ms` and `end_ms` are the range, where the command has one.
+    """
+
+    open_lookup: Callable[[], Callable[..., R]]
+    nothing: R
+    cursor: str | None
+    budget: CommandBudget
+    every: bool = field(kw_only=True)
+    explaining: Explaining | None = field(default=None, kw_only=True)
+    begin_ms: int | None = field(default=None, kw_only=True)
+    end_ms: int | None = field(default=None, kw_only=True)
+    exceeded: BudgetExceeded | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.last: R = self.nothing
+        # set where the index is opened
+        self.reader: IndexReader | None = None
+        self._found = self._folded = 0
+        self._first: dict[str, Freshness] = {}
+        self._explains: list[Explain] = []
+        self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
+        self._failed: dict[tuple[str | None, str], FileReport] = {}
+        self._partial = False
+
+    def __iter__(self) -> Iterator[R]:
+        cursor = self.cursor
+        look_up: Callable[..., R] | None = None
+        while True:
+            try:
+                if look_up is None:
+                    with self.budget.clock():
+                        look_up = self.open_lookup()
+                answer = look_up(cursor=cursor, **self.budget.left())
+            except BudgetExceeded as error:
+                self.exceeded = error
+                yield self._added(error.result if isinstance(error.result, type(self.nothing)) else self.nothing)
+                return
+            self.budget.spend(answer.explain)
+            yield self._added(answer)
+            cursor = answer.cursor
+            if not self.every or cursor is None:
+                return
+
+    def _added(self, answer: R) -> R:
+        for index in answer.freshness:
+            # together the pages have no more than the first of them saw, or one that read a root without its storage
+            first = self._first.setdefault(index.source, index)
+            if first.not_asked is None and index.not_asked is not None:
+                self._first[index.source] = replace(first, not_asked=index.not_asked)
+        self.last = answer if answer is self.nothing else replace(answer, freshness=tuple(self._first.values()))
+        self._found += len(answer)
+        self._folded += answer.explain.folded_entries
+        self._partial = self._partial or answer.status == "partial"
+        self._failed |= {(report.source, report.file): report for report in answer.failed}
+        for name in self._costs:
+            self._costs[name] += getattr(answer.explain, name)
+        if self.explaining is not None:
+            self._explains.append(answer.explain)
+        return answer
+
+    @property
+    def _not_asked(self) -> Freshness | None:
+        """The index whose root was read without its storage."""
+        return next((index for index in self.last.freshness if index.not_asked is not None), None)
+
+    @cached_property
+    def _seen(self) -> Mapping[str, Writer | None]:
+        """Who writes each index that was read from its storage alone; nothing where that can't be read in time."""
+        if self._not_asked is not None:
+            return {}
+        with contextlib.suppress(TieredIndexError), self.budget.clock():
+            return self.reader.writers() if self.last.freshness and self.reader is not None else {}
+        return {}
+
+    def seen(self) -> dict[str, Any]:
+        """Return the fields that say what the answers could see, who writes each index, and why nothing was found."""
+        rows = [
+            index.to_dict() | {"writer": asdict(writer) if (writer := self._seen.get(index.source)) else None}
+            for index in self.last.freshness
+        ]
+        return self.last.provenance() | {"freshness": rows, "hints": self._hints}
+
+    def as_of(self) -> str:
+        """Return for people up to which time the answers are complete; empty where they aren't, or have everything."""
+        if not self.last.freshness or self.status == "partial":
+            return ""
+        if self._not_asked is not None:
+            published_ms = self._not_asked.as_of_ms
+            known = "the storage: nothing" if published_ms is None else f"the storage as of {format_time(published_ms)}"
+            return f" as far as the root knows ({known})"
+        oldest = min(self.last.freshness, key=lambda index: (index.as_of_ms is None, index.as_of_ms or 0))
+        several = (
+            f" ({oldest.source}, the oldest of {len(self.last.freshness)})" if len(self.last.freshness) > 1 else ""
+        )
+        until = (
+            f"as of {format_time(oldest.as_of_ms)}"
+            if oldest.as_of_ms is not None
+            else "so far: nothing is published yet"
+            if self.last.expired_before_ms is None
+            else "so far: nothing else is published"
+        )
+        if oldest.as_of_ms is not None and (empty := sum(index.as_of_ms is None for index in self.last.freshness)):
+            several = f"{several[:-1]}; of {empty:,} nothing is published yet)"
+        writer = self._seen.get(oldest.source)
+        if writer is None:
+            return f" {until}{several}"
+        seen = format_time(writer.seen_ms // 1000 * 1000)
+        states = {"alive": "is alive", "closed": f"ended at {seen}", "gone": f"was last seen at {seen}"}
+        return f" {until}{several}; the writer {states[writer.state]}"
+
+    @cached_property
+    def _hints(self) -> list[str]:
+        """Why nothing was found or entries are left out; whether seconds were given where milliseconds are due."""
+        unknown = self.last.unknown_topics
+        seconds = None
+        if self.end_ms is not None:
+            seconds = likely_seconds("the range", self.end_ms)
+        elif self.begin_ms:  # 0 is the begin of all
+            seconds = likely_seconds("the range", self.begin_ms, "begins")
+        asked: list[str] = [] if seconds is None else [seconds]
+        if self._folded:
+            asked.append(
+                f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
+            )
+        if (self._found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
+            return asked
+        files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
+        if not files:
+            # what it had may have been given up, or have expired
+            gone = self.last.lost or self.last.expired_before_ms is not None
+            return asked if gone or self.last.as_of_ms is not None else ["the index has no entries yet", *asked]
+        topics = {topic for file in files for topic in file.known_topics or ()}
+        hints = []
+        for topic in unknown[:_MOST_TOPICS]:
+            hints.append(unknown_topic(topic, topics))
+        if len(unknown) > _MOST_TOPICS:
+            hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
+        if self._found:
+            return hints + asked
+        first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
+        if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
+            hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")
+        return hints + asked
+
+    @property
+    def status(self) -> str:
+        """The status of all pages together."""
+        return "partial" if self._partial else self.last.status
+
+    @property
+    def conclusion(self) -> str:
+        """The status for people: ``complete except T to T (...)`` where something was given up."""
+        status = self.status
+        if self.last.lost:
+            told = " except" if status == "complete" else "; lost for good:"
+            status = f"{status}{told} {lost_text(self.last.lost)}"
+        return status
+
+    @property
+    def expired(self) -> str:
+        """Return for people what has expired of what was asked for; empty where nothing has."""
+        expired_ms = self.last.expired_before_ms
+        if expired_ms is None:
+            return ""
+        # others may expire later
+        some = ", of some topics at least" if isinstance(self.last, TopicsResult) else ""
+        return f"; what was before {format_time(expired_ms)} has expired{some}"
+
+    def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
+        """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""
+        return {
+            "status": self.status,
+            "count": count,
+            **more,
+            "failed": [report.to_dict() for report in self._failed.values()],
+            "explain": {**self._costs, **(costs or {})},
+            **self.seen(),
+            **self.error(),
+        }
+
+    def error(self) -> dict[str, Any]:
+        """Return the field that tells of an exceeded budget, nothing where there is none."""
+        return error_document(self.exceeded) if self.exceeded is not None else {}
+
+    def finish(self, out: Output, more: str = "") -> int:
+        """Tell people what follows the answers, `more` before the cost, and return the exit code as `settle`."""
+        if self._not_asked is not None:
+            out.line(f"the storage could not be asked: {self._not_asked.not_asked}")
+        for hint in self._hints:
+            out.line(hint)
+        if self.last.cursor is not None:
+            out.line(f"more with --cursor {self.last.cursor}")
+        if self.exceeded is None:
+            print_failed(out, self._failed.values())
+        if self.explaining is not None:
+            self.explaining.show(out, self._explains, more)
+        return self.settle()
+
+    def settle(self) -> int:
+        """Return the exit code of an answer that was shown. Raises `BudgetExceeded` where the budget didn't reach."""
+        if self.exceeded is not None:
+            raise self.exceeded
+        return BudgetExceeded.exit_code if self._partial else 0

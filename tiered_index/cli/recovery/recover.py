@@ -1,0 +1,194 @@
+"""`tiered-index recover`: a root after a crash, and giving up what the storage lost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from typer import Option
+
+from tiered_index.cli.output import counted, states
+from tiered_index.cli.session import Session, command, open_stored_index
+from tiered_index.cli.verify import missing_text
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    RootBehind,
+    StorageBehind,
+    StorageUnavailable,
+)
+from tiered_index.format.names import COMPACTED, UPLOADED, data_prefix
+from tiered_index.service.anew import BegunAnew, begin_anew
+from tiered_index.service.checks.report import Missing
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.index import IndexService
+from tiered_index.service.lifecycle.orphans import give_up, named
+from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.lookup.inventory import describe_handle
+from tiered_index.service.reader import IndexReader
+from tiered_index.service.root import Root
+from tiered_index.service.root.files import FileList
+from tiered_index.service.writing.appenders import MAIN
+from tiered_index.storage.disk import Disk
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+
+@command
+def recover(
+    session: Session,
+    lost: list[str] | None = Option(
+        None, "--lost", metavar="FILE", help="Give up what storage or root lost of this file; several times."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="With --lost: show what would be given up; change nothing."),
+    takes_over: bool = Option(
+        False, "--take-over", help="Do not wait for the lease of another host's writer, which you know to be gone."
+    ),
+) -> int:
+    """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
+
+    Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun
+    anew where --storage names an index.
+
+    A storage or a root that went back in time is refused by all other commands: a bucket or a root from a backup, a
+    clone. This one begins the root anew. It takes over the storage's source positions, and puts the local entries that
+    the storage lacks into the root again; the next `ingest` uploads them, and takes from the source what is missing.
+    Exit code 4: a file is damaged and kept as it is; 3: the storage did not
+    answer.
+
+    With --take-over the index is claimed at once, though another writer's lease stands. If that writer is alive after
+    all, it is fenced: it publishes nothing more and keeps its files.
+
+    With --lost nothing of that is done. The storage has lost an object (`verify` names it): FILE is its file's id, its
+    own name, or a window table's id. With --root FILE may also be a file that somebody deleted from the root before it
+    was uploaded. A log record gives up what is gone of it, for good; from then on answers are complete except for what
+    that held, and say so for ever. First put back what you can: with --root a file of which the root has a copy is
+    refused, without it a writer drops its copy.
+
+    [bold]Examples[/bold]
+
+      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab --dry-run
+
+      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab
+
+      tiered-index recover --root /data/index
+
+      tiered-index recover --root /data/new --storage s3://bucket/index --json
+
+      tiered-index recover --root /data/new --storage s3://bucket/index --take-over
+    """
+    config = session.config(background=False)
+    if lost:
+        if takes_over:
+            raise InvalidArgument("--take-over is for a root: --lost needs no lease")
+        return _give_up(session, config, lost, dry_run=dry_run)
+    if dry_run:
+        raise InvalidArgument("--dry-run is for --lost: a recovery without it loses nothing")
+    if config.root is None:
+        raise ConfigError("root is not set: give --root")
+    if Root(config.root, Disk()).read_marker() is None:
+        if config.storage is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index; to begin it anew give --storage too")
+        # raises where the storage holds no index either: recovery creates none
+        IndexReader.open(config=config.model_copy(update={"root": None})).close()
+    begun: BegunAnew | None = None
+    try:
+        opened = IndexService(config, takes_over=takes_over)
+    except (StorageBehind, RootBehind):
+        begun = begin_anew(config, takes_over=takes_over)
+        opened = IndexService.open(config)
+    with opened as index:
+        handles = index.files()
+        damaged = [handle for handle in handles if isinstance(handle, DamagedFile)]
+        health = index.health()
+        document: dict[str, Any] = {
+            "index_id": index.index_id,
+            "status": "damaged" if damaged or (begun and begun.kept) else "recovered",
+            "begun_anew": _told(begun),
+            "storage": "reached" if health["writer_epoch"] else "not reached",
+            "notes": [*_notes(begun), *index.recovery_notes],
+            "files": health["files"],
+            "sources": index.durable_positions(),
+            "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
+            "damaged": [describe_handle(handle) for handle in damaged],
+        }
+    session.out.answer(document)
+    for note in document["notes"]:
+        session.out.line(f"recovered: {note}")
+    for problem in document["problems"]:
+        session.out.line(f"problem: {problem}")
+    session.out.fields(
+        {
+            "index": document["index_id"],
+            "status": document["status"],
+            "storage": document["storage"],
+            "files": states(document["files"]) or "none",
+            **{f"position of {source}": position for source, position in document["sources"].items()},
+        }
+    )
+    if document["status"] == "damaged":
+        return CorruptFile.exit_code
+    return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
+
+
+def _told(begun: BegunAnew | None) -> dict[str, Any] | None:
+    return None if begun is None else {**asdict(begun), "left": None if begun.left is None else str(begun.left)}
+
+
+def _notes(begun: BegunAnew | None) -> list[str]:
+    if begun is None:
+        return []
+    notes = [
+        f"the root was begun anew: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} were "
+        f"put in again, {counted(begun.stored, 'file')} were in the storage"
+    ]
+    return notes + [
+        f"{file_id}: not put in again, {begun.left} keeps what was set aside: {why}"
+        for file_id, why in begun.kept.items()
+    ]
+
+
+def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run: bool) -> int:
+    with open_stored_index(config) as index:
+        for file in files:
+            for stored in named(index.log.state, file):
+                _check_copy(config, file, stored)
+        gone = _gone(config, files, index.log.state)
+        given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, gone, dry_run=dry_run)]
+        log_number = index.log.state.number
+    status = "planned" if dry_run else "given up"
+    session.out.answer({"status": status, "lost": [asdict(one) for one in given_up], "log_number": log_number})
+    for one in given_up:
+        what, misses = ("would be given up", "would miss") if dry_run else ("given up", "miss")
+        session.out.line(f"{what} {one.object}: answers {misses} {missing_text(one)}, and say so")
+    if dry_run:
+        session.out.remark("nothing was changed: without --dry-run it is given up")
+    return 0
+
+
+def _gone(config: IndexConfig, files: list[str], state: LogState) -> dict[str, LostObject]:
+    """Return those of `files` that the root lists, and neither its folders nor the log have, by file id."""
+    if config.root is None:
+        return {}
+    gone = {}
+    for file_id, file in FileList(Root(config.root, Disk())).gone().items():
+        if file_id in files and state.object_of(file_id) is None:
+            # of a file that took entries when it was listed: what a writer takes, or any time
+            until_ms = SystemClock().now_ms() + round(config.max_early_s * 1000)
+            anything = (0, (until_ms if file.lane == MAIN else MAX_TIMESTAMP_MS) // 1000)
+            name = f"{data_prefix(file_id)}unpublished"
+            gone[file_id] = LostObject(name, file_id, *(file.seconds or anything), max(1, file.count))
+    return gone
+
+
+def _check_copy(config: IndexConfig, file: str, stored: StoredObject) -> None:
+    """Raise `InvalidArgument` where the root has a copy of an object's file."""
+    if config.root is not None:
+        root = Root(config.root, Disk())
+        for path in (root.index_path(state, stored.file_id) for state in (COMPACTED, UPLOADED)):
+            if path.exists():
+                raise InvalidArgument(f"--lost {file}: {path} is a copy of it; put that back as {stored.name}")

@@ -1,0 +1,1 @@
+"""Commands that delete. Each is a dry run unless --yes."""

@@ -1,0 +1,136 @@
+"""`tiered-index erase`: entries of a topic, of keys or of a queue go before they expire. `spark erase` shares parts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from typer import Option
+
+from tiered_index.cli.options import EraseOptions
+from tiered_index.cli.output import Output, counted, human_bytes, likely_seconds, unknown_topic
+from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.erasure.erase import EraseRequest, Erasure
+from tiered_index.service.erasure.erase import erase as erase_index
+from tiered_index.service.root import CACHE
+from tiered_index.types import format_time
+
+_REMAINS = 1
+
+
+def erase_request(given: EraseOptions) -> EraseRequest:
+    """Return what the options ask for. Raises `InvalidArgument`."""
+    if given.queue is not None and given.before is None:
+        raise InvalidArgument("--queue needs --before: the moment up to which the queue is erased")
+    return EraseRequest(given.topic, tuple(given.key or ()), given.queue, given.before)
+
+
+@command
+def erase(
+    session: Session,
+    given: EraseOptions,
+    now: bool = Option(False, "--now", help="Rewrite what holds any of it at once, and delete the bytes."),
+) -> int:
+    """Erase what a topic has before a moment: of keys, of a queue, or all of it.
+
+    Shown are the objects that hold any of it, entries and bytes; nothing is changed without --yes. With it one log
+    record states what is erased, for good: no lookup shows it from then on, wherever it lies and whenever it comes
+    there, a writer's buffer and files among it. Its bytes go with the next merges, or at once with --now, which merges
+    what holds any, and deletes what records removed --grace ago. The certificate says what was done, what a scan of the
+    stored bytes found afterwards, and what it could not see.
+
+    Status erased: no byte is left. pending: bytes wait for the grace, for an upload that somebody else has begun, or
+    for a staged file; run it again later. remains: objects that the log names still hold some of it, or can't be read;
+    only this one is a failure (exit code 1).
+
+    A key is known by its hash and its fingerprint, in an index of preset rocketmq by its hash alone: there another key
+    of the topic with the same hash goes, too.
+
+    [bold]Examples[/bold]
+
+      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711
+
+      tiered-index erase --storage s3://bucket/index --topic orders --key order-4711 --key order-4712 --now --yes --json
+
+      tiered-index erase --storage s3://bucket/index --topic debug --queue 3 --before 2026-01-01 --yes
+    """
+    return erase_here(session, given, now=now)
+
+
+def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
+    """Erase in this process; return the exit code. Raises as `erase_request`."""
+    request, config = erase_request(given), session.config()
+    with open_stored_index(config) as index, session.progress("erasing", None) as bar:
+        done = erase_index(
+            index.storage,
+            index.log,
+            request,
+            index.clock,
+            yes=given.yes,
+            now=now,
+            grace_s=given.grace,
+            threads=config.query_threads,
+            messages=partial(MessagesToErase, request),
+            progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
+        )
+        if given.yes:
+            _drop_cached(config, index)
+        total = index.storage.total
+        session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})
+    return tell_erased(session.out, done)
+
+
+def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
+    """Delete what the given root, or the cache, still has of objects that are gone: its writer may have ended."""
+    folder = config.cache_dir or (config.root / CACHE if config.root is not None else None)
+    state = index.log.state
+    if folder is not None and state.genesis is not None:
+        CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id).forget_unnamed(state.objects)
+
+
+def tell_erased(out: Output, done: Erasure) -> int:
+    """Tell people what became of it; return the exit code."""
+    out.objects(done.objects)
+    what = f"{counted(done.entries, 'entry', 'entries')} in {counted(len(done.objects), 'object')}"
+    until = format_time(max(stone.before_ms for stone in done.tombstones))
+    if done.status == "planned":
+        size = human_bytes(done.size_bytes)
+        out.line(f"{what} ({size}) would be erased, and whatever comes with a time before {until}")
+    else:
+        out.line(f"{what} are hidden for good, and whatever comes with a time before {until}")
+        out.line(
+            f"{counted(done.entries_removed, 'entry', 'entries')} taken out of the storage, "
+            f"{counted(len(done.removed), 'object')} removed, {counted(done.deleted, 'object')} deleted: "
+            f"{human_bytes(done.deleted_bytes)}"
+        )
+        if done.segments_read:
+            out.line(
+                f"{counted(done.messages_erased, 'message')} overwritten in "
+                f"{counted(done.segments_rewritten, 'archived segment')} of {done.segments_read:,}"
+            )
+        out.line(
+            f"scan: {counted(done.scanned_objects, 'object')}, {counted(done.scanned_entries, 'entry', 'entries')} and "
+            f"{human_bytes(done.scanned_bytes)} read: {counted(len(done.remaining), 'object')} with something left"
+        )
+        out.line(f"log records: {', '.join(map(str, done.log_numbers)) or 'none'}; status: {done.status}")
+    if done.by_hash_alone:
+        out.line("without fingerprints: keys of an equal hash are among them")
+    if done.collisions:
+        out.line(
+            f"collisions: {counted(done.collisions, 'entry', 'entries')} of archived messages went that have another "
+            f"key; the messages themselves stay"
+        )
+    for said in done.unchecked:
+        out.line(f"not checked: {said}")
+    for topic in done.unknown_topics:
+        out.remark(unknown_topic(topic, done.known_topics))
+    for step in done.to_do:
+        out.remark(step)
+    if (asked := likely_seconds("what is erased", max(stone.before_ms for stone in done.tombstones))) is not None:
+        out.remark(asked)
+    if done.status == "planned":
+        out.remark("nothing was changed: --yes does that")
+    return _REMAINS if done.status == "remains" else 0
