@@ -27,6 +27,7 @@ from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.layout import Host, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting import broker as broker_module
+from tiered_index.rocketmq.remoting import server as remoting_server
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import (
     BINARY,
@@ -566,8 +567,10 @@ def test_a_key_sees_its_topics_only(index, store, messages):
     asyncio.run(ask())
 
 
-def test_entries_of_places_of_other_topics_are_no_window(index, store, messages):
+def test_entries_of_places_of_other_topics_are_no_window(index, store, messages, monkeypatch):
     """A key of some topics got another answer where a message of another topic begins than where none does."""
+    waits = []
+    monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: waits.append(passed_s) or 0.0)
     other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
     for key, more in (("begins", 0), ("within", 4)):
         index.put("TopicPay", other.queue_id, key, other.physical_offset + more, other.size, other.store_ms)
@@ -579,6 +582,17 @@ def test_entries_of_places_of_other_topics_are_no_window(index, store, messages)
                 command = Command(code=QUERY, fields={"AccessKey": "pay", **by_key("TopicPay", key)})
                 answer = await client.ask(QUERY, {**command.fields, "Signature": signature(command, SECRET)})
                 assert (answer.code, answer.remark) == (22, "1 of 1 messages can not be had: 1 missing")
+                assert len(waits) == 1
+                waits.clear()
+            for offset in (other.physical_offset, other.physical_offset + 4, 10**9):
+                command = Command(code=VIEW, fields={"AccessKey": "pay", "offset": str(offset)})
+                answer = await client.ask(VIEW, {**command.fields, "Signature": signature(command, SECRET)})
+                assert (answer.code, len(waits)) == (1, 1)
+                waits.clear()
+            own = next(m for m in messages if m.topic == "TopicPay" and m.is_visible)
+            command = Command(code=VIEW, fields={"AccessKey": "pay", "offset": str(own.physical_offset)})
+            answer = await client.ask(VIEW, {**command.fields, "Signature": signature(command, SECRET)})
+            assert (answer.code, waits) == (0, [])
 
     asyncio.run(ask())
 

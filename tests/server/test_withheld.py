@@ -30,7 +30,7 @@ SMALL, LARGE = 100, 40_000  # beyond what is read at first of a message of unkno
 def held(request, tmp_path, monkeypatch):
     """Two topics in one log, and a client whose token sees one of them; waits of answers are noted, not made."""
     waits: list[float] = []
-    monkeypatch.setattr(lookups, "_step_s", lambda passed_s: waits.append(passed_s) or 0.0)
+    monkeypatch.setattr(lookups, "pause_s", lambda passed_s: waits.append(passed_s) or 0.0)
     store, storage = tmp_path / "store", FaultStorage(MemoryStorage())
     with StoreWriter(store, segment_bytes=SEGMENT_BYTES) as writer:
         for number, (topic, size) in enumerate(
@@ -131,4 +131,4 @@ def test_posted_entries_are_no_window(held):
 
 def test_the_time_of_an_answer_that_withholds_something_is_a_step():
     for passed_s, whole_s in ((0.0, 0.2), (0.19, 0.2), (0.21, 0.4), (0.5, 0.8), (3.0, 3.2)):
-        assert passed_s + lookups._step_s(passed_s) == pytest.approx(whole_s)
+        assert passed_s + lookups.pause_s(passed_s) == pytest.approx(whole_s)

@@ -28,12 +28,10 @@ from tiered_index.server.served import MOST_SHOWN, SHOWN, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
-from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.lookup.messages import MessagesResult, pause_s
 from tiered_index.types import Explain, QueryResult
 
 _NO_EXPLAIN = Explain()
-# The least time of an answer that withholds what lies at a place.
-_WITHHELD_S = 0.2
 
 
 class LookupHandlers(Handlers):
@@ -95,7 +93,7 @@ class LookupHandlers(Handlers):
         finally:
             if _withheld(request):
                 # the time must not tell what lies at a place, either
-                await asyncio.sleep(_step_s(time.monotonic() - began_s))
+                await asyncio.sleep(pause_s(time.monotonic() - began_s))
 
     def _told(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
         """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
@@ -303,7 +301,7 @@ class LookupHandlers(Handlers):
             return answer
         request.state.withheld = count
         passed_s = answer.explain.elapsed_ms / 1000
-        return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + _step_s(passed_s)) * 1000))
+        return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000))
 
     def _messages_encoded(self, body: parameters.Body, files: bool, answer: MessagesResult) -> bytes:
         redaction, left = self.served.redaction, self.served.caps.message_bytes
@@ -354,14 +352,6 @@ def _withheld(request: Request) -> dict[str, int]:
     """Return of how many places a request was told nothing, for the audit log; empty where of none."""
     count: int = getattr(request.state, "withheld", 0)
     return {"withheld": count} if count else {}
-
-
-def _step_s(passed_s: float) -> float:
-    """Return how long an answer that withholds something waits: until the next step, each twice as long as the last."""
-    step_s = _WITHHELD_S
-    while step_s < passed_s:
-        step_s *= 2
-    return step_s - passed_s
 
 
 def _tells_files(request: Request, asked: parameters.Bounds) -> bool:

@@ -88,6 +88,7 @@ def _tell(audit: Audit, signed: bool, request: Command, response: Command) -> No
             **({"claimed": request.fields.get(ACCESS_KEY, "")[:SHOWN]} if refused else {}),
             ("refused" if refused else "lookup"): f"rocketmq:{name_of(request.code)}",
             **asked,
+            **({"withheld": response.withheld} if response.withheld else {}),
             "status": response.code,
         }
     )

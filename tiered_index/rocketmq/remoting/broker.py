@@ -110,6 +110,8 @@ class _Asker:
     # None: every topic
     topics: _Sees | None
     answer: MessagesResult | None = None
+    # places of which nothing may be told
+    withheld: int = 0
 
     def sees(self, topic: str) -> bool:
         return self.topics is None or self.topics(topic)
@@ -255,9 +257,14 @@ class ReadOnlyBroker:
 
         Topics that `sees` refuses are none for it. None: it sees every topic.
         """
+        asker = _Asker(sees)
+        response = self._looked_up(request, local, asker)
+        return replace(response, withheld=asker.withheld)
+
+    def _looked_up(self, request: Command, local: Host, asker: _Asker) -> Command:
         budget = LookupBudget(self._index.config.prices, self._limits)
         try:
-            with budget.open(), self._counting(request, budget, asker := _Asker(sees)):
+            with budget.open(), self._counting(request, budget, asker):
                 return _LOOKED_UP[request.code](self, request, local, asker)
         except BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
@@ -440,6 +447,7 @@ class ReadOnlyBroker:
                 return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
         asker.answer = answer
+        asker.withheld += sum(one.withheld for one in answer.messages)
         if damaged := [one for one in answer.messages if one.damaged]:
             text = "%s %s: %d of %d messages are damaged; the first one: %s"
             problem = damaged[0].problem
@@ -605,6 +613,7 @@ class ReadOnlyBroker:
         is_damaged = False
         for source in self._logs():
             fetched = asker.narrowed(source).at(offset)
+            asker.withheld += fetched.withheld
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
             elif fetched.damaged:

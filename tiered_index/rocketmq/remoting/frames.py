@@ -127,6 +127,8 @@ class Command:
     fields: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     serialisation: int = JSON
+    withheld: int = field(default=0, compare=False)
+    """Of a response: places of which nothing was told, since who asked sees some topics only. No frame has it."""
 
     @property
     def is_response(self) -> bool:

@@ -25,6 +25,7 @@ from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy, waits_fo
 from tiered_index.rocketmq.remoting.frames import EVERY_TOPIC, AccessKey, Command, decode_frame, encode_frame, signer_of
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.messages import pause_s
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.threads import DaemonPool
 
@@ -208,6 +209,9 @@ class RemotingServer:
             return busy(request)
         finally:
             self._requests -= 1
+        if response.withheld:
+            # the time must not tell what lies at a place, either
+            await asyncio.sleep(pause_s(time.monotonic() - received_s))
         if waits_for_messages(request, response):
             # it pulls again at once
             await asyncio.sleep(_POLL_S)

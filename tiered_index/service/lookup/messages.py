@@ -44,6 +44,19 @@ there and isn't, is damaged, or could not be read.
 _NOTHING = Explain()
 
 
+_WITHHELD_S = 0.2
+
+
+def pause_s(passed_s: float) -> float:
+    """Return how long an answer waits that withholds a place: until the next step, each twice as long as the last. So
+    the time does not tell what lies at the place.
+    """
+    step_s = _WITHHELD_S
+    while step_s < passed_s:
+        step_s *= 2
+    return step_s - passed_s
+
+
 class FoundMessage(Protocol):
     """A message of any system."""
 
