@@ -4,10 +4,12 @@ is told apart.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
 import os
+import random
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -19,6 +21,7 @@ from tiered_index import KeyedIndexItem, column
 from tiered_index.cli.key_files import read_lookups
 from tiered_index.cli.sources import files, parquet
 from tiered_index.cli.sources.files import ParquetSource, source_name
+from tiered_index.cli.sources.footers import chunk_values
 from tiered_index.cli.sources.messages import Fields, LocalFile, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
@@ -473,6 +476,57 @@ def test_keys_that_take_no_bytes_of_a_file_are_bounded(tmp_path, monkeypatch, ki
     monkeypatch.setattr(parquet, "MAX_ROW_KEYS", 999)
     with pytest.raises(InvalidArgument, match=r"m.parquet, row 1: it has 1,000 keys; 999 are allowed"):
         next(open_source(path).batches(0))
+
+
+def test_a_row_of_keys_without_number_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    count, path = 1 << 20, tmp_path / "m.parquet"
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, count], pa.int32()), pa.array([""] * count))
+    pq.write_table(
+        pa.table({"keys": lists, "topic": ["t"] * 2} | {name: [5] * 2 for name in NUMBERS}), path, row_group_size=1
+    )
+    assert path.stat().st_size < 1 << 13
+    monkeypatch.setattr(parquet, "FEW_VALUES", 1000)
+    batches = open_source(path).batches(0)
+    assert next(batches).messages == 1
+
+    def refused():
+        problem = r"m.parquet: row group 1 has 1,048,575 values of column 'keys' in 1 rows; 1,000 are allowed"
+        with pytest.raises(InvalidArgument, match=problem):
+            next(batches)
+
+    assert peak_bytes(refused) < 1 << 16
+    # what is not read may have any number
+    pq.write_table(
+        pa.table({"more": lists, "key": ["k"] * 2, "topic": ["t"] * 2} | {name: [5] * 2 for name in NUMBERS}), path
+    )
+    assert len(read(open_source(path))) == 2
+
+
+def test_values_of_column_chunks_are_read_without_arrow(tmp_path):
+    path, random_numbers = tmp_path / "m.parquet", random.Random(3)
+    for version in ("1.0", "2.6"):
+        rows = [
+            {"keys": ["k"] * random_numbers.randrange(5), "s": {"a": 1.5, "b": [[1], []]}, "n": None} for _ in range(50)
+        ]
+        made = pa.Table.from_pylist(rows).replace_schema_metadata({"x" * 300: "y"})
+        pq.write_table(made, path, row_group_size=20, version=version, data_page_version=version[:1] + ".0")
+        data = path.read_bytes()
+        length = int.from_bytes(data[-8:-4], "little")
+        footer = data[-8 - length : -8]
+        with pq.ParquetFile(path) as file:
+            metadata = file.metadata
+            told = [
+                [(c.path_in_schema.split(".")[0], c.num_values) for c in map(group.column, range(group.num_columns))]
+                for group in map(metadata.row_group, range(metadata.num_row_groups))
+            ]
+        assert list(chunk_values(footer)) == told
+        for _ in range(300):
+            at = random_numbers.randrange(len(footer))
+            broken = bytearray(footer[: at if random_numbers.random() < 0.3 else None])
+            if at < len(broken):
+                broken[at] = random_numbers.randrange(256)
+            with contextlib.suppress(ValueError):
+                list(chunk_values(bytes(broken)))
 
 
 def test_text_in_lists_of_a_fixed_length_counts(tmp_path, monkeypatch):

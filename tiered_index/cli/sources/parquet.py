@@ -7,6 +7,7 @@ All damage is `CorruptFile`. Pages are checked against their checksums, if they 
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tiered_index.cli.sources.footers import chunk_values
 from tiered_index.cli.sources.messages import LocalFile, StoredFile
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.answers.incoming import MAX_ROW_BYTES, has_items, plain_text, text_bytes
@@ -23,6 +25,11 @@ from tiered_index.service.answers.incoming import MAX_ROW_BYTES, has_items, plai
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20
 # A few bytes can stand for any number of keys: rows with lists that are read at once, keys of a table, and of a row.
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
+# Values that a row group's list column may have: so many a row, so many where it has few rows, and the most of all. One
+# row may have nearly all of them, and Arrow decodes a row whole, by some 10 bytes a value.
+ROW_VALUES, FEW_VALUES, MOST_VALUES = 64, 1 << 24, 1 << 26
+# Of a file behind its footer: the footer's length, and a mark.
+_TAIL_BYTES = 8
 # What Arrow raises for bytes that it can't read.
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
@@ -39,10 +46,12 @@ class ParquetTable:
             )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
             self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-            self._most_rows = LIST_ROWS if any(has_items(kind) for kind in self.schema.types) else BATCH_ROWS
+            self._lists = {field.name for field in self.schema if has_items(field.type)}
+            self._most_rows = LIST_ROWS if self._lists else BATCH_ROWS
             self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
             self.rows = sum(rows for rows, _ in self._groups)
             CorruptFile.unless_equal(str(place), "rows of all row groups", file.metadata.num_rows, self.rows)
+        self._values = self._list_values() if self._lists else [{} for _ in self._groups]
 
     def _group(self, group: pq.RowGroupMetaData) -> tuple[int, int]:
         """Return a row group's rows, and how many of them are read at once."""
@@ -51,6 +60,32 @@ class ParquetTable:
         if rows < 0 or size_bytes < 0:
             raise CorruptFile(str(self._place), "a row group has a negative size")
         return rows, max(1, min(self._most_rows, BATCH_BYTES * rows // max(1, size_bytes)))
+
+    def _list_values(self) -> list[dict[str, int]]:
+        """Return how many values the list columns of each row group have."""
+        try:
+            with self._place.ranges() as handle:
+                size = handle.seek(-_TAIL_BYTES, io.SEEK_END)
+                length = int.from_bytes(handle.read(4), "little")
+                handle.seek(max(0, size - length))
+                groups = [
+                    {top: values for top, values in chunks if top in self._lists}
+                    for chunks in chunk_values(handle.read(length))
+                ]
+        except (OSError, ValueError) as error:
+            raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
+        CorruptFile.unless_equal(str(self._place), "row groups of the footer", len(self._groups), len(groups))
+        return groups
+
+    def _check_values(self, number: int, names: Sequence[str]) -> None:
+        rows = self._groups[number][0]
+        most = min(MOST_VALUES, max(FEW_VALUES, ROW_VALUES * rows))
+        for name, values in self._values[number].items():
+            if name in names and values > most:
+                raise InvalidArgument(
+                    f"{self._place}: row group {number} has {values:,} values of column {name!r} in {rows:,} rows; "
+                    f"{most:,} are allowed: write the file with smaller row groups"
+                )
 
     @contextlib.contextmanager
     def _opened(self, texts: Sequence[str]) -> Iterator[pq.ParquetFile]:
@@ -70,7 +105,7 @@ class ParquetTable:
 
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield columns of the rows from number `start` on, each table with its first row's number. Raises
-        `CorruptFile`, and `InvalidArgument` for a row that is too long.
+        `CorruptFile`, and `InvalidArgument` for a row that is too long, or may be.
         """
         begin = 0
         with self._opened([path for path in self._texts if path.partition(".")[0] in names]) as file:
@@ -78,6 +113,7 @@ class ParquetTable:
                 position, begin = begin, begin + count
                 if begin <= start:
                     continue
+                self._check_values(number, names)
                 try:
                     for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names)):
                         skip = min(len(rows), max(0, start - position))
