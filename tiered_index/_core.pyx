@@ -241,7 +241,7 @@ def walk_chain(
 ):
     """Set the entries of a chain from entry `index` on that have a hash, newest first; return how many there are.
 
-    -1: the chain has more entries than there is room for, or runs backwards.
+    -1: the chain runs backwards. -2: it has more entries than there is room for.
     """
     cdef Py_ssize_t found = 0, step
     cdef const uint8_t *entry
@@ -261,7 +261,7 @@ def walk_chain(
         if older >= index or older < 0:
             return -1
         index = older
-    return found if index <= 0 else -1
+    return found if index <= 0 else -2
 
 
 def count_slots(const uint8_t[::1] data, int64_t size, int64_t slots, uint32_t[::1] slot_of, int64_t[::1] counts):

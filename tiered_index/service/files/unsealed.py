@@ -374,7 +374,7 @@ class UnsealedFile(LocalHandle):
         if not head or ids is None:
             return schema.no_rows
         begin_s, count = table.begin_ms // 1000, table.count
-        found = walk_chain(self._map, layout, head, lookup.key_hash, _CHAIN_LIMIT)
+        found = walk_chain(self._map, layout, head, lookup.key_hash, _CHAIN_LIMIT, count)
         if found is not None:
             if not found:
                 return schema.no_rows
@@ -392,7 +392,7 @@ class UnsealedFile(LocalHandle):
         schema, layout = self.layout.schema, self.layout
         count = self.table.count
         wanted = batch.overlapping(self.second_min, self.second_max)
-        found = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT)
+        found = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT, count)
         # a tuple: entries of a new topic may be added meanwhile
         topics = tuple(self.topics.items())
         if found is None:
