@@ -279,12 +279,4 @@ MUTANTS = (
         "is_honoured = bool(storage.get(unique))",
         ("tests/unit/storage/test_faults.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
     ),
-    Mutant(
-        "compiled-search-trusts-marks",
-        "a run whose first items are not as many as its keys is no damage to a compiled loop",
-        "find_items",
-        "_marked(words, marks, count, keys - 1) == count",
-        "False",
-        ("tests/unit/format/test_packed.py::test_marks_of_another_number_of_keys_are_damage[loops-0b1]",),
-    ),
 )
