@@ -39,19 +39,18 @@ QUICK = {
     "chaos": ["--minutes", "1"],
 }
 SAID = {
-    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage, also "
-    "within the recovery from "
-    "an earlier crash; each call fails in each way; bursts of 2 to 8 calls fail. What was not synced is lost, kept, "
-    "torn or reordered.",
-    "interrupts": "An exception strikes every line of every public call, in the caller's thread and (as "
-    "`MemoryError`) in the service's "
-    "own, in eight states of an index; real timer signals strike a service with background workers.",
-    "simulation": "Writers on two hosts, readers, life cycle, merges, jobs, expiry, erasures, clocks, kills and faults "
-    "of disk and storage under one seeded scheduler, one thread at a time; a seed is one life and replays exactly.",
-    "mutations": "Stored bytes are changed within their checksums, format by format, and read by everything that "
-    "reads them.",
-    "chaos": "Processes on a real S3 server (Ceph's gateway), an eraser among them, killed, stopped and cut off, while "
-    "the server is restarted, filled and reached through a faulty network.",
+    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage, also in the "
+    "recovery from an earlier crash. Each call fails in each way. Bursts of 2 to 8 calls fail. Unsynced bytes are "
+    "lost, kept, torn or reordered.",
+    "interrupts": "An exception strikes every line of every public call, in eight states of an index. It strikes the "
+    "caller's thread and, as `MemoryError`, the service's own threads. Real timer signals strike a service with "
+    "background workers.",
+    "simulation": "One seeded scheduler runs writers on two hosts, readers, the life cycle, merges, jobs, expiry, "
+    "erasures, clocks, kills, and faults of disk and storage, one thread at a time. A seed is one life and replays "
+    "exactly.",
+    "mutations": "Stored bytes are changed within their checksums, format by format. All their readers read them.",
+    "chaos": "Processes on a real S3 server (Ceph's gateway), with an eraser, are killed, stopped and cut off. "
+    "Meanwhile the server is restarted, filled, and reached through a faulty network.",
 }
 
 
@@ -98,8 +97,8 @@ def page(tallies: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Reliability",
         "",
-        "What the campaigns of `tests/reliability` tried to break, and what came of it; `make reliability-report` "
-        "runs them and writes",
+        "This page is for those who judge the engine's safety. It has the campaigns of `tests/reliability`, which try to "
+        "break the engine, and their results. `make reliability-report` runs them and writes",
         "this page. A sample of each is part of `make test`.",
         "",
         "| campaign | commit | minutes | " + " | ".join(_KINDS[kind] for kind in Tally.KINDS) + " |",
