@@ -97,9 +97,9 @@ def page(tallies: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Reliability",
         "",
-        "This page is for those who judge the engine's safety. It has the campaigns of `tests/reliability`, which try to",
-        "break the engine, and their results. `make reliability-report` runs them and writes this page. A sample of each",
-        "is part of `make test`.",
+        "This page is for those who judge the engine's safety. It has the campaigns of `tests/reliability`, which try",
+        "to break the engine, and their results. `make reliability-report` runs them and writes this page. A sample of",
+        "each is part of `make test`.",
         "",
         "| campaign | commit | minutes | " + " | ".join(_KINDS[kind] for kind in Tally.KINDS) + " |",
         "|---|---|---|" + "---|" * len(Tally.KINDS),
