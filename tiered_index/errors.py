@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 __all__ = [
@@ -292,3 +292,9 @@ def without_frames(error: E) -> E:
         link.__traceback__ = None
         link = link.__cause__ or link.__context__
     return error
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.cli.ingest import Intake
-from tiered_index.cli.sources.files import open_source
-from tiered_index.cli.sources.messages import LocalFile
 from tiered_index.errors import InvalidArgument
+from tiered_index.sources.files import open_source
+from tiered_index.sources.places import LocalFile
 
 NOW_S = 1_700_000_000
 BAD = [("s", 2**62), ("s", 2**62 + NOW_S), ("s", -(2**62)), ("us", -1), ("ns", -1)]

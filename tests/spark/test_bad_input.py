@@ -349,7 +349,7 @@ def test_a_file_that_is_no_parquet_and_lines_that_are_no_json(spark, storage, co
     with pytest.raises(CorruptFile, match=r"m\.parquet"):
         build(spark, tmp_path / "m.parquet", storage=storage, config=config)
     (tmp_path / "m.ndjson").write_text('{"topic": "t", "keys": ["a"]}\nthis is no line\n')
-    with pytest.raises(InvalidArgument, match=r"m\.ndjson has a line"):
+    with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 1: 'queue_id' is missing"):
         build(spark, tmp_path / "m.ndjson", storage=storage, config=config)
 
 

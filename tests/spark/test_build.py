@@ -57,7 +57,7 @@ def test_folders_of_ndjson_plain_and_gzipped(spark, storage, config, tmp_path):
     (tmp_path / "in" / "_SUCCESS").write_text("")
     without = {"topic": "orders", "queue_id": 0, "keys": [], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
     (tmp_path / "in" / "c.jsonl").write_text(json.dumps(without) + "\n")
-    with_id = {**without, "topic": "with an id", "keys": ["a", None, "b"], "topic_id": 77}
+    with_id = {**without, "topic": "with an id", "keys": ["a", "b"], "topic_id": 77}
     (tmp_path / "in" / "d.ndjson").write_text(json.dumps(with_id) + "\n")
     result = build(spark, tmp_path / "in", storage=storage, config=config)
     assert (result.entries, result.without_key) == (702, 1)

@@ -1,6 +1,4 @@
-"""A line of NDJSON that is no message: the column is named, what it has and what is needed, whether Spark or a task
-reads the file.
-"""
+"""A line of NDJSON that is no message: a task says of it what `ingest` and the service say, with file and line."""
 
 from __future__ import annotations
 
@@ -14,27 +12,33 @@ import pytest
 from tests.spark.entries import BEGIN_MS
 from tests.support.cold_index import Recorder
 from tiered_index.errors import InvalidArgument
+from tiered_index.server import wire
+from tiered_index.server.entries import parsed
+from tiered_index.sources.files import NdjsonSource
+from tiered_index.sources.places import LocalFile
 from tiered_index.spark import build
-from tiered_index.spark.build.sources import _read_ndjson
-from tiered_index.spark.executors import first_wrong_line, told_by_spark, typed_errors
+from tiered_index.spark.build import sources
+from tiered_index.spark.executors import told_by_spark, typed_errors
 from tiered_index.storage.memory import MemoryStorage
 
 GOOD = {"topic": "t", "queue_id": 1, "keys": ["k"], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
 WRONG = {
-    "text": ({"offset": "abc"}, "column 'offset' has 'abc', text; integers are needed"),
-    "fraction": ({"size": 1.5}, "column 'size' has '1.5', a fraction; integers are needed"),
-    "truth": ({"queue_id": True}, "column 'queue_id' has 'true', a truth value; integers are needed"),
-    "list": ({"keys": "k"}, "column 'keys' has 'k', text; a list of text is needed"),
-    "time": (
-        {"timestamp_ms": "2024-01-01"},
-        "column 'timestamp_ms' has '2024-01-01', text; integers (epoch milliseconds) are needed",
-    ),
-    "large": ({"offset": 2**63}, "column 'offset' has '9223372036854775808', a number; integers are needed"),
+    "text": {"offset": "abc"},
+    "fraction": {"size": 1.5},
+    "truth": {"queue_id": True},
+    "list": {"keys": "k"},
+    "null": {"keys": None},
+    "null key": {"keys": ["k", None]},
+    "time": {"timestamp_ms": "yesterday"},
+    "large": {"offset": 2**63},
+    "topic": {"topic": ""},
 }
 
 
 class Stored:
     """Opens one storage, whatever the URI."""
+
+    uri = "s3://bucket/p?region=x"
 
     def __init__(self) -> None:
         self.storage = Recorder(MemoryStorage())
@@ -47,8 +51,12 @@ class Stored:
 
     def read(self, name, data):
         self.storage.inner.put(name, gzip.compress(data) if name.endswith(".gz") else data)
-        split = pa.record_batch({"split": [json.dumps(["s3://bucket", name, 0])]})
-        return pa.Table.from_batches(_read_ndjson([split], self.address))
+        return rows(["s3://bucket", name, 0, None], address_of=self.address)
+
+
+def rows(*splits, address_of=None):
+    batch = pa.record_batch({"split": [json.dumps(split) for split in splits]})
+    return pa.Table.from_batches(sources._read_ndjson([batch], address_of))
 
 
 def lines(*changes):
@@ -57,21 +65,44 @@ def lines(*changes):
 
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("name", ["m.ndjson", "m.ndjson.gz"])
-def test_a_task_names_line_and_column(case, name):
-    change, message = WRONG[case]
-    stored = Stored()
+def test_a_task_says_what_ingest_and_the_service_say(case, name, tmp_path):
+    stored, data = Stored(), lines({}, {}, WRONG[case], WRONG[case])
     assert stored.read(name, lines({}, {}))["offset"].to_pylist() == [1, 1]
+    (tmp_path / "m.ndjson").write_bytes(data)
+    (batch,) = NdjsonSource(LocalFile(tmp_path / "m.ndjson")).batches(0)
+    record = list(batch.records())[2]
     with pytest.raises(InvalidArgument) as caught:
-        stored.read(name, lines({}, {}, change, change))
-    assert f"{name}: line 3: " in str(caught.value) and message in str(caught.value)
+        stored.read(name, data)
+    assert str(caught.value) == f"s3://bucket/p/{name}, line 3: {record.problem}"
+    with pytest.raises(InvalidArgument) as caught:
+        parsed(data, wire.NDJSON, 1 << 20)
+    assert str(caught.value) == f"line 3: {record.problem}"
 
 
 def test_a_task_names_a_line_that_is_no_json():
-    with pytest.raises(InvalidArgument, match=r"m\.ndjson: line 2 is no JSON"):
+    with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 2: not JSON"):
         Stored().read("m.ndjson", lines({}) + b"this is none\n")
-    assert first_wrong_line([b"\n", b"[1]\n"]) == "line 2 is a list, not an object"
-    assert first_wrong_line(lines({}, {"keys": None}, {"more": {}}).splitlines()) is None
-    assert len(first_wrong_line([b'{"topic": ' + b"1" * 1000 + b"}"])) < 120
+    with pytest.raises(InvalidArgument, match=r"m\.ndjson: the last line has no newline"):
+        Stored().read("m.ndjson", lines({}) + lines({})[:-9])
+
+
+def test_messages_have_a_row_for_each_key_and_one_without_key():
+    changes = ({"keys": ["a", "b", "a"]}, {"keys": []}, {"timestamp_ms": "2024-01-01", "topic_id": 3})
+    for more, extra in (((), []), (({"queue_id": 10**6},), ["k"])):
+        table = Stored().read("m.ndjson", lines(*changes, *more))
+        assert sorted(table["key"].to_pylist(), key=str) == sorted(["a", "b", "k", None, *extra], key=str)
+    assert set(table["topic_id"].to_pylist()) == {None, 3}
+
+
+def test_parts_of_a_file_have_each_line_once(tmp_path):
+    path = tmp_path / "m.ndjson"
+    path.write_bytes(data := lines(*({"offset": n, "keys": [str(n)]} for n in range(40))))
+    for size in (37, 128, len(data)):
+        parts = [["", str(path), begin, begin + size] for begin in range(0, len(data), size)]
+        assert rows(*parts)["offset"].to_pylist() == list(range(40))
+    (tmp_path / "m").write_bytes(gzip.compress(data))
+    zipped = [["", str(tmp_path / "m"), begin, begin + 64] for begin in (0, 64)]
+    assert rows(*zipped)["offset"].to_pylist() == list(range(40))
 
 
 @pytest.mark.parametrize("name", ["m.ndjson", "m.ndjson.gz"])
@@ -79,15 +110,14 @@ def test_a_file_is_read_in_large_blocks(name):
     stored = Stored()
     data = b"".join(lines({"keys": [str(n * 2654435761 % 2**32)]}) for n in range(20_000))
     assert stored.read(name, data).num_rows == 20_000
-    assert len(stored.storage.reads) == 1
+    assert len(stored.storage.reads) <= 2 + len(data) // (1 << 20)
 
 
-def test_spark_names_the_column_of_a_local_file(spark, storage, config, tmp_path):
+def test_a_build_names_file_and_line(spark, storage, config, tmp_path):
     path = tmp_path / "m.ndjson"
-    path.write_bytes(lines({}, WRONG["text"][0]))
-    with pytest.raises(InvalidArgument) as caught:
+    path.write_bytes(lines({}, WRONG["text"]))
+    with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 2: offset must be"):
         build(spark, path, storage=storage, config=config)
-    assert str(path) in str(caught.value) and WRONG["text"][1] in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from tests.demo.workload import TOPICS, Workload
-from tiered_index.service.answers.incoming import entry_columns
+from tiered_index.sources.columns import entry_columns
 
 
 def message_table(workload: Workload, start: int, stop: int) -> pa.Table:

@@ -24,18 +24,19 @@ from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.sources.messages import LocalFile, StoredFile, json_object, opened_place
-from tiered_index.cli.sources.parquet import DAMAGE, ParquetTable
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.follow import PatientPut
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
-from tiered_index.service.answers.incoming import bounded_lines
 from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.export import METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
+from tiered_index.sources.columns import bounded_lines
+from tiered_index.sources.messages import json_object
+from tiered_index.sources.parquet import DAMAGE, ParquetTable
+from tiered_index.sources.places import LocalFile, StoredFile, opened_place
 from tiered_index.storage.disk import Disk
 
 _ROWS = 1 << 17

@@ -12,6 +12,7 @@ import pkgutil
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,24 +23,25 @@ import numpy.typing as npt
 from typer import Argument, Option
 
 from tiered_index.cli.follow import ingest_store, write_ingested
-from tiered_index.cli.options import Column, Constant, Items, LogAs, Patience, Slots, Wait
-from tiered_index.cli.output import counted, human_count, human_seconds, listed, states
+from tiered_index.cli.options import Column, Constant, Items, LogAs, Patience, Slots, Wait, given_columns, pairs
+from tiered_index.cli.output import counted, human_count, human_seconds, states
 from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.sources.files import Source, open_source, source_name
-from tiered_index.cli.sources.messages import ROW_NUMBER, Batch, Fields, local_path, opened_place
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, listed
 from tiered_index.follow import FIRST, PatientPut
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
-from tiered_index.service.answers.incoming import Message, columns_of
 from tiered_index.service.answers.validation import TopicTable, batch_columns, column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
+from tiered_index.sources.columns import FIELDS, Message, columns_of, own_value
+from tiered_index.sources.files import Source, open_source, source_name
+from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields
+from tiered_index.sources.places import local_path, opened_place
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
 
@@ -72,6 +74,26 @@ def stored_schema(config: IndexConfig) -> Schema:
         if marker is not None:
             return marker.layout.schema
     return config.schema_of()
+
+
+def given_fields(
+    column: Sequence[str] | None, constant: Sequence[str] | None, schema: Schema, defaults: Mapping[str, Any]
+) -> Fields:
+    """Return the fields that the options --column and --constant say. Raises `InvalidArgument` naming the option."""
+    own = {each.name: each for each in schema.caller_columns}
+    known = (*FIELDS, "key", "topic_id", *own)
+    for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
+        if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
+            raise InvalidArgument(
+                f"{option}: {unknown[0]!r} is no field of a message; these are {', '.join(known)}"
+                f"{'' if own else '; --item-type declares more'}"
+            )
+    columns, constants = given_columns(column, constant, texts=("topic", "key", *own))
+    values: dict[str, Any] = {
+        n: own_value(own[n], value) if n in own else value if n in ("topic", "key") else int(value)
+        for n, value in constants.items()
+    }
+    return Fields(columns, values, schema, defaults)
 
 
 class Repeats:
@@ -343,7 +365,7 @@ def ingest(
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
     config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule, item_type=kind)
-    fields = Fields.given(column, constant, stored_schema(config), column_defaults(kind))
+    fields = given_fields(column, constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:
         session.out.note(
             "--constant offset: of messages of one key, topic and queue only the newest is answered; --column "

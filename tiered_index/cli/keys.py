@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import Explaining, lost_text
 from tiered_index.cli.export import NdjsonWriter, check_new, json_rows, made_whole
-from tiered_index.cli.key_files import FIELDS
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
+from tiered_index.sources.keys import FIELDS
 from tiered_index.types import Answer, Explain, FileReport, Freshness, Lookup, LostFile, format_time, items_table
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")

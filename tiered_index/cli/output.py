@@ -99,12 +99,6 @@ def human_count(count: float) -> str:
     return f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:,.1f}"
 
 
-def listed(names: Sequence[str], most: int = 20) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 file``, ``2 files``, ``3 entries``."""
     return f"{human_count(count)} {noun if count == 1 else plural or noun + 's'}"

@@ -136,8 +136,8 @@ def query(
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     if keys is not None:
         # it loads what takes a moment
-        from tiered_index.cli.key_files import read_lookups
         from tiered_index.cli.keys import KeysOut, look_up_keys
+        from tiered_index.sources.keys import read_lookups
 
         most = max_count if max_count is not None else _EVERY if every else _FEW
         lookups = read_lookups(keys, begin, end, most)

@@ -20,7 +20,6 @@ from starlette.responses import Response
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
-from tiered_index.server.arrow_body import read_table
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.metrics import Metrics
@@ -28,8 +27,11 @@ from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
 from tiered_index.server.room import parsed_bytes
 from tiered_index.server.served import Served, shown_topics
-from tiered_index.service.answers.incoming import (
+from tiered_index.service.index import IndexService
+from tiered_index.sources.arrow import TooLarge, read_table
+from tiered_index.sources.columns import (
     FIELDS,
+    HALF_A_PAIR,
     check_kinds,
     check_names,
     checked_message,
@@ -37,7 +39,6 @@ from tiered_index.service.answers.incoming import (
     entry_columns,
     is_list,
 )
-from tiered_index.service.index import IndexService
 
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
 # A message's topic stands beside each of its keys: so many bytes of topics a byte of the largest body.
@@ -84,7 +85,7 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error}") from error
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"line {number}: topic or key has half a surrogate pair") from error
+            raise InvalidArgument(f"line {number}: {HALF_A_PAIR}") from error
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"line {number}: it is no JSON") from error
     if len({message.topic_id is None for message in messages}) > 1:
@@ -95,7 +96,10 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
 
 
 def _arrow(body: bytes, most_bytes: int) -> Batch:
-    table = read_table(body, most_bytes)
+    try:
+        table = read_table(body, most_bytes)
+    except TooLarge as error:
+        raise Refused(413, str(error)) from error
     names = table.column_names
     if unknown := [name for name in names if name not in _COLUMNS]:
         raise InvalidArgument(f"{unknown[0]!r:.80} is no column of messages")

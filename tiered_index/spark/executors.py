@@ -146,24 +146,6 @@ def told_by_spark(text: str) -> str | None:
     return None if told is None else _wrong(told["name"], told["value"], _TOKENS.get(told["token"], told["token"]))
 
 
-def first_wrong_line(lines: Iterable[bytes]) -> str | None:
-    """Return what is wrong with the first line that is no message, with its number from 1, None for none."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return f"line {number:,} is no JSON"
-        if not isinstance(message, dict):
-            return f"line {number:,} is {_kind(message)}, not an object"
-        for name in _NEEDED:
-            if not _fits(name, value := message.get(name)):
-                text = json.dumps(value, ensure_ascii=False).strip('"')
-                return f"line {number:,}: {_wrong(name, text, _kind(value))}"
-    return None
-
-
 def check_each_line(files: Iterable[Path]) -> None:
     """Raise `InvalidArgument`, naming file and line, where a line of local files has no object."""
     for file in files:
@@ -197,16 +179,6 @@ def line_without_object(line: bytes) -> str | None:
 def _wrong(name: str, value: str, kind: str) -> str:
     shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
     return f"column {name!r} has {shown!r}, {kind}; {_NEEDED.get(name, 'another type is')} needed"
-
-
-def _fits(name: str, value: Any) -> bool:
-    if value is None:
-        return True
-    if name in _INTEGERS:
-        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-    if name == "keys":
-        return isinstance(value, list) and all(key is None or isinstance(key, str) for key in value)
-    return isinstance(value, str)
 
 
 def _kind(value: Any) -> str:

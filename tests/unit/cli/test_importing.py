@@ -11,10 +11,10 @@ import pytest
 from tiered_index import IndexService
 from tiered_index.cli.export import NdjsonWriter
 from tiered_index.cli.importing import ExportedFile
-from tiered_index.cli.sources.messages import LocalFile
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lookup.export import METADATA
+from tiered_index.sources.places import LocalFile
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.cli.ingest import Intake
 from tiered_index.cli.progress import Progress, settle
-from tiered_index.cli.sources.files import open_source
-from tiered_index.cli.sources.messages import LocalFile
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.sources.files import open_source
+from tiered_index.sources.places import LocalFile
 from tiered_index.storage.memory import MemoryStorage
 
 
@@ -97,7 +97,7 @@ def test_lines_with_and_without_topic_id_mix(make_index, write_lines, make_messa
 
 
 def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_message, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.sources.files.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("tiered_index.sources.files.BLOCK_BYTES", 2000)
     index = make_index(buffer_max_entries=20)
     take_all(intake_of(index, write_lines([make_message(i, topic="orders", keys=["k1"]) for i in range(200)])))
     assert found(index) == list(range(200))
@@ -106,7 +106,7 @@ def test_back_pressure_is_answered_by_flushing(make_index, write_lines, make_mes
 def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(
     make_index, write_lines, make_message, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.cli.sources.files.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("tiered_index.sources.files.BLOCK_BYTES", 2000)
     index = make_index(buffer_max_entries=20, disk_max_bytes=4000)
     with pytest.raises(BackPressure):
         take_all(intake_of(index, write_lines([make_message(i) for i in range(2000)])))

@@ -18,16 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index import KeyedIndexItem, column
-from tiered_index.cli.key_files import read_lookups
-from tiered_index.cli.sources import files, parquet
-from tiered_index.cli.sources.files import ParquetSource, source_name
-from tiered_index.cli.sources.footers import chunk_values
-from tiered_index.cli.sources.messages import Fields, LocalFile, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers import incoming
-from tiered_index.service.answers.incoming import columns_of
+from tiered_index.sources import columns as incoming
+from tiered_index.sources import files, parquet
+from tiered_index.sources.columns import columns_of
+from tiered_index.sources.files import ParquetSource, source_name
+from tiered_index.sources.footers import chunk_values
+from tiered_index.sources.keys import read_lookups
+from tiered_index.sources.messages import Fields
+from tiered_index.sources.places import LocalFile, opened_place
 from tiered_index.storage.opening import open_storage
 
 

@@ -60,7 +60,7 @@ def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
     assert ("rich" in names) == (not more)
     assert ALWAYS | {"tiered_index.cli.query", "tiered_index.service.reader"} <= own(names)
     packages = (
-        "cli.sources",
+        "sources",
         "cli.spark",
         "rocketmq.classic",
         "rocketmq.follow",

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 import typer
 
-from tiered_index.cli.key_files import read_lookups
 from tiered_index.cli.options import end_option, time_option
 from tiered_index.server.parameters import BatchBody, QueryParameters, Range
+from tiered_index.sources.keys import read_lookups
 from tiered_index.spark.lookup.plan import times_of
 from tiered_index.types import format_time, parse_time
 

@@ -11,9 +11,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound
+from tiered_index.sources.places import NDJSON
 from tiered_index.spark.executors import AddressOf
 
-NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _HEAD_BYTES = 64
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # of a folder's name, to files of another program that are no data

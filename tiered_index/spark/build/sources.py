@@ -1,14 +1,12 @@
 """What a build reads: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
 
 Parquet is read inside the tasks that need its entries (`entries_of`). Where it can't be, and for other sources, Spark
-makes entries of messages by its own expressions (`entry_frame`); it reads local NDJSON, pyarrow that of a storage, a
-whole file at a time. docs/spark-cluster.md says which fields there are.
+makes entries of messages by its own expressions (`entry_frame`). Tasks read NDJSON as `ingest` does.
+docs/spark-cluster.md says which fields there are.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.answers.validation import TopicTable, batch_columns
+from tiered_index.sources.columns import HALF_A_PAIR, Message, columns_of
+from tiered_index.sources.files import NdjsonSource
+from tiered_index.sources.messages import Batch
+from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
 from tiered_index.spark.build.log_sources import (
     LOG_COLUMNS,
@@ -38,17 +40,13 @@ from tiered_index.spark.executors import (
     AddressOf,
     StorageAddress,
     arrow_schema,
-    check_lines,
     each_split,
-    first_wrong_line,
     frame_of_splits,
     is_local,
     local_path,
     spare_collections,
     to_read,
-    typed_errors,
 )
-from tiered_index.storage.base import ObjectReader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,12 +54,10 @@ if TYPE_CHECKING:
 
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
-_MESSAGE = (
-    "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, "
-    "topic_id long"
-)
-# NDJSON is read so many bytes at a time.
-_BLOCK_BYTES = 8 << 20
+_ENTRY = "topic string, queue_id long, key string, offset long, size long, timestamp_ms long, topic_id long"
+
+# A task reads so much of a file of NDJSON.
+_PART_BYTES = 128 << 20
 
 
 def frame_of(
@@ -75,21 +71,14 @@ def frame_of(
         return log.frame
     found, below = _files(source, address_of)
     kind, partitions = kind_of_all(found, address_of), partition_columns(below)
-    if found[0][0] and kind == "ndjson":
+    if kind == "ndjson":
         _check_folders(partitions)
         read = partial(_read_ndjson, address_of=address_of)
-        splits = [[uri, name, 0] for uri, name in found]
-        return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
-    if found[0][0] or (kind == "parquet" and partitions):
+        parts = [part for file in found for part in _parts(*file)]
+        return frame_of_splits(spark, parts).mapInArrow(read, _ENTRY)
+    if found[0][0] or partitions:
         return _frame_of_files(spark, ParquetFiles.of(found, address_of, partitions))
-    files = [Path(name) for _, name in found]
-    if kind == "parquet":
-        return _parquet_frame(spark, files)
-    _check_folders(partitions)
-    with typed_errors("reading the source"):
-        check_lines(spark, files)
-    reader = spark.read.schema(_MESSAGE).option("mode", "FAILFAST")
-    return _message_frame(reader.json([to_read(file) for file in files]))
+    return _parquet_frame(spark, [Path(name) for _, name in found])
 
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
@@ -199,14 +188,6 @@ def has_log_offsets(source: SourceLike) -> bool:
     return bool(paths) and all(is_archive(path) or (Path(path) / "commitlog").is_dir() for path in paths)
 
 
-def _message_frame(frame: DataFrame) -> DataFrame:
-    """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`."""
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-    keys = F.coalesce("keys", F.when(F.col("key").isNotNull(), F.array("key")))
-    return frame.select("topic", "queue_id", keys.alias("key"), "offset", "size", "timestamp_ms", "topic_id")
-
-
 def _parquet_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     """Return the rows of local files, with the columns that all have, `topic_id` where one has it."""
     frame = spark.read.parquet(*map(to_read, files))
@@ -252,32 +233,69 @@ def _numbers(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, max(1, count))
 
 
+def _parts(uri: str, name: str) -> Iterator[list[Any]]:
+    """Yield the parts of a file of NDJSON that tasks read: of a large local one several."""
+    size = 0 if uri or name.lower().endswith(".gz") else Path(name).stat().st_size
+    for begin in range(0, max(1, size), _PART_BYTES):
+        yield [uri, name, begin, begin + _PART_BYTES if size else None]
+
+
 def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
-    blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
-    options = pj.ParseOptions(explicit_schema=arrow_schema(_MESSAGE), unexpected_field_behavior="ignore")
-    for uri, name, _ in each_split(batches):
-        try:
-            with (
-                _lines(address_of(uri), name) as plain,
-                pj.open_json(pa.PythonFile(plain, mode="r"), blocks, options) as reader,
-            ):
-                yield from reader
-        except pa.ArrowInvalid as error:
-            if "Empty JSON file" in str(error):
-                continue
-            # pyarrow names the column of some errors, and the line of none
-            with _lines(address_of(uri), name) as plain:
-                wrong = first_wrong_line(plain) or f"not NDJSON of messages: {error}"
-            raise InvalidArgument(f"{name}: {wrong}") from error
+    """Yield a row for each key of the files' messages, and one without key for a message that has none."""
+    for uri, name, begin, end in each_split(batches):
+        with _place(address_of(uri) if uri else None, name) as place:
+            source = NdjsonSource(place)
+            for batch in source.part(begin, end):
+                yield from _entry_rows(batch, str(place))
+            if source.held_back_bytes:
+                raise InvalidArgument(f"{place}: the last line has no newline, and may be cut: add the newline")
 
 
 @contextmanager
-def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
-    """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
+def _place(address: StorageAddress | None, name: str) -> Iterator[LocalFile | StoredFile]:
+    if address is None:
+        yield LocalFile(Path(name))
+        return
     with address.open() as storage:
-        handle = ObjectReader(storage, name, storage.head(name).size_bytes)
-        buffered = io.BufferedReader(handle, _BLOCK_BYTES)
-        yield gzip.GzipFile(fileobj=buffered) if name.lower().endswith(".gz") else buffered
+        yield StoredFile(f"{address.uri.partition('?')[0]}/{name}", storage, name, storage.head(name).size_bytes)
+
+
+def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
+    """Yield a batch's rows. Raises `InvalidArgument` naming the first line that is wrong."""
+    columns = batch.columns
+    if columns is not None:
+        try:
+            batch_columns(columns, ROCKETMQ_SCHEMA, TopicTable())
+        except InvalidArgument:
+            columns = None
+    if columns is None:
+        messages = list[Message]()
+        for record in batch.records():
+            if (message := record.message) is None:
+                raise InvalidArgument(f"{where}, {record.where}: {record.problem}")
+            try:
+                "".join((message.topic, *message.keys)).encode()
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"{where}, {record.where}: {HALF_A_PAIR}") from error
+            messages.append(message)
+        # a batch has topic ids or none
+        for with_ids in (True, False):
+            some = [message for message in messages if (message.topic_id is not None) == with_ids]
+            if some:
+                yield from _entry_batches(pa.table(columns_of(some)))
+        keyless = sum(not message.keys for message in messages)
+    else:
+        yield from _entry_batches(pa.Table.from_batches([columns]))
+        keyless = batch.keyless
+    if keyless:
+        yield from _entry_batches(pa.table({"key": pa.nulls(keyless, pa.string())}))
+
+
+def _entry_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    schema = arrow_schema(_ENTRY)
+    there = {name: table[name] for name in table.column_names}
+    columns = [there[f.name].cast(f.type) if f.name in there else pa.nulls(len(table), f.type) for f in schema]
+    yield from pa.table(columns, schema=schema).to_batches()
 
 
 # What every message has; `topic_id` is optional.

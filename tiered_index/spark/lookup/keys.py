@@ -8,11 +8,8 @@ its line.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import io
 import secrets
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import bounded_lines
-from tiered_index.spark.build.folders import NDJSON
+from tiered_index.errors import InvalidArgument
+from tiered_index.sources.keys import csv_rows
+from tiered_index.sources.places import CSV, NDJSON, PARQUET
+from tiered_index.spark.build.folders import find_stored, kind_of_all
 from tiered_index.spark.build.sources import column_of, frame_of, is_frame, shown_column, shown_kind
 from tiered_index.spark.executors import (
     StorageAddress,
@@ -50,11 +48,6 @@ if TYPE_CHECKING:
 
 
 _BATCH_ROWS = 10_000
-_TOLD = {
-    "unexpected end of data": "a quote is not closed",
-    "',' expected after '\"'": "'\"' in a quoted cell is not doubled",
-    "new-line character": "a line ends with \\r alone, or a cell with \\r has no quotes",
-}
 
 
 def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
@@ -82,7 +75,7 @@ def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path
         found = next((cells for _, cells in rows), header)
         if found != header:
             raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
-        while part := [_checked(file, line, cells, len(header)) for line, cells in islice(rows, _BATCH_ROWS)]:
+        while part := [cells for _, cells in islice(rows, _BATCH_ROWS)]:
             columns = [pa.array([cell or None for cell in column], pa.string()) for column in zip(*part, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names)
 
@@ -98,49 +91,6 @@ def _names(header: list[str], file: Path) -> list[str]:
     return names
 
 
-def _checked(file: str, line: int, cells: list[str], width: int) -> list[str]:
-    if len(cells) != width:
-        raise InvalidArgument(
-            f"{file}: line {line:,} has {len(cells)} cell{'s' if len(cells) > 1 else ''}, the header {width}"
-        )
-    return cells
-
-
-def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a file, each with its first line's number; empty lines are none."""
-    line = 1
-    try:
-        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-            reader = csv.reader(_decoded(file, bounded_lines(lines.readline, f"{file}: ")), strict=True)
-            for cells in reader:
-                if cells:
-                    yield line, cells
-                line = reader.line_num + 1
-    except csv.Error as error:
-        raise InvalidArgument(f"{file}: line {line:,}: {_told(str(error))}") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorruptFile(str(file), str(error)) from error
-    except OSError as error:
-        raise InvalidArgument(f"{file}: {error.strerror}") from error
-
-
-def _decoded(file: Path, lines: Iterable[bytes]) -> Iterator[str]:
-    # lines end with \n: a \r by itself is part of a cell, or refused where that has no quotes
-    for number, line in enumerate(lines, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidArgument(f"{file}: line {number:,} is not UTF-8: {error.reason}") from error
-
-
-def _told(problem: str) -> str:
-    """Return csv's words, or ours for what is met in files."""
-    if problem.startswith("field larger"):
-        return f"a cell has more than {csv.field_size_limit():,} characters; is its quote closed?"
-    return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
-
-
-_CSV = (".csv", ".csv.gz")
 _PART_BYTES = 64 << 20
 
 
@@ -162,7 +112,7 @@ def key_files(path: str) -> tuple[Sequence[str], list[Path]]:
         )
     # Spark's order: the first Parquet file says which columns there are
     files = [place] if place.is_file() else sorted(below)
-    kinds = [kind for kind in (_CSV, (".parquet",), NDJSON) if all(file.name.endswith(kind) for file in files)]
+    kinds = [kind for kind in (CSV, PARQUET, NDJSON) if all(file.name.endswith(kind) for file in files)]
     if not files or not kinds:
         raise InvalidArgument(
             f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
@@ -174,8 +124,11 @@ def read_keys(spark: SparkSession, path: str, s3: StorageOptions) -> DataFrame:
     """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
     kind, files = key_files(path)
     if not files:
-        return frame_of(spark, path, partial(StorageAddress, options=s3))
-    if kind == _CSV:
+        addresses = partial(StorageAddress, options=s3)
+        if kind_of_all(find_stored(addresses, path), addresses) != "parquet":
+            raise InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON to a local disk")
+        return frame_of(spark, path, addresses)
+    if kind == CSV:
         return csv_frame(spark, files)
     place = local_path(path)
     if kind == NDJSON:

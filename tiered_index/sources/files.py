@@ -35,27 +35,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json as pj
 
-from tiered_index.cli.sources.messages import (
-    ROW_NUMBER,
-    Batch,
-    Fields,
-    LocalFile,
-    Place,
-    Record,
-    Stdin,
-    StoredFile,
-    json_object,
-)
-from tiered_index.cli.sources.parquet import ParquetTable
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import (
-    MAX_BLANK_BYTES,
-    MAX_ROW_BYTES,
-    Message,
-    check_kinds,
-    entry_columns,
-    own_type,
-)
+from tiered_index.sources.columns import MAX_BLANK_BYTES, MAX_ROW_BYTES, Message, check_kinds, entry_columns, own_type
+from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields, Record, json_object
+from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.places import CSV, NDJSON, LocalFile, Place, Stdin, StoredFile
 
 MAGIC = b"PAR1"
 _FOOTER_BYTES = 1 << 20
@@ -166,8 +150,20 @@ class TextSource(ABC):
             head = self._checked(handle.read, FINGERPRINT_BYTES if length is None else length)
         return len(head), hashlib.sha256(head).hexdigest()[:16]
 
-    def batches(self, start: int) -> Iterator[Batch]:
-        """Yield the lines behind byte `start`, which must be the end of a line."""
+    def part(self, begin: int, end: int | None) -> Iterator[Batch]:
+        """Yield the lines that begin within bytes [begin, end) of uncompressed text (None: its end)."""
+        if self._gzipped and begin:
+            return
+        start = begin
+        if begin:
+            with self._open() as handle:
+                handle.seek(begin - 1)
+                start += len(self._checked(handle.readline, MAX_ROW_BYTES)) - 1
+        if end is None or start < end:
+            yield from self.batches(start, None if self._gzipped else end)
+
+    def batches(self, start: int, end: int | None = None) -> Iterator[Batch]:
+        """Yield the lines behind byte `start`, which must be the end of a line, as far as they begin before `end`."""
         with self._open() as handle:
             position = max(start, self.begin)
             read = self.place.read if isinstance(self.place, Stdin) else handle.read
@@ -178,7 +174,8 @@ class TextSource(ABC):
             if number is None and self._counts_rows:
                 number = self._lines_before(position)
             blank_bytes = 0
-            while block := self._checked(read, BLOCK_BYTES):
+            last = 1 << 62 if end is None else end
+            while block := self._checked(read, min(BLOCK_BYTES, max(0, last - position))):
                 if not block.endswith(b"\n"):
                     rest = self._checked(handle.readline, MAX_ROW_BYTES)
                     if len(rest) == MAX_ROW_BYTES:
@@ -187,14 +184,14 @@ class TextSource(ABC):
                     block += rest
                 block = self._without_open_line(block)
                 blank_bytes = 0 if block.strip() else blank_bytes + len(block)
-                end = position + len(block)
+                stop = position + len(block)
                 if blank_bytes > MAX_BLANK_BYTES:
                     raise InvalidArgument(
-                        f"{self.place}: {blank_bytes:,} bytes up to byte {end} are blank lines only; delete them"
+                        f"{self.place}: {blank_bytes:,} bytes up to byte {stop} are blank lines only; delete them"
                     )
-                columns, messages = self._columns(block, number or 0)
-                yield Batch(columns, messages, end, partial(self._records, block, position, number))
-                position = end
+                columns, messages, keyless = self._columns(block, number or 0)
+                yield Batch(columns, messages, stop, partial(self._records, block, position, number), keyless)
+                position = stop
                 number = None if number is None else number + block.count(b"\n")
 
     def _without_open_line(self, block: bytes) -> bytes:
@@ -253,24 +250,27 @@ class TextSource(ABC):
                 position -= len(piece)
         return lines
 
-    def _columns(self, block: bytes, first: int) -> tuple[pa.RecordBatch | None, int]:
-        """Return a block's entries and how many messages it has; None where a line needs a closer look. `first` is the
-        number of its first line.
+    def _columns(self, block: bytes, first: int) -> tuple[pa.RecordBatch | None, int, int]:
+        """Return a block's entries, how many messages it has, and how many of them have no key. The entries are None
+        where a line needs a closer look. `first` is the number of the first line.
         """
         if not block.strip():
-            return None, 0
+            return None, 0, 0
         numbers = [number for number, line in enumerate(block.split(b"\n"), first) if line.strip()]
         lines = len(numbers)
         try:
             block.decode()  # Arrow takes any bytes for text
             table = self._read(block)
             if len(table) != lines:
-                return None, lines
+                return None, lines, 0
             if self._counts_rows:
                 table = table.append_column(ROW_NUMBER, pa.array(self._rows(np.array(numbers, np.int64))))
-            return entry_columns(self._fields_of(table), self.fields.own), lines
+            fields = self._fields_of(table)
+            lists = fields["keys"] if "keys" in fields.column_names else pa.chunked_array([], pa.list_(pa.string()))
+            empty = pc.sum(pc.equal(pc.list_value_length(lists), 0)).as_py() or 0
+            return entry_columns(fields, self.fields.own), lines, lines - len(fields) + empty
         except (UnicodeDecodeError, pa.ArrowException, InvalidArgument):
-            return None, lines
+            return None, lines, 0
 
     def _rows(self, lines: Any) -> Any:
         """Return the numbers of rows, of which the first line that is none is not counted, from those of lines."""
@@ -405,8 +405,6 @@ def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
 
 
 _NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?", re.DOTALL)
-_NDJSON_SUFFIXES = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
-_CSV_SUFFIXES = (".csv", ".csv.gz")
 _HEAD_BYTES = 4096
 
 
@@ -426,13 +424,9 @@ def open_source(place: Place, fields: Fields | None = None) -> Source:
         return ParquetSource(place, fields)
     if name.endswith(".parquet"):
         raise CorruptFile(name, "not a Parquet file", offset=0, expected=MAGIC, found=head[:4])
-    if name.endswith(_CSV_SUFFIXES):
+    if name.endswith(CSV):
         return CsvSource(place, fields)
-    if (
-        not name.endswith(_NDJSON_SUFFIXES)
-        and not head.lstrip().startswith(b"{")
-        and (head or not isinstance(place, Stdin))
-    ):
+    if not name.endswith(NDJSON) and not head.lstrip().startswith(b"{") and (head or not isinstance(place, Stdin)):
         if b"," in head.partition(b"\n")[0]:
             return CsvSource(place, fields)
         raise InvalidArgument(f"{place} is neither NDJSON nor CSV nor Parquet")

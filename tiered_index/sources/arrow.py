@@ -13,8 +13,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.server.problems import Refused
-from tiered_index.service.answers.incoming import is_list, text_bytes
+from tiered_index.sources.columns import is_list, text_bytes
 
 _NO_STREAM = "the body is no Arrow stream"
 # Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
@@ -24,8 +23,12 @@ _BUFFER_BYTES = 16
 _AS_IT_IS = -1
 
 
+class TooLarge(InvalidArgument):
+    """A stream stands for more bytes than its reader takes."""
+
+
 def read_table(body: bytes, most_bytes: int) -> pa.Table:
-    """Return a stream's table, validated. Raises `InvalidArgument`, and `Refused` where it has more than `most_bytes`
+    """Return a stream's table, validated. Raises `InvalidArgument`, and `TooLarge` where it has more than `most_bytes`
     decompressed, with each cell's text by itself.
     """
     try:
@@ -56,8 +59,8 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
     return table
 
 
-def _too_large(most_bytes: int) -> Refused:
-    return Refused(413, f"the Arrow stream has more than {most_bytes:,} bytes when it is decompressed")
+def _too_large(most_bytes: int) -> TooLarge:
+    return TooLarge(f"the Arrow stream has more than {most_bytes:,} bytes when it is decompressed")
 
 
 def _check_type(field: pa.Field) -> None:

@@ -1,4 +1,4 @@
-"""Files of lookups, which `query --keys` takes: Parquet, NDJSON, or CSV with a header.
+"""Files of lookups: Parquet, NDJSON, or CSV with a header.
 
 A lookup is a row with `topic`, `key` and optionally `begin_ms` and `end_ms`; further columns are skipped. Memory: a
 batch of rows.
@@ -6,27 +6,31 @@ batch of rows.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from tiered_index.cli.output import counted
-from tiered_index.cli.sources.messages import LocalFile, json_object
-from tiered_index.cli.sources.parquet import ParquetTable
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import bounded_lines, check_names
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
+from tiered_index.sources.columns import bounded_lines, check_names
+from tiered_index.sources.messages import json_object
+from tiered_index.sources.parquet import ParquetTable
+from tiered_index.sources.places import CSV, NDJSON, PARQUET, LocalFile
 from tiered_index.types import Lookup, parse_time
 
 FIELDS = ("topic", "key", "begin_ms", "end_ms")
 """The columns of a lookup."""
-_CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
-_NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+_TOLD = {
+    "unexpected end of data": "a quote is not closed",
+    "',' expected after '\"'": "'\"' in a quoted cell is not doubled",
+    "new-line character": "a line ends with \\r alone, or a cell with \\r has no quotes",
+}
 
 
 def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count: int) -> Iterator[Lookup]:
@@ -71,16 +75,52 @@ def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    # of the package that brings the same files to executors; it is imported when asked for
-    from tiered_index.spark.lookup.keys import csv_rows
-
     rows = csv_rows(file)
     _, header = next(rows, (1, []))
     _check_columns(file, header)
     for line, cells in rows:
-        if len(cells) != len(header):
-            raise InvalidArgument(f"{file}: line {line:,} has {counted(len(cells), 'cell')}, the header {len(header)}")
         yield f"line {line:,}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a file, each with its first line's number; empty lines are none. RFC 4180 in UTF-8: an error
+    names its line, and a row has as many cells as the first one.
+    """
+    line, width = 1, 0
+    try:
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+            reader = csv.reader(_decoded(file, bounded_lines(lines.readline, f"{file}: ")), strict=True)
+            for cells in reader:
+                width = width or len(cells)
+                if len(cells) not in (0, width):
+                    raise InvalidArgument(
+                        f"{file}: line {line:,} has {len(cells)} cell{'s' * (len(cells) > 1)}, the header {width}"
+                    )
+                if cells:
+                    yield line, cells
+                line = reader.line_num + 1
+    except csv.Error as error:
+        raise InvalidArgument(f"{file}: line {line:,}: {_told(str(error))}") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorruptFile(str(file), str(error)) from error
+    except OSError as error:
+        raise InvalidArgument(f"{file}: {error.strerror}") from error
+
+
+def _decoded(file: Path, lines: Iterable[bytes]) -> Iterator[str]:
+    # lines end with \n: a \r by itself is part of a cell, or refused where that has no quotes
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{file}: line {number:,} is not UTF-8: {error.reason}") from error
+
+
+def _told(problem: str) -> str:
+    """Return csv's words, or ours for what is met in files."""
+    if problem.startswith("field larger"):
+        return f"a cell has more than {csv.field_size_limit():,} characters; is its quote closed?"
+    return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
 
 
 def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -108,4 +148,4 @@ def _check_columns(file: Path, names: Sequence[str]) -> None:
         raise InvalidArgument(f"{file}: column {missing[0]!r} is missing; it has {', '.join(names) or 'none'}")
 
 
-_KINDS = ((_CSV, _csv_rows), (_NDJSON, _ndjson_rows), (_PARQUET, _parquet_rows))
+_KINDS = ((CSV, _csv_rows), (NDJSON, _ndjson_rows), (PARQUET, _parquet_rows))

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.cli.sources.footers import chunk_values
-from tiered_index.cli.sources.messages import LocalFile, StoredFile
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import MAX_ROW_BYTES, has_items, plain_text, text_bytes
+from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
+from tiered_index.sources.footers import chunk_values
+from tiered_index.sources.places import LocalFile, StoredFile
 
 # Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20

@@ -28,6 +28,8 @@ MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
 # A text that goes on for so long without a message is none: a few kilobytes of gzip can stand for any number of lines.
 MAX_BLANK_BYTES = 64 << 20
+# What is wrong with a message that no table and no JSON can show.
+HALF_A_PAIR = "topic or key has half a surrogate pair"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,175 +1,25 @@
-"""Messages as files have them: which column is which field, what is wrong with one, their entries as columns; and where
-the bytes of a source are: a local file, an object of a storage, or standard input. One thread.
+"""Messages as files have them: which column is which field, what is wrong with one, their entries as columns. Pure.
 
 A message has its keys in `keys`, a list of text, or in `key`, one key or a list; of both, `keys` counts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
-import io
 import json
 import re
-import select
-import sys
-import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import IO, Any, cast
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tiered_index.cli.options import given_columns, pairs
-from tiered_index.cli.output import listed
-from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import InvalidArgument, listed
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
-from tiered_index.service.answers.incoming import (
-    FIELDS,
-    Message,
-    check_names,
-    checked_message,
-    is_list,
-    is_text,
-    own_value,
-    times_ms,
-)
 from tiered_index.service.answers.validation import milliseconds
-from tiered_index.storage.base import ObjectReader, Storage
-from tiered_index.storage.disk import absolute_path
-
-STDIN = "-"
-# One request fills so much, where less is asked for.
-_BUFFER_BYTES = 1 << 20
-# So long a block is gathered from a stream.
-_MOMENT_S = 0.2
-
-
-@dataclass(frozen=True)
-class LocalFile:
-    """One file of the local disk. Raises `InvalidArgument` where it can't be opened."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def open(self) -> AbstractContextManager[IO[bytes]]:
-        """Return the bytes, seekable."""
-        try:
-            return self.path.open("rb")
-        except OSError as error:
-            raise InvalidArgument(f"{self.path}: {error.strerror}") from error
-
-    ranges = open
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """One object; `uri` names it, without parameters."""
-
-    uri: str
-    storage: Storage
-    name: str
-    size_bytes: int
-
-    def __str__(self) -> str:
-        return self.uri
-
-    def open(self) -> AbstractContextManager[IO[bytes]]:
-        """Return the bytes, seekable, buffered for reading on and on."""
-        return io.BufferedReader(self._reader(), _BUFFER_BYTES)
-
-    def ranges(self) -> AbstractContextManager[IO[bytes]]:
-        """Return the bytes, seekable; each read is one request."""
-        return cast(IO[bytes], self._reader())
-
-    def _reader(self) -> ObjectReader:
-        return ObjectReader(self.storage, self.name, self.size_bytes)
-
-
-class Stdin:
-    """What comes on standard input, gzipped or not: read once, so that nothing of it can be continued."""
-
-    def __init__(self) -> None:
-        if sys.stdin is None:
-            raise InvalidArgument("stdin is closed")
-        raw = cast(io.BufferedReader, sys.stdin.buffer)
-        # what unpacks must not wait for whole buffers either
-        packed = cast(IO[bytes], SimpleNamespace(read=raw.read1))
-        self._stream: Any = gzip.GzipFile(fileobj=packed, mode="rb") if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-
-    def __str__(self) -> str:
-        return "stdin"
-
-    def open(self) -> AbstractContextManager[IO[bytes]]:
-        """Return the one stream; it stays open."""
-        return contextlib.nullcontext(self._stream)
-
-    def read(self, size_bytes: int) -> bytes:
-        """Return what comes within a moment, so that nothing waits for a whole block; empty at the end only."""
-        until_s = time.monotonic() + _MOMENT_S
-        pieces = [self._stream.read1(size_bytes)]
-        left = size_bytes - len(pieces[0])
-        while pieces[-1] and left and select.select([sys.stdin], [], [], max(0, until_s - time.monotonic()))[0]:
-            pieces.append(self._stream.read1(left))
-            left -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def head(self) -> bytes:
-        """Return the first bytes, which stay to be read; empty at the end of the stream."""
-        try:
-            return bytes(self._stream.peek(1))
-        except (EOFError, OSError, zlib.error) as error:
-            raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
-
-
-Place = LocalFile | StoredFile | Stdin
-
-
-def local_path(source: str) -> Path | None:
-    """Return the absolute path of a path or a `file://` URI, None for any other source. Raises `InvalidArgument`."""
-    if source == STDIN:
-        return None
-    if source.startswith("file://"):
-        parts = urlsplit(source)
-        if parts.netloc not in ("", "localhost"):
-            raise InvalidArgument(f"file://{parts.netloc}/... is not absolute: write file:///dir/file")
-        return absolute_path(unquote(parts.path))
-    return None if "://" in source else absolute_path(source)
-
-
-@contextlib.contextmanager
-def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
-    """Yield what `source` names. Raises `InvalidArgument`, and as the storage."""
-    path = local_path(source)
-    if path is not None:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise InvalidArgument(f"{path} is a pipe or a device, which is read only once: give - and < {path}")
-        yield LocalFile(path)
-        return
-    if source == STDIN:
-        yield Stdin()
-        return
-    uri, mark, parameters = source.partition("?")
-    folder, _, name = uri.rpartition("/")
-    if not name or folder.endswith(("/", ":")):
-        raise InvalidArgument(f"{uri} is no file: give the URI of one, such as s3://bucket/day.ndjson")
-    with contextlib.closing(config.open_storage(folder + mark + parameters)) as storage:
-        try:
-            size_bytes = storage.head(name).size_bytes
-        except ObjectNotFound as error:
-            raise InvalidArgument(f"{uri}: no such object") from error
-        yield StoredFile(uri, storage, name, size_bytes)
+from tiered_index.sources.columns import FIELDS, Message, check_names, checked_message, is_list, is_text, times_ms
 
 
 def json_object(line: bytes, where: str = "") -> dict[str, Any]:
@@ -198,31 +48,6 @@ class Fields:
     schema: Schema = ROCKETMQ_SCHEMA
     # values of own columns that a source may lack
     defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def given(
-        cls,
-        column: Sequence[str] | None,
-        constant: Sequence[str] | None,
-        schema: Schema = ROCKETMQ_SCHEMA,
-        defaults: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Fields:
-        """Return what the options --column and --constant say. Raises `InvalidArgument` naming the option."""
-        own = {each.name: each for each in schema.caller_columns}
-        known = (*FIELDS, "key", "topic_id", *own)
-        for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
-            if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
-                raise InvalidArgument(
-                    f"{option}: {unknown[0]!r} is no field of a message; these are {', '.join(known)}"
-                    f"{'' if own else '; --item-type declares more'}"
-                )
-        columns, constants = given_columns(column, constant, texts=("topic", "key", *own))
-        values: dict[str, Any] = {
-            n: value if n in ("topic", "key") else int(value) for n, value in constants.items() if n not in own
-        }
-        for name in constants.keys() & own.keys():
-            values[name] = own_value(own[name], constants[name])
-        return cls(columns, values, schema, defaults)
 
     @cached_property
     def own(self) -> tuple[str, ...]:
@@ -335,3 +160,5 @@ class Batch:
     messages: int
     end: int
     records: Callable[[], Iterator[Record]]
+    # Of text whose `columns` are there: how many messages have no key.
+    keyless: int = 0

@@ -1,0 +1,150 @@
+"""The bytes of a source: a local file, an object of a storage, or standard input. One thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import select
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, cast
+from urllib.parse import unquote, urlsplit
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.storage.base import ObjectReader, Storage
+from tiered_index.storage.disk import absolute_path
+
+# Endings of the names of files, by their kind.
+CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
+NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+STDIN = "-"
+# One request fills so much, where less is asked for.
+_BUFFER_BYTES = 1 << 20
+# So long a block is gathered from a stream.
+_MOMENT_S = 0.2
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """One file of the local disk. Raises `InvalidArgument` where it can't be opened."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable."""
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise InvalidArgument(f"{self.path}: {error.strerror}") from error
+
+    ranges = open
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One object; `uri` names it, without parameters."""
+
+    uri: str
+    storage: Storage
+    name: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable, buffered for reading on and on."""
+        return io.BufferedReader(self._reader(), _BUFFER_BYTES)
+
+    def ranges(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable; each read is one request."""
+        return cast(IO[bytes], self._reader())
+
+    def _reader(self) -> ObjectReader:
+        return ObjectReader(self.storage, self.name, self.size_bytes)
+
+
+class Stdin:
+    """What comes on standard input, gzipped or not: read once, so that nothing of it can be continued."""
+
+    def __init__(self) -> None:
+        if sys.stdin is None:
+            raise InvalidArgument("stdin is closed")
+        raw = cast(io.BufferedReader, sys.stdin.buffer)
+        # what unpacks must not wait for whole buffers either
+        packed = cast(IO[bytes], SimpleNamespace(read=raw.read1))
+        self._stream: Any = gzip.GzipFile(fileobj=packed, mode="rb") if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+
+    def __str__(self) -> str:
+        return "stdin"
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the one stream; it stays open."""
+        return contextlib.nullcontext(self._stream)
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return what comes within a moment, so that nothing waits for a whole block; empty at the end only."""
+        until_s = time.monotonic() + _MOMENT_S
+        pieces = [self._stream.read1(size_bytes)]
+        left = size_bytes - len(pieces[0])
+        while pieces[-1] and left and select.select([sys.stdin], [], [], max(0, until_s - time.monotonic()))[0]:
+            pieces.append(self._stream.read1(left))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def head(self) -> bytes:
+        """Return the first bytes, which stay to be read; empty at the end of the stream."""
+        try:
+            return bytes(self._stream.peek(1))
+        except (EOFError, OSError, zlib.error) as error:
+            raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
+
+
+Place = LocalFile | StoredFile | Stdin
+
+
+def local_path(source: str) -> Path | None:
+    """Return the absolute path of a path or a `file://` URI, None for any other source. Raises `InvalidArgument`."""
+    if source == STDIN:
+        return None
+    if source.startswith("file://"):
+        parts = urlsplit(source)
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidArgument(f"file://{parts.netloc}/... is not absolute: write file:///dir/file")
+        return absolute_path(unquote(parts.path))
+    return None if "://" in source else absolute_path(source)
+
+
+@contextlib.contextmanager
+def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
+    """Yield what `source` names. Raises `InvalidArgument`, and as the storage."""
+    path = local_path(source)
+    if path is not None:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InvalidArgument(f"{path} is a pipe or a device, which is read only once: give - and < {path}")
+        yield LocalFile(path)
+        return
+    if source == STDIN:
+        yield Stdin()
+        return
+    uri, mark, parameters = source.partition("?")
+    folder, _, name = uri.rpartition("/")
+    if not name or folder.endswith(("/", ":")):
+        raise InvalidArgument(f"{uri} is no file: give the URI of one, such as s3://bucket/day.ndjson")
+    with contextlib.closing(config.open_storage(folder + mark + parameters)) as storage:
+        try:
+            size_bytes = storage.head(name).size_bytes
+        except ObjectNotFound as error:
+            raise InvalidArgument(f"{uri}: no such object") from error
+        yield StoredFile(uri, storage, name, size_bytes)
