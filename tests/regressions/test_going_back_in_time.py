@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.log_records import publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock
@@ -480,3 +481,88 @@ def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_droppe
     assert life.begin_anew().entries == 15
     with life.open() as index:
         assert life.found(index) == set(range(1, 16))
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])
+@pytest.mark.parametrize("place", ["unsealed", "compacted", "compacted while open"])
+def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str, is_same: bool) -> None:
+    """Two copies of a root fill one file with as many entries, and one of them publishes it."""
+    first = life.open()
+    life.ingest(first, 10, upload=False)
+    life.keep("storage")
+    first.abandon()
+    shutil.copytree(life.root, life.folder / "copy")
+    life.end_lease()
+    with life.open() as index:
+        life.ingest(index, 5, upload=True)
+        (stored,) = index.log_state.objects.values()
+    # the copy, before a storage without that
+    before = FaultStorage(LocalStorage(life.folder / "storage.kept"))
+    for path in (life.folder / "storage.kept/lease%").rglob("*"):
+        os.utime(path, (0, 0))
+    before.fail("put", name_prefix="data/", times=None)
+    life.put = 10 if is_same else 20
+    copy = life.open(life.folder / "copy", storage_backend=before)
+    life.ingest(copy, 5, upload=False)
+    if place != "unsealed":
+        copy.seal()
+        with pytest.raises(StorageUnavailable):
+            copy.run_lifecycle()
+    if place == "compacted while open":
+        before.clear()
+        before.put(stored.name, LocalStorage(life.folder / "storage").get(stored.name))
+        publish(StorageLog(before, life.clock), copy.log_state.epoch, (stored,))
+        if is_same:
+            copy.run_lifecycle()
+            assert [handle.place for handle in copy.files()] == ["uploaded"]
+        else:
+            with pytest.raises(RootBehind, match="another file of this id"):
+                copy.run_lifecycle()
+            assert life.found(copy) >= set(range(21, 26))
+        copy.abandon()
+        return
+    copy.abandon()
+    for path in (life.root / "uploaded").iterdir():
+        path.unlink()
+    for path in (life.folder / "copy" / place).glob(f"{stored.file_id}*"):
+        shutil.copy(path, life.root / place)
+    if not is_same:
+        with pytest.raises(RootBehind, match="another file of this id"):
+            life.open()
+        assert life.begin_anew().entries == 15
+    with life.open() as index:
+        index.seal()
+        index.run_lifecycle()
+    assert life.found() == set(range(1, 16)) | (set() if is_same else set(range(21, 26)))
+
+
+@pytest.mark.parametrize("keeps_times", [True, False])
+def test_a_fresh_reader_and_a_new_writer_refuse_two_histories_behind_a_checkpoint(
+    life: Life, keeps_times: bool
+) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    life.keep("root")
+    with life.open() as index:
+        for _ in range(4):
+            life.ingest(index, 10, upload=True)
+    # the other site goes on from the same state, and its shorter history is put over the longer one
+    backend = LocalStorage(life.folder / "storage.kept")
+    with life.open(life.folder / "root.kept", storage_backend=backend) as index:
+        life.put = 100
+        life.ingest(index, 10, upload=True)
+    copied = shutil.copy2 if keeps_times else shutil.copy
+    shutil.copytree(life.folder / "storage.kept", life.folder / "storage", copy_function=copied, dirs_exist_ok=True)
+    with pytest.raises(StorageBehind, match="two histories"):
+        life.found()
+    with pytest.raises(StorageBehind, match="two histories"):
+        life.open(life.folder / "new")
+    # a root knows its own history, and a copy takes that of the newest checkpoint
+    copier = Copier(LocalStorage(life.folder / "storage"), LocalStorage(life.folder / "saved"), life.clock)
+    copier.open()
+    copier.run_once()
+    with IndexReader.open(f"file://{life.folder}/saved") as reader:
+        assert life.found(reader) == set(range(1, 51))
+    with life.open() as index:
+        assert life.found(index) == set(range(1, 51))

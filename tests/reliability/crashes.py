@@ -456,7 +456,10 @@ def _copied(storage: Any) -> MemoryStorage:
     inner = storage.inner if isinstance(storage, WrapperStorage) else storage
     copy = MemoryStorage(clock=ManualClock(inner._clock.now_ms()))
     copy.uri = inner.uri
-    copy._shelf.objects = SortedDict(inner._shelf.objects)
+    # the copied root stands for the one that crashed, and would wait for its lease as any copy does
+    copy._shelf.objects = SortedDict(
+        (name, found) for name, found in inner._shelf.objects.items() if not name.startswith("lease/")
+    )
     copy._shelf.uploads = {
         number: type(upload)(upload.handle, dict(upload.parts)) for number, upload in inner._shelf.uploads.items()
     }

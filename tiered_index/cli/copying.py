@@ -16,7 +16,14 @@ from tiered_index.cli.progress import Ending
 from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import DiskFull, InvalidArgument, StorageMisconfigured, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    CorruptFile,
+    DiskFull,
+    InvalidArgument,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.service.lifecycle.copying import Copier, CopyReport, CopyStopped
 from tiered_index.service.lifecycle.orphans import Orphans
 from tiered_index.service.lifecycle.publication import JobOverdue
@@ -60,8 +67,8 @@ def copy(
 
     With --follow the copy stays up to date as a standby. What the source's log removes is removed from the copy's log,
     and its bytes from the copy after --grace, as by `tiered-index orphans`; nothing else is deleted. Exit code 3: a
-    storage can't be reached, or refuses; with --follow it is asked again. --json prints a line a round, errors
-    included.
+    storage can't be reached, or refuses; with --follow it is asked again. Exit code 4: the source is damaged; where
+    only its log's first records are gone, the copy is made all the same. --json prints a line a round, errors included.
 
     [bold]Examples[/bold]
 
@@ -79,8 +86,9 @@ def copy(
         if follow:
             return _follow(session, copier, interval, grace)
         copier.open()
-        _tell(session, copier, _round(session, copier), "copied")
-    return 0
+        report = _round(session, copier)
+        _tell(session, copier, report, "copied")
+    return _code(report)
 
 
 @contextlib.contextmanager
@@ -137,7 +145,11 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
             _tell(session, copier, last, "stopped")
         else:
             session.out.answer({"status": "stopped"}, streamed=True)
-    return ending.exit_code
+    return ending.exit_code or (_code(last) if last is not None else 0)
+
+
+def _code(report: CopyReport) -> int:
+    return CorruptFile.exit_code if report.problems else 0
 
 
 def _failed(error: TieredIndexError, copier: Copier, last: CopyReport | None) -> dict[str, Any]:
@@ -181,3 +193,5 @@ def _tell(session: Session, copier: Copier, report: CopyReport, status: str, swe
         f"{status}: {what if report.records else 'nothing new' + deleted}; as of record {report.source_number} of the "
         f"source, {human_seconds(lag_s)} ago; {counted(requests, 'request')}, about ${document['cost_usd']:.6f}"
     )
+    for problem in report.problems:
+        session.out.line(f"problem: {problem}")

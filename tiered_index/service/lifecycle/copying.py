@@ -66,6 +66,8 @@ class CopyReport:
     kept: int
     kept_bytes: int
     removed: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    """Damage of the source that the copy does not have, but that nobody can check any more."""
 
 
 class CopyStopped(TieredIndexError):
@@ -104,14 +106,6 @@ class Copier:
         target is something else than a copy of it, `StorageMisconfigured`, as the storages.
         """
         state = self.log.open()
-        try:
-            self.source.head(log_name(1))
-        except ObjectNotFound:
-            _log.warning(
-                "%s: the log's first records are gone: has the bucket a life-cycle rule that deletes them? The copy is "
-                "as the newest checkpoint has it",
-                self.source.uri,
-            )
         try:
             self._check_target(self.copied.open())
         except NotAnIndex as error:
@@ -166,7 +160,19 @@ class Copier:
             kept=len(kept),
             kept_bytes=sum(kept),
             removed=tuple(name for name in _parts(before) if name not in _parts(after)),
+            problems=self._problems(),
         )
+
+    def _problems(self) -> tuple[str, ...]:
+        try:
+            self.source.head(log_name(1))
+        except ObjectNotFound:
+            return (
+                f"{self.source.uri}: the log's first records are gone: has the bucket a life-cycle rule that deletes "
+                f"them? The copy is as the newest checkpoint has it, and nobody can check that. End the rule, or the "
+                f"source is lost with its checkpoints; the copy has a log of its own",
+            )
+        return ()
 
     def sweep(self, grace_s: float) -> Orphans:
         """Delete from the target what its log removed `grace_s` ago, and what no record has named for a day."""

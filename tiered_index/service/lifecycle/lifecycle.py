@@ -53,6 +53,7 @@ from tiered_index.service.lifecycle.context import (
 )
 from tiered_index.service.lifecycle.expiry import KnownStats, record_expiry, sweep
 from tiered_index.service.lifecycle.publication import Publication, stored_file
+from tiered_index.service.lifecycle.same_file import check_same
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
@@ -361,6 +362,8 @@ class Lifecycle:
             if known is None:
                 self._let_go(file)
                 return
+        if publication is None or known.name != publication.sent.name:
+            check_same(file, StorageBytes(context.cold, known))
         # a file in `uploaded` is taken for published by every later start
         session.log.rely()
         target = self._move(file)

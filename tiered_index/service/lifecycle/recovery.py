@@ -23,6 +23,7 @@ from tiered_index.errors import (
     CorruptFile,
     RootBehind,
     SchemaMismatch,
+    StorageError,
     StorageUnavailable,
     TieredIndexError,
 )
@@ -41,8 +42,8 @@ from tiered_index.service.files.compacted import (
 )
 from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.lifecycle.context import has_newer_positions
-from tiered_index.service.log.log import WAY_ON
-from tiered_index.service.log.records import StoredObject, max_positions
+from tiered_index.service.lifecycle.same_file import check_same, is_published
+from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Deletions, Root, disk_error
 from tiered_index.service.root.files import FileList, ListedFile
@@ -109,7 +110,7 @@ def _recover(
         _miss(gone, state, files, found)
         _recover_uploaded(root, ids, cold, state, found)
         _recover_compacted(root, ids, cold, state, found)
-        _recover_unsealed(root, ids, state, found)
+        _recover_unsealed(root, ids, cold, state, found)
     except OSError as error:
         raise disk_error(error, f"recovering {root.path}") from error
     _set_strangers_aside(layout, found)
@@ -192,8 +193,14 @@ def _recover_compacted(
         if stored is None:
             found.compacted.append(file)
             continue
-        if file.metadata().count != stored.count:
-            raise _other_entries(path, file.metadata().count, stored)
+        try:
+            check_same(file, StorageBytes(cold, stored))
+        except RootBehind:
+            raise
+        except (CorruptFile, StorageError) as error:
+            found.notes.append(f"{path.name}: is in the log, and could not be compared with its object ({error})")
+            found.compacted.append(file)  # the life cycle compares and moves it
+            continue
         target = root.index_path(UPLOADED, file_id)
         try:
             root.disk.publish(path, target)
@@ -205,7 +212,9 @@ def _recover_compacted(
         found.uploaded.append(open_local(target, StorageBytes(cold, stored)))
 
 
-def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
+def _recover_unsealed(
+    root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered
+) -> None:
     # the log counts too: a deletion that did not reach the disk can bring back a file that was retired since
     local = {file.file_id for file in (*found.compacted, *found.uploaded)}
     later = local | {o.file_id for o in (state.objects.values() if state else ())}
@@ -218,9 +227,10 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
         alone = state is not None and file_id not in local and _has_newer_journal(file_id, path, journal_path, state)
         if file_id in later and not alone:
-            _check_published(path, journal_path, file_id, state)
-            found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
-            continue
+            if _may_go(path, journal_path, file_id, cold, state):
+                found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
+                continue
+            alone = True
         journal: Journal | None = None
         try:
             data = journal_path.read_bytes() if journal_path.exists() else b""
@@ -260,23 +270,12 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
     found.unsealed.sort(key=lambda file: file.sequence)
 
 
-def _check_published(path: Path, journal_path: Path, file_id: str, state: LogState | None) -> None:
-    """Raise `RootBehind` for an unsealed file that has more entries than the published one of its id."""
+def _may_go(path: Path, journal_path: Path, file_id: str, cold: ColdPath, state: LogState | None) -> bool:
+    """Return whether an unsealed file of which a later form exists may be dropped. Raises `RootBehind`."""
     stored, journal = state.object_of(file_id) if state is not None else None, None
     with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
-    if stored is not None and journal is not None and journal.count > stored.count:
-        raise _other_entries(path, journal.count, stored)
-
-
-def _other_entries(path: Path, count: int, stored: StoredObject) -> RootBehind:
-    return RootBehind(
-        str(path),
-        f"the storage has another file of this id ({stored.name}): another copy of this root published it. Nothing was "
-        f"changed; {WAY_ON}",
-        expected=f"{stored.count} entries",
-        found=f"{count} entries",
-    )
+    return stored is None or journal is None or is_published(path, journal, StorageBytes(cold, stored))
 
 
 def _has_newer_journal(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:

@@ -58,6 +58,7 @@ _BYTES_A_RECORD = 6 << 20
 _MOST_RECORDS = 32
 _KEPT = 2
 _SWEPT_AT_ONCE = 8
+_CHECKED_AT_ONCE = 4
 _LISTINGS = 3
 _log = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ class Checkpoints:
     _whole: list[int] = field(default_factory=list)
     read_ms: int | None = None
     """When the one that `newest` returned was written, by the storage's clock."""
+    younger: tuple[int, ...] = ()
+    """Numbers below that one whose checkpoints were written later: two writers at once, or another history."""
 
     def newest(self, before: int | None = None) -> LogState:
         """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. `before`:
@@ -113,10 +116,11 @@ class Checkpoints:
                 else:
                     self._number, self._size_bytes = number, len(data)
                     self._whole, self.read_ms = [number], written_ms[number]
+                    self.younger = tuple(n for n in written_ms if n < number and written_ms[n] > self.read_ms)
                     return state
             else:
                 break
-        self._number, self._size_bytes, self._whole, self.read_ms = 0, 0, [], None
+        self._number, self._size_bytes, self._whole, self.read_ms, self.younger = 0, 0, [], None, ()
         return LogState()
 
     def drop_newer(self, number: int) -> None:
@@ -212,6 +216,32 @@ class StorageLog:
         """Write for a root from here on, which has `seen` records of this log. Nothing is checked yet: `check_root`."""
         self._root_id, self._seen = root_id, seen
         self._attempts.append(seen.last.attempt)
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether this log is written for a root that has seen records of it."""
+        return self._seen is not None and self._seen.last.number > 0
+
+    def check_unmixed(self) -> None:
+        """Check the log where a listing shows that a sync may have put two histories into it: a checkpoint was written
+        later than one of a higher number. Two requests for each of those, none as a rule. Call it after `open`, where
+        nothing else says which history is right. Raises `StorageBehind`.
+        """
+        for number in self._checkpoints.younger[-_CHECKED_AT_ONCE:]:
+            try:
+                before, after = self.record(number), self.record(number + 1)
+            except (ObjectNotFound, CorruptFile) as error:
+                _log.debug("record %d can't be compared with the next one: %s", number, error)
+                continue
+            if after.previous and after.previous != before.digest:
+                raise StorageBehind(
+                    f"{self._storage.uri}/{log_name(number + 1)}",
+                    f"follows another record {number} than the one in its place: two histories of this index were "
+                    f"mixed, as by a sync without deletes. Restore one of them whole. `tiered-index copy` into an "
+                    f"empty place takes the one of the newest checkpoint",
+                    expected=before.digest,
+                    found=after.previous,
+                )
 
     def check_root(self) -> None:
         """Check the log that was read against its root, by a request at most. Raises `StorageBehind` where it is

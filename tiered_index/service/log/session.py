@@ -296,6 +296,8 @@ class StorageSession:
             state = self.log.create(IndexDescriptor(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
         check_descriptor(state.genesis, adapt(state.genesis), where)
+        if not self.log.has_seen:
+            self.log.check_unmixed()
         self.log.check_root()
         return state.genesis
 

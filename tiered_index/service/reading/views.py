@@ -178,6 +178,8 @@ class IndexView(Refreshed):
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log
         try:
             state = log.open()
+            if self._root is None:
+                log.check_unmixed()
         except NotAnIndex as error:
             if self._must_answer:
                 raise

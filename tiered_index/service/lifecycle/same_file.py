@@ -1,0 +1,95 @@
+"""Compare a local file with the published one of its id, before the local one is taken for published.
+
+Two copies of a root can fill one file with different entries. Equal tails mean equal bytes: they hold the CRC32 of the
+directory, which holds those of all runs. Other bytes may still be the same entries, compacted by another version or a
+job: then both files are read, and the checksums of their entries are compared. Any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, RootBehind, StorageError
+from tiered_index.format.journal import Journal
+from tiered_index.format.shard import entry_checksum
+from tiered_index.service.catalog.catalog import unmap
+from tiered_index.service.files.compacted import CompactedFile, StorageBytes
+from tiered_index.service.files.search import FileBytes, scan_runs
+from tiered_index.service.files.unsealed import verified_entries
+from tiered_index.service.log.log import WAY_ON
+
+_WINDOW_BYTES = 4 << 20
+_log = logging.getLogger(__name__)
+
+
+def check_same(file: CompactedFile, published: StorageBytes) -> None:
+    """Raise `RootBehind` where the published file has other entries than a local compacted one; what reading both
+    raises.
+    """
+    local = file.local
+    assert local is not None
+    if file.count == published.stored.count:
+        if local.trailer().tail == published.trailer().tail or _checksum(local) == _checksum(published):
+            return
+        raise _others(local.file, f"{file.count} other entries", published)
+    raise _others(local.file, f"{file.count} entries", published)
+
+
+def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
+    """Return whether the storage has the entries of an unsealed file, or the file is damaged or an earlier state with
+    fewer entries; False where the published one can't be read. Raises `RootBehind` where that one has other entries.
+    """
+    if journal.count > published.stored.count:
+        raise _others(str(path), f"{journal.count} entries", published)
+    if journal.count < published.stored.count:
+        return True
+    try:
+        with path.open("rb") as handle:
+            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            entries = verified_entries(data, journal, str(path))
+            # without `previous`, which only an unsealed entry has
+            items = entries[list(journal.layout.schema.item.names or ())]
+            found = _sum(items, journal.begin_ms // 1000)
+            del entries, items
+        finally:
+            unmap(data)
+    except (CorruptFile, ValueError, FileNotFoundError) as error:
+        _log.debug("%s can't be compared with %s: %s", path, published.file, error)
+        return True
+    try:
+        is_same = found == _checksum(published)
+    except (CorruptFile, StorageError) as error:
+        _log.warning("%s is kept: its object %s can't be read: %s", path, published.file, error)
+        return False
+    if not is_same:
+        raise _others(str(path), f"{journal.count} other entries", published)
+    return True
+
+
+def _checksum(source: FileBytes) -> int:
+    trailer = source.trailer()
+    begin_s, runs = trailer.metadata.begin_ms // 1000, trailer.directory.all_runs()
+    return sum(_sum(items, begin_s) for _, items in scan_runs(source, runs, _WINDOW_BYTES)) % 2**64
+
+
+def _sum(items: npt.NDArray[Any], begin_s: int) -> int:
+    seconds: npt.NDArray[np.int64] = items["time_diff_s"].astype(np.int64) + begin_s
+    return entry_checksum(items, seconds)
+
+
+def _others(where: str, found: str, published: StorageBytes) -> RootBehind:
+    stored = published.stored
+    return RootBehind(
+        where,
+        f"the storage has another file of this id ({stored.name}): another copy of this root published it. Nothing was "
+        f"changed; {WAY_ON}",
+        expected=f"{stored.count} entries",
+        found=found,
+    )
