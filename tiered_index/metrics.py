@@ -36,7 +36,7 @@ def collector(index: IndexService[Any] | IndexReader[Any]) -> Collector:
 
     In a forked child a writer's collector yields nothing.
     """
-    return StateCollector(index)
+    return _OwnCollector(index)
 
 
 class StateCollector(Collector):
@@ -91,6 +91,17 @@ class StateCollector(Collector):
             sizes[file["state"]] += file["bytes"] or 0
         yield _by("state", "files", "Files by state.", counts)
         yield _by("state", "file_bytes", "Bytes of files by state, as far as they are known.", sizes)
+
+
+class _OwnCollector(StateCollector):
+    """The state, and the lookups of this process; a service counts them itself, with the places that were read."""
+
+    def _collect(self) -> Iterator[Metric]:
+        yield from super()._collect()
+        family = CounterMetricFamily("tiered_index_lookups", "Lookups, by kind and status.", labels=["kind", "status"])
+        for labels, count in sorted(self._lookups._engine.counted.copy().items()):
+            family.add_metric(labels, count)
+        yield family
 
 
 def _of_writer(index: IndexService) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import tiered_index
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, IndexService, merge
+from tiered_index import IndexReader, IndexService, Lookup, merge
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable, WriterFenced
 from tiered_index.storage.memory import MemoryStorage
@@ -44,6 +44,34 @@ def test_a_collector_of_a_writer_and_a_reader(settings):
     with IndexReader.open(storage_backend=storage) as reader:
         assert page(reader)['tiered_index_files{state="storage"}'] == 1
         assert "tiered_index_put_entries_total" not in page(reader)
+
+
+def test_a_collector_counts_lookups(settings):
+    storage = FaultStorage(MemoryStorage())
+    with IndexService.open(storage_backend=storage, **settings) as index:
+        for offset in range(3):
+            index.put("t", 0, "k", offset, 1, T)
+        index.seal()
+        index.run_lifecycle()
+    with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
+        reader.query("t", "k", max_count=1)
+        reader.query_many([Lookup("t", "k")] * 5)
+        reader.topics()
+        storage.fail("get_range", times=None)
+        with pytest.raises(StorageUnavailable):
+            reader.query("t", "k")
+        reader.query("t", "k", allow_partial=True)
+        told = {name: count for name, count in page(reader).items() if name.startswith("tiered_index_lookups_total")}
+        assert told == {
+            f'tiered_index_lookups_total{{kind="{kind}",status="{status}"}}': 1
+            for kind, status in (
+                ("query", "truncated"),
+                ("query_many", "complete"),
+                ("topics", "complete"),
+                ("query", "StorageUnavailable"),
+                ("query", "partial"),
+            )
+        }
 
 
 def test_without_prometheus_the_package_is_named():

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
+from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
@@ -355,13 +355,22 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool,
         limits: LookupLimits,
     ) -> T:
-        if not is_traced():
-            return self._answer_within(limits, answer, lookup, allow_partial)
-        with span(kind) as traced:
-            found = self._answer_within(limits, answer, lookup, allow_partial)
-            if traced.is_recording():
-                traced.set_attributes(_span_attributes(found))
+        status = "failed"
+        try:
+            if is_traced():
+                with span(kind) as traced:
+                    found = self._answer_within(limits, answer, lookup, allow_partial)
+                    if traced.is_recording():
+                        traced.set_attributes(_span_attributes(found))
+            else:
+                found = self._answer_within(limits, answer, lookup, allow_partial)
+            status = getattr(found, "status", "partial" if getattr(found, "failed", ()) else "complete")
             return found
+        except TieredIndexError as error:
+            status = type(error).__name__
+            raise
+        finally:
+            self._engine.count(kind, status)
 
     def _answer_within(
         self,

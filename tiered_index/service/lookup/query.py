@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -88,6 +89,8 @@ class QueryEngine:
         self._files = FileReader(self.threads, self.prices)
         # entries that lookups folded though their content differs, counted at each lookup
         self.folded = 0
+        # lookups, by kind and status
+        self.counted: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
     def read_of(self, sources: Mapping[int, str]) -> None:
@@ -338,6 +341,11 @@ class QueryEngine:
         scan = Scan(look, allow_partial, budget)
         self._read(scan, files.handles(*within), missing)
         return found
+
+    def count(self, kind: str, status: str) -> None:
+        """Count a lookup that has ended."""
+        with self._lock:
+            self.counted[kind, status] += 1
 
     def _fold(self, count: int) -> int:
         if count:
