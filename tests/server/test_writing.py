@@ -101,12 +101,12 @@ def test_nobody_moves_the_position_of_a_source_of_others(index, tmp_path):
 ONE = pa.Table.from_pylist([message(1)])
 TWICE = ONE.append_column("topic", ONE["topic"])
 WRONG = [
-    (LINES, lines(message(1)) + "{", "line 2: it is no JSON"),
+    (LINES, lines(message(1)) + "{", "line 2: not JSON: "),
     (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),
     (LINES, lines(message(1), message(2, body="x")), "line 2: 'body' is no field of a message"),
-    (LINES, lines(message(1), [1]), "line 2: it is no JSON object"),
+    (LINES, lines(message(1), [1]), "line 2: not a JSON object: b'[1]"),
     (LINES, lines(message(1), message(2, topic_id=7)), "either all messages have a topic_id, or none"),
-    (LINES, "[" * 100_000, "line 1: it is no JSON"),
+    (LINES, "[" * 100_000, "line 1: not JSON: "),
     # which no lookup over HTTP could ask for
     (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),
     (ARROW, "no arrow", "the body is no Arrow stream"),

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.entries import messages
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.spark.build import folders, parquet
@@ -305,3 +305,18 @@ def test_folders_of_lines_and_of_other_files(tmp_path: Any) -> None:
         check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
     with pytest.raises(InvalidArgument, match="1 folders in it, 'topic=x' first"):
         key_files(str(tmp_path))
+
+
+def test_a_task_compares_pages_with_their_checksums(tmp_path: Any) -> None:
+    """As `ingest` does: a changed value would pass for what was written."""
+    path = tmp_path / "m.parquet"
+    table = pa.table({"offset": pa.array(range(1_000), pa.int64())})
+    pq.write_table(table, path, write_page_checksum=True, use_dictionary=False, compression="none")
+    files = parquet.ParquetFiles.of([("", str(path))], StorageAddress)
+    (whole,) = files.batches((0, [0]), ["offset"])
+    assert whole.column(0).to_pylist() == list(range(1_000))
+    data = bytearray(path.read_bytes())
+    data[data.index((500).to_bytes(8, "little"))] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=r"m\.parquet"):
+        list(files.batches((0, [0]), ["offset"]))

@@ -7,7 +7,6 @@ was taken already is not taken again, and with `after` a request that leaves a g
 from __future__ import annotations
 
 import io
-import json
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,14 +30,15 @@ from tiered_index.service.index import IndexService
 from tiered_index.sources.arrow import TooLarge, read_table
 from tiered_index.sources.columns import (
     FIELDS,
-    HALF_A_PAIR,
     check_kinds,
     check_names,
+    check_unicode,
     checked_message,
     columns_of,
     entry_columns,
     is_list,
 )
+from tiered_index.sources.messages import json_object
 
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
 # A message's topic stands beside each of its keys: so many bytes of topics a byte of the largest body.
@@ -74,20 +74,13 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-            if not isinstance(fields, dict):
-                raise InvalidArgument("it is no JSON object")
+            fields = json_object(line)
             if unknown := fields.keys() - _COLUMNS:
                 raise InvalidArgument(f"{min(unknown)!r:.80} is no field of a message")
             messages.append(message := checked_message(fields))
-            # half a surrogate pair could be put, and no lookup over HTTP could ask for it
-            "".join((message.topic, *message.keys)).encode()
+            check_unicode(message)
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error}") from error
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"line {number}: {HALF_A_PAIR}") from error
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"line {number}: it is no JSON") from error
     if len({message.topic_id is None for message in messages}) > 1:
         raise InvalidArgument("either all messages have a topic_id, or none")
     _check_topics_bytes(sum(len(message.topic) * len(message.keys) for message in messages), most_bytes)

@@ -28,8 +28,6 @@ MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
 # A text that goes on for so long without a message is none: a few kilobytes of gzip can stand for any number of lines.
 MAX_BLANK_BYTES = 64 << 20
-# What is wrong with a message that no table and no JSON can show.
-HALF_A_PAIR = "topic or key has half a surrogate pair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,14 @@ def checked_message(
     checked_keys = tuple(check_keys(keys))
     topic_id = check_number("topic_id", fields["topic_id"]) if fields.get("topic_id") is not None else None
     return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id, values)
+
+
+def check_unicode(message: Message) -> None:
+    """Raise `InvalidArgument` for half a surrogate pair: no table has it, and no JSON could ask for it."""
+    try:
+        "".join((message.topic, *message.keys)).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument("topic or key has half a surrogate pair") from error
 
 
 def own_value(column: Column, value: Any) -> Any:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
 from tiered_index.sources.footers import chunk_values
 from tiered_index.sources.places import LocalFile, StoredFile
@@ -34,12 +34,37 @@ _TAIL_BYTES = 8
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
+@contextlib.contextmanager
+def opened_parquet(
+    place: LocalFile | StoredFile, texts: Sequence[str] = (), times: str = "ms", buffer_bytes: int = 0
+) -> Iterator[pq.ParquetFile]:
+    """Yield a file, whose pages are compared with their checksums; `texts` are columns with few different values, and
+    old times (INT96) are read in the unit `times`. Raises `CorruptFile`, and as the storage.
+    """
+    where = place.path if isinstance(place, LocalFile) else None
+    try:
+        with contextlib.nullcontext(where) if where is not None else place.ranges() as handle:
+            with pq.ParquetFile(
+                handle,
+                pre_buffer=where is None,
+                buffer_size=0 if where is None else buffer_bytes,
+                coerce_int96_timestamp_unit=times,
+                read_dictionary=list(texts),
+                page_checksum_verification=True,
+            ) as file:
+                yield file
+    except TieredIndexError:
+        raise
+    except DAMAGE as error:
+        raise CorruptFile(str(place), f"not a Parquet file that can be read: {error}") from error
+
+
 class ParquetTable:
     """The rows of one file, whose footer is read. Raises `CorruptFile`, and as the storage."""
 
     def __init__(self, place: LocalFile | StoredFile) -> None:
         self._place = place
-        with self._opened(()) as file:
+        with opened_parquet(self._place) as file:
             # a UUID's column is one of bytes
             self.schema = pa.schema(
                 [pa.field(f.name, _stored(f.type)) for f in file.schema_arrow], file.schema_arrow.metadata
@@ -87,28 +112,12 @@ class ParquetTable:
                     f"{most:,} are allowed: write the file with smaller row groups"
                 )
 
-    @contextlib.contextmanager
-    def _opened(self, texts: Sequence[str]) -> Iterator[pq.ParquetFile]:
-        where = self._place.path if isinstance(self._place, LocalFile) else None
-        try:
-            with contextlib.nullcontext(where) if where is not None else self._place.ranges() as handle:
-                with pq.ParquetFile(
-                    handle,
-                    pre_buffer=where is None,
-                    coerce_int96_timestamp_unit="ms",
-                    read_dictionary=list(texts),
-                    page_checksum_verification=True,
-                ) as file:
-                    yield file
-        except DAMAGE as error:
-            raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
-
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield columns of the rows from number `start` on, each table with its first row's number. Raises
         `CorruptFile`, and `InvalidArgument` for a row that is too long, or may be.
         """
         begin = 0
-        with self._opened([path for path in self._texts if path.partition(".")[0] in names]) as file:
+        with opened_parquet(self._place, [path for path in self._texts if path.partition(".")[0] in names]) as file:
             for number, (count, at_once) in enumerate(self._groups):
                 position, begin = begin, begin + count
                 if begin <= start:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.sources.parquet import opened_parquet
+from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.spark.executors import AddressOf
-from tiered_index.storage.base import ObjectReader, Storage
+from tiered_index.storage.base import Storage
 
 # Whether an entry has a key, for those who don't need it.
 HAS_KEY = "has_key"
@@ -43,22 +44,10 @@ _FOOTERS = 16
 Field = tuple[str, None] | tuple[None, str | int]
 
 
-@contextmanager
-def _parquet(storage: Storage | None, name: str, texts: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """Yield a file of a storage, or a local one (None); `texts` are columns with few different values."""
-    how: dict[str, Any] = {"read_dictionary": list(texts), "coerce_int96_timestamp_unit": "us"}
-    try:
-        if storage is not None:
-            handle = ObjectReader(storage, name, storage.head(name).size_bytes)
-            with pq.ParquetFile(handle, pre_buffer=True, **how) as parquet:
-                yield parquet
-        else:
-            with pq.ParquetFile(name, pre_buffer=False, buffer_size=_BUFFER_BYTES, **how) as parquet:
-                yield parquet
-    except TieredIndexError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
+def _parquet(storage: Storage | None, name: str, texts: Sequence[str] = ()) -> AbstractContextManager[pq.ParquetFile]:
+    """Open a file of a storage, or a local one (None); `texts` are columns with few different values."""
+    place = LocalFile(Path(name)) if storage is None else StoredFile(name, storage, name, storage.head(name).size_bytes)
+    return opened_parquet(place, texts, "us", _BUFFER_BYTES)
 
 
 def _footer(storage: Storage | None, name: str) -> tuple[pa.Schema, pq.FileMetaData]:

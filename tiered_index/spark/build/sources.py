@@ -22,7 +22,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import HALF_A_PAIR, Message, columns_of
+from tiered_index.sources.columns import Message, check_unicode, columns_of
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
 from tiered_index.sources.places import LocalFile, StoredFile
@@ -271,13 +271,13 @@ def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
     if columns is None:
         messages = list[Message]()
         for record in batch.records():
-            if (message := record.message) is None:
-                raise InvalidArgument(f"{where}, {record.where}: {record.problem}")
             try:
-                "".join((message.topic, *message.keys)).encode()
-            except UnicodeEncodeError as error:
-                raise InvalidArgument(f"{where}, {record.where}: {HALF_A_PAIR}") from error
-            messages.append(message)
+                if record.message is None:
+                    raise InvalidArgument(record.problem)
+                check_unicode(record.message)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}, {record.where}: {error}") from error
+            messages.append(record.message)
         # a batch has topic ids or none
         for with_ids in (True, False):
             some = [message for message in messages if (message.topic_id is not None) == with_ids]
