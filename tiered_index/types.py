@@ -271,10 +271,16 @@ class Answer:
     `expired_before_ms`: what is older has expired and is in no answer; None where the range does not reach before it.
     """
 
+    status: Status
+    failed: tuple[FileReport, ...]
+    explain: Explain
     freshness: tuple[Freshness, ...]
     unknown_topics: tuple[str, ...]
     lost: tuple[LostFile, ...]
     expired_before_ms: int | None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
 
     def shown(self, most: int) -> Shown:
         """Return what terminals and notebooks show of it, with the first `most` rows."""

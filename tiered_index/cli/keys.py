@@ -29,7 +29,17 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
-from tiered_index.types import Answer, Explain, FileReport, Freshness, Lookup, LostFile, format_time, items_table
+from tiered_index.types import (
+    Answer,
+    Explain,
+    FileReport,
+    Freshness,
+    Lookup,
+    LostFile,
+    Status,
+    format_time,
+    items_table,
+)
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
 # lookups that share their reads
@@ -133,7 +143,7 @@ class KeysOut:
 class _Batch(Answer):
     """The answers to a batch of lookups; `status`, `unknown_topics`, `lost`, `expired_before_ms` are of all so far."""
 
-    status: str
+    status: Status
     lookups: Sequence[Lookup] = ()
     found: _Found | None = None
     # whatever it is, there are more batches

@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tiered_index.cli.explaining import Explaining, lost_text, print_failed
 from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
+from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.session import Writer
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.metering import deadline_at
-from tiered_index.types import Explain, FileReport, Freshness, QueryResult, TopicsResult, format_time
+from tiered_index.types import Explain, Freshness, QueryResult, TopicsResult, format_time
 
 # The time given to a page when the command's time is up: it names what it would have read.
 _MOMENT_S = 1e-6
@@ -80,12 +81,9 @@ class Pages(Generic[R]):
         self.last: R = self.nothing
         # set where the index is opened
         self.reader: IndexReader | None = None
-        self._found = self._folded = 0
-        self._first: dict[str, Freshness] = {}
+        self._folded = 0
+        self._totals = PageTotals()
         self._explains: list[Explain] = []
-        self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
-        self._failed: dict[tuple[str | None, str], FileReport] = {}
-        self._partial = False
 
     def __iter__(self) -> Iterator[R]:
         cursor = self.cursor
@@ -107,18 +105,9 @@ class Pages(Generic[R]):
                 return
 
     def _added(self, answer: R) -> R:
-        for index in answer.freshness:
-            # together the pages have no more than the first of them saw, or one that read a root without its storage
-            first = self._first.setdefault(index.source, index)
-            if first.not_asked is None and index.not_asked is not None:
-                self._first[index.source] = replace(first, not_asked=index.not_asked)
-        self.last = answer if answer is self.nothing else replace(answer, freshness=tuple(self._first.values()))
-        self._found += len(answer)
+        with_all = self._totals.add(answer)
+        self.last = answer if answer is self.nothing else with_all
         self._folded += answer.explain.folded_entries
-        self._partial = self._partial or answer.status == "partial"
-        self._failed |= {(report.source, report.file): report for report in answer.failed}
-        for name in self._costs:
-            self._costs[name] += getattr(answer.explain, name)
         if self.explaining is not None:
             self._explains.append(answer.explain)
         return answer
@@ -187,7 +176,8 @@ class Pages(Generic[R]):
             asked.append(
                 f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
             )
-        if (self._found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
+        found = self._totals.count
+        if (found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return asked
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
@@ -200,7 +190,7 @@ class Pages(Generic[R]):
             hints.append(unknown_topic(topic, topics))
         if len(unknown) > _MOST_TOPICS:
             hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
-        if self._found:
+        if found:
             return hints + asked
         first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
         if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
@@ -210,7 +200,7 @@ class Pages(Generic[R]):
     @property
     def status(self) -> str:
         """The status of all pages together."""
-        return "partial" if self._partial else self.last.status
+        return self._totals.status_of(self.last)
 
     @property
     def conclusion(self) -> str:
@@ -233,15 +223,8 @@ class Pages(Generic[R]):
 
     def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""
-        return {
-            "status": self.status,
-            "count": count,
-            **more,
-            "failed": [report.to_dict() for report in self._failed.values()],
-            "explain": {**self._costs, **(costs or {})},
-            **self.seen(),
-            **self.error(),
-        }
+        document = self._totals.document(self.last, costs, **more)
+        return document | {"count": count} | self.seen() | self.error()
 
     def error(self) -> dict[str, Any]:
         """Return the field that tells of an exceeded budget, nothing where there is none."""
@@ -256,7 +239,7 @@ class Pages(Generic[R]):
         if self.last.cursor is not None:
             out.line(f"more with --cursor {self.last.cursor}")
         if self.exceeded is None:
-            print_failed(out, self._failed.values())
+            print_failed(out, self._totals.failed.values())
         if self.explaining is not None:
             self.explaining.show(out, self._explains, more)
         return self.settle()
@@ -265,4 +248,4 @@ class Pages(Generic[R]):
         """Return the exit code of an answer that was shown. Raises `BudgetExceeded` where the budget didn't reach."""
         if self.exceeded is not None:
             raise self.exceeded
-        return BudgetExceeded.exit_code if self._partial else 0
+        return BudgetExceeded.exit_code if self._totals.is_partial else 0

@@ -15,8 +15,9 @@ import orjson
 import pyarrow as pa
 
 from tiered_index.server.problems import Redaction
+from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.types import Answer, QueryResult, TopicsResult
+from tiered_index.types import QueryResult, TopicsResult
 
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
 # where a last batch of an Arrow stream has the status document
@@ -167,44 +168,26 @@ class ArrowStream:
 
 
 class Pages:
-    """What the pages of one streamed answer add up to, as `query --all` of the command line has it."""
+    """What the pages of one streamed answer add up to; with `files`, what was done with each file, too."""
 
     def __init__(self, *, files: bool) -> None:
-        self._files = files
-        self._count = 0
-        self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
-        self._failed: dict[tuple[str | None, str], dict[str, Any]] = {}
-        self._reports: list[dict[str, Any]] = []
-        self._first: Answer | None = None
-        self._partial = False
+        self._reports: list[dict[str, Any]] | None = [] if files else None
+        self._totals = PageTotals()
         self._last: QueryResult | None = None
 
     def add(self, page: QueryResult) -> None:
         """Count a page."""
-        self._last, self._first = page, self._first or page
-        self._count += len(page)
-        self._partial = self._partial or page.status == "partial"
-        self._failed |= {(report.source, report.file): report.to_dict() for report in page.failed}
-        for name in self._costs:
-            self._costs[name] += getattr(page.explain, name)
-        if self._files:
+        self._last = self._totals.add(page)
+        if self._reports is not None:
             self._reports += [report.to_dict() for report in page.explain.files]
 
     def status(self, redaction: Redaction) -> dict[str, Any]:
         """Return the last line: the status of all pages together."""
-        assert self._last is not None and self._first is not None
-        # together the pages have no more than the first of them saw
-        return redaction.document(  # type: ignore[no-any-return]
-            {
-                "status": "partial" if self._partial else self._last.status,
-                "count": self._count,
-                "cursor": self._last.cursor,
-                "failed": list(self._failed.values()),
-                "explain": {**self._costs, **({"files": self._reports} if self._files else {})},
-                **self._first.provenance(),
-                "timestamp_resolution_ms": self._last.timestamp_resolution_ms,
-            }
-        )
+        assert self._last is not None
+        files = {} if self._reports is None else {"files": self._reports}
+        document = self._totals.document(self._last, files, cursor=self._last.cursor)
+        document["timestamp_resolution_ms"] = self._last.timestamp_resolution_ms
+        return redaction.document(document)  # type: ignore[no-any-return]
 
 
 def item_documents(answer: QueryResult, redaction: Redaction) -> Iterator[dict[str, Any]]:

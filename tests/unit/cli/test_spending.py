@@ -12,7 +12,7 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.query import growing
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.metering import remaining_s
-from tiered_index.types import Explain, Freshness, QueryResult
+from tiered_index.types import Explain, Freshness, LostFile, QueryResult
 
 NOTHING = QueryResult(items=(), status="partial")
 
@@ -139,6 +139,14 @@ def test_pages_together_are_as_old_as_the_first_one() -> None:
     assert len(list(asked)) == 2
     assert asked.seen()["as_of_ms"] == 1_700_000_000_000
     assert asked.as_of() == " as of 2023-11-14T22:13:20Z"
+
+
+def test_pages_together_lack_what_any_of_them_lacks() -> None:
+    gone = LostFile(file="f", begin_ms=1_700_000_000_000, end_ms=1_700_000_001_000, entries=5)
+    asked = pages(Asked(replace(answer("a"), lost=(gone,)), answer(None)), CommandBudget(None, None, None))
+    assert len(list(asked)) == 2
+    assert asked.totals(0)["lost"] == [gone.to_dict()]
+    assert "except" in asked.conclusion
 
 
 @pytest.mark.parametrize("away_at", [0, 1])
