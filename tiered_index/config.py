@@ -155,7 +155,9 @@ class IndexConfig(BaseSettings):
 
     def open_storage(self, uri: str | None = None) -> Storage:
         """Return the storage at `uri` (None: the index's), with these settings' options. Raises `ConfigError`."""
-        return open_storage(uri or str(self.storage), options=self.s3, parallel_reads=self.query_threads)
+        return open_storage(
+            str(self.storage) if uri is None else uri, options=self.s3, parallel_reads=self.query_threads
+        )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -10,9 +10,8 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
+from tiered_index import IndexReader, config
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.service import opening
 
 SMALL = ("--slots", 97, "--items", 150)
 
@@ -232,7 +231,7 @@ def test_a_rebuild_that_was_stopped_goes_on_where_it_was(run_here, place, tmp_pa
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize("calls", [(29, 37), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["some", "all"])
 def test_a_rebuild_whose_storage_dies_at_a_call_goes_on(run_here, archived, tmp_path, monkeypatch, calls, root):
-    open_storage = opening.open_storage
+    open_storage = config.open_storage
     for nth in calls:
         new = f"file://{tmp_path}/{nth}/new"
 
@@ -245,7 +244,7 @@ def test_a_rebuild_whose_storage_dies_at_a_call_goes_on(run_here, archived, tmp_
         where = ["rebuild", "--from", f"file://{archived}/store", "--storage", new, "--json", "--patience", 0, *SMALL]
         where += ["--root", tmp_path / str(nth) / "root", "--wait"] if root else []
         with monkeypatch.context() as patched:
-            patched.setattr(opening, "open_storage", mortal)
+            patched.setattr(config, "open_storage", mortal)
             run_here(*where)
         shutil.rmtree(tmp_path / str(nth) / "new" / "lease%", ignore_errors=True)  # as if it had ended
         done = run_here(*where, "--check")
