@@ -59,7 +59,7 @@ def test_places_beside_the_store_are_taken(in_process, tmp_path: Path, store: Pa
         f"file://{tmp_path}/broker/objects",
         "--quiet",
     )
-    assert in_process(command, str(source), *where, "--slots", "50", "--items", "2000") == 0
+    assert in_process(command, str(source), *where, "--set", "slots=50", "--set", "items=2000") == 0
     assert contents(store) == before
 
 
