@@ -9,9 +9,12 @@ with a command that failed: the operator is stuck. One thread.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,18 +26,20 @@ import typer
 
 from tests.benchmarks.machine.setting import scratch
 from tests.benchmarks.running import Out, RootDir
-from tests.integration.cli.command_lines import Outcome, run_here
+from tests.integration.cli.command_lines import Outcome, clean_environment, run_here
 from tiered_index import IndexReader
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.errors import InvalidArgument, ObjectArchived, TieredIndexError
 from tiered_index.service.log.session import Lease
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.opening import open_storage
 
 _BEGIN_MS = 1_700_000_000_000
 _GEOMETRY = ("--slots", 16, "--items", 4000)
 _DAY_MS = 86_400_000
 _LEASE_TTL_S = 1
+_LIMIT_S = 60
 
 
 @dataclass
@@ -349,6 +354,60 @@ def unmounted_target(drill: Drill) -> set[int]:
     return drill.found("disk")
 
 
+def followed_bucket_that_is_restored(drill: Drill) -> set[int]:
+    """`copy --follow` keeps a standby while its bucket is restored; it stops, and a new standby is promoted."""
+    drill.ingest(100, "--wait")
+    drill.keep("store", "backup")
+    follow = ["copy", "--from", drill.uri("store"), "--to", drill.uri("standby"), "--follow", "--interval", "1s"]
+    drill.commands.append(" ".join(follow).replace(f"{drill.folder}/", ""))
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "tiered_index.cli", *follow, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    with follower:
+        assert follower.stdout is not None and follower.stderr is not None
+        follower.stdout.readline()
+        drill.ingest(100, "--wait")
+        while json.loads(follower.stdout.readline())["records"] == 0:
+            pass
+        drill.restore("backup", "store")
+        drill.run("recover", "--root", drill.folder / "root")
+        drill.ingest(100, "--wait")
+        _, err = follower.communicate(timeout=_LIMIT_S)
+    if follower.returncode:
+        drill.told.append(f"exit code {follower.returncode}: {err.strip().splitlines()[-1]}")
+    drill.run("copy", "--from", drill.uri("store"), "--to", drill.uri("standby-2"))
+    drill.ingest(50, "--wait", root="new", storage="standby-2")
+    return drill.found("standby-2")
+
+
+def objects_in_an_archive(drill: Drill) -> set[int]:
+    """A bucket's life-cycle rule moves objects to an archive, from which they are restored."""
+    drill.ingest(100, "--wait")
+
+    def archived(name: str) -> None:
+        if name.startswith("data/"):
+            raise ObjectArchived(f"reading {name!r}: the object is archived: restore it first")
+
+    with contextlib.ExitStack() as patched:
+        for operation in ("get", "get_range", "get_suffix"):
+            read = getattr(LocalStorage, operation)
+
+            def refused(storage: Any, name: str, *more: Any, _read: Any = read, **named: Any) -> Any:
+                archived(name)
+                return _read(storage, name, *more, **named)
+
+            patched.enter_context(mock.patch.object(LocalStorage, operation, refused))
+        drill.run("query", "t", "k", "--storage", drill.uri("store"))
+        drill.run("verify", "--storage", drill.uri("store"))
+    drill.commands.append("aws s3api restore-object ...")
+    drill.run("verify", "--deep", "--storage", drill.uri("store"))
+    return drill.found("store")
+
+
 INCIDENTS: tuple[Callable[[Drill], set[int]], ...] = (
     root_from_a_backup,
     bucket_behind_its_root,
@@ -367,6 +426,8 @@ INCIDENTS: tuple[Callable[[Drill], set[int]], ...] = (
     storage_lost,
     region_lost_and_back,
     unmounted_target,
+    followed_bucket_that_is_restored,
+    objects_in_an_archive,
 )
 
 
