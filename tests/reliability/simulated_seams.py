@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from sortedcontainers import SortedDict
+
 from tests.reliability.scheduler import Scheduler
 from tests.reliability.simulated_truth import Truth
 from tests.support.disk_faults import FaultDisk
@@ -98,6 +100,17 @@ class Server(MemoryStorage):
     def delete(self, name: str) -> None:
         super().delete(name)
         self._truth.deleted(name)
+
+    def kept_state(self) -> Callable[[], None]:
+        """Return what restores the objects, and what is true of them, as from a backup of now."""
+        objects, uploads = SortedDict(self._shelf.objects), dict(self._shelf.uploads)
+        restore_truth = self._truth.kept_state()
+
+        def restore() -> None:
+            self._shelf.objects, self._shelf.uploads = objects, uploads
+            restore_truth()
+
+        return restore
 
 
 class Client(FaultStorage):

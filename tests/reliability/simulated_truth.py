@@ -85,6 +85,17 @@ class Truth:
         self._here: set[str] = set()
         self._published = Published(self._graveyard, KEYS, keyed=keyed)
 
+    def kept_state(self) -> Callable[[], None]:
+        """Return what puts the storage's truth back to what it is now: its objects were restored."""
+        state, here, named = self.state, set(self._here), Counter(self._named)
+        expired, appended_ms, removed_ms = list(self._expired), list(self._appended_ms), dict(self._removed_ms)
+
+        def restore() -> None:
+            self.state, self._here, self._named, self._states = state, here, named, {}
+            self._expired, self._appended_ms, self._removed_ms = expired, appended_ms, removed_ms
+
+        return restore
+
     # What was put
 
     def make(self, topic: str, keys: Iterable[str], queue_id: int, offset: int, size: int, timestamp_ms: int) -> int:

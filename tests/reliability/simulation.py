@@ -1,5 +1,5 @@
 """A seeded simulation: two hosts that write one index in turn, readers, merges, jobs, expiry, erasures and sweeps,
-beside faults of every kind.
+beside faults of every kind. Before the end, roots and storages go back in time.
 
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
@@ -34,14 +34,24 @@ import pyarrow as pa
 
 from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulated_hosts import NOW_MS, SEGMENT_BYTES, Host, Writers
-from tests.reliability.simulated_seams import Client, HostClock, Server, WorldClock
-from tests.reliability.simulated_truth import KEYS, TOPICS, Lost, Truth, Wrong, order_key_of
+from tests.reliability.simulated_seams import Client, HostClock, HostDisk, Server, WorldClock
+from tests.reliability.simulated_truth import KEYS, SOURCE, TOPICS, Lost, Truth, Wrong, order_key_of
 from tests.reliability.tally import Tally, main
 from tests.support.disk_faults import ERRORS
 from tests.support.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
-from tiered_index.errors import BudgetExceeded, CorruptFile, NotAnIndex, PartialAnswer, StorageError, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    NotAnIndex,
+    PartialAnswer,
+    RootBehind,
+    StorageBehind,
+    StorageError,
+    TieredIndexError,
+)
 from tiered_index.retention import LEAST_GRACE_S, Expired, Retention
+from tiered_index.service.anew import begin_anew
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -57,6 +67,7 @@ np.random.default_rng()
 "".encode("utf-16-le")
 _ROUNDS = 12
 _JUMP_S = 3000
+_DAY_MS = 86_400_000
 # less than what an upload is published before it may be swept
 _SKEW_S = 600
 _RULES = (
@@ -111,6 +122,11 @@ class World(Writers):
         self.grace_s = chance.choice([0.0, LEAST_GRACE_S])
         self.truth.grace_s = max(0.0, self.grace_s - 2 * _SKEW_S)
         self.rules = chance.choices(_RULES, k=2) if "expiry" in self.has else [Retention()] * 2
+        # what goes back in time before the end, and the backup that it goes back to
+        self.past = random.Random(f"the past of {seed}")
+        self.goes_back = self.past.choice([None, None, "root", "storage", "both"])
+        self.backups: dict[str, Callable[[], None]] = {}
+        self.went_back = self.told = 0
         self.archived: dict[int, bytes] = {}
         self.working = 0  # actors that are not yet done
         self.clients: list[Client] = []
@@ -141,6 +157,60 @@ class World(Writers):
             scheduler.start(everybody, "trouble", self.trouble)
         scheduler.join(everybody)
         self.in_the_end()
+
+    # What goes back in time
+
+    def reap(self, host: Host, chance: random.Random) -> None:
+        super().reap(host, chance)
+        if self.goes_back in ("root", "both") and host.root.exists() and self.past.random() < 0.5:
+            kept = self.folder / f"{host.name}.kept"
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(host.root, kept, symlinks=True)
+            self.backups[host.name] = partial(self.restore_root, host, kept)
+        if self.goes_back in ("storage", "both") and self.truth.state.number and self.past.random() < 0.5:
+            self.backups["storage"] = self.server.kept_state()
+
+    def restore_root(self, host: Host, kept: Path) -> None:
+        shutil.rmtree(host.root)
+        shutil.copytree(kept, host.root, symlinks=True)
+        host.disk = HostDisk(self.scheduler, self.truth, random.Random(self.past.random()))
+
+    def go_back(self) -> None:
+        """Restore what there is a backup of, and put the clocks of hosts off by a day."""
+        for name, restore in sorted(self.backups.items()):
+            self.scheduler.note(f"{name} goes back in time")
+            restore()
+            self.went_back += 1
+        if self.backups:
+            self.truth.may_double = True
+            for host in self.hosts:
+                host.clock.skew_ms = self.past.choice([-_DAY_MS, 0, _DAY_MS])
+                host.position = None
+
+    def open_again(self, host: Host, config: IndexConfig) -> IndexService:
+        """Open a host's root; where that is refused since something went back in time, begin it anew."""
+        opened: dict[str, Any] = {"storage": host.client, "clock": host.clock, "disk": host.disk}
+        try:
+            return IndexService(config, **opened)
+        except (RootBehind, StorageBehind) as error:
+            if not self.backups:
+                raise
+            self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
+            self.told += 1
+        # the simulated disk moves no folders
+        done = begin_anew(config, **opened | {"disk": Disk()})
+        self.scheduler.note(f"{host.name} begins anew: {done}".replace(str(self.folder), ""))
+        host.disk = HostDisk(self.scheduler, self.truth, random.Random(self.past.random()))
+        return IndexService(config, **opened | {"disk": host.disk})
+
+    def send_again(self, host: Host) -> None:
+        """Put what the source has behind the durable position, which must not be past what there is."""
+        assert host.service is not None
+        position = host.service.durable_position(SOURCE)
+        for at in range(0 if position is None else position + 1, len(self.truth.messages)):
+            self.truth.begin(at)
+            host.service.put(*self.message(at, self.past), source=SOURCE, source_position=at)
+            host.service.flush()
 
     def again(self, name: str, act: Callable[[Process], None]) -> None:
         """Let somebody without a state do something now and then, each time in a process of its own."""
@@ -398,23 +468,26 @@ class World(Writers):
         self.scheduler.note("the end")
         for client in self.clients:
             self.struck += client.struck
+        self.go_back()
         for host in self.hosts:
             self.struck += host.disk.struck
             host.disk.clear()
-            host.clock.skew_ms = 0
+            if not self.backups:
+                host.clock.skew_ms = 0
             if not host.opened:
                 continue
             self.clock.ms += 1_000_000  # leases and waits are over
             host.client, host.closing = self.client(), False
             host.accepted, host.seen = set(), set()
-            host.service = IndexService.open(
-                self.config(root=host.root, compaction="local", retention=self.rules[0]),
-                storage_backend=host.client,
-                clock=host.clock,
-                disk=host.disk,
+            host.service = self.open_again(
+                host, self.config(root=host.root, compaction="local", retention=self.rules[0])
             )
-            self.look_at_position(host)
-            self.ask_all(host.service, host.must())
+            if self.backups:
+                host.clock.skew_ms = 0
+                self.send_again(host)
+            else:
+                self.look_at_position(host)
+                self.ask_all(host.service, host.must())
             for _ in range(_ROUNDS):
                 host.service.seal()
                 if not host.service.run_lifecycle().any():
@@ -442,7 +515,10 @@ class World(Writers):
                 for number, data in self.archived.items():
                     if (number + 1) * SEGMENT_BYTES <= self.truth.state.expired.segments.get("store", 0):
                         continue
-                    (segment,) = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
+                    found = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
+                    if self.backups and not found:
+                        continue  # the restored log does not name it yet: the source archives it again
+                    (segment,) = found
                     if self.server.get_range(segment.name, 0, SEGMENT_BYTES) != data:
                         self.truth.fail(Lost(f"{segment.name} is not what was archived"))
 
@@ -521,6 +597,8 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
                     "answers checked": world.truth.checked,
                     "faults injected": world.struck,
                     "kills": world.kills,
+                    "restores of roots and storages": world.went_back,
+                    "restores that an opening told of": world.told,
                     "records of expiry and erasure": world.truth.stated,
                 }
             )
