@@ -57,6 +57,7 @@ def test_the_demo_on_the_embedded_server(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_demo_on_a_folder_prints_its_table(tmp_path):
     uri = f"file://{tmp_path / 'store'}"
     sizes = ("--messages", 12_000, "--lookups", 60, "--cold-lookups", 20)

@@ -1,4 +1,4 @@
-"""A process may have few descriptors open: 1,024, as Linux says by default, and here a quarter of that.
+"""A process may have few descriptors open: 1,024, as Linux says by default, and here a tenth of that.
 
 Files that wait for compaction, for the storage or for their retirement must not use them up, and a root of more files
 must open.
@@ -34,7 +34,7 @@ if state == "compacted":
     storage.fail("put", times=None, name_prefix="data/")
 for number in range(3 * files):
     service.put("t", 0, "k", number, 1, 1_700_000_000_000 + number * 1000)
-    if number % 150 == 149:
+    if number % 60 == 59:
         service.flush()
         if state != "unsealed":
             try:
@@ -56,7 +56,7 @@ print("well")
 
 @pytest.mark.parametrize(
     ("files", "limit"),
-    [pytest.param(300, 256, id="few"), pytest.param(1200, 1024, id="default", marks=pytest.mark.slow)],
+    [pytest.param(120, 96, id="few"), pytest.param(1200, 1024, id="default", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_more_files_than_the_limit_wait(tmp_path, state, files, limit):

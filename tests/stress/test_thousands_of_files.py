@@ -84,8 +84,8 @@ def live_through(open_index, folder: Path, files: int, items: int) -> None:
         ledger.check_whole(reader.query)
 
 
-def test_three_hundred_files(open_index, tmp_path, many_descriptors):
-    live_through(open_index, tmp_path, 300, 6)
+def test_a_hundred_files(open_index, tmp_path, many_descriptors):
+    live_through(open_index, tmp_path, 100, 6)
 
 
 @pytest.mark.slow
