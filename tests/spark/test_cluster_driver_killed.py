@@ -212,3 +212,28 @@ def _age(folder: Path) -> None:
             path.write_text(json.dumps({**json.loads(path.read_text()), "started_ms": round(then_s * 1000)}))
         if path.is_file():
             os.utime(path, (then_s, then_s))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_job_with_one_line(tmp_path: Path) -> None:
+    """The driver's terminal showed up to 96 lines of Java."""
+    source, storage = write_parquet(messages(100_000, days=1), tmp_path / "m.parquet"), f"file://{tmp_path}/storage"
+    program = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", "spark", "build"]
+    options = ["--source", source, "--set", "slots=64", "--storage", storage, "--master", "local[2]"]
+    for moment in ("count: ", "build: "):
+        with subprocess.Popen(
+            [*program, *options, "--conf", "spark.ui.enabled=false"],
+            cwd=_ROOT,
+            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as driver:
+            assert driver.stderr is not None
+            told = next(line for line in driver.stderr if line.startswith(moment))
+            driver.send_signal(signal.SIGINT)
+            out, errors = driver.communicate(timeout=_PATIENCE_S)
+        lines = [line for line in errors.splitlines() if " tasks" not in line]
+        assert (driver.returncode, out, lines) == (130, "", ["interrupted"]), told
+    with pytest.raises(NotAnIndex):
+        total(storage)

@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
@@ -35,7 +36,10 @@ def bare_python(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True)
     dependencies = folder / "dependencies"
     dependencies.mkdir()
-    for path in map(Path, {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
+    # those of a virtualenv that this one is made of, too
+    for path in map(
+        Path, dict.fromkeys(one for one in sys.path if Path(one).name in ("site-packages", "dist-packages"))
+    ):
         for entry in path.iterdir():
             if not entry.name.startswith(_OURS) and entry.suffix != ".pth" and not (dependencies / entry.name).exists():
                 (dependencies / entry.name).symlink_to(entry)
@@ -88,6 +92,15 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     assert merged.returncode == 0, merged.stderr[-3000:]
     assert json.loads(merged.stdout)["tiers"][0]["entries"] == total(storage) == 800
     check(storage, table, keys=5)
+    keys = table.select(["topic", "key"]).group_by(["topic", "key"]).aggregate([])
+    pq.write_table(keys, tmp_path / "keys.parquet")
+    lookup = ("lookup", "--keys", str(tmp_path / "keys.parquet"), "--max", "1000")
+    looked_up = spark(*lookup, "--out", str(tmp_path / "answers"), "--ship")
+    assert looked_up.returncode == 0, looked_up.stderr[-3000:]
+    found = pq.read_table(tmp_path / "answers")
+    told = Counter(zip(found["topic"].to_pylist(), found["key"].to_pylist(), found["offset"].to_pylist(), strict=True))
+    wanted = zip(table["topic"].to_pylist(), table["key"].to_pylist(), table["offset"].to_pylist(), strict=True)
+    assert told == Counter(wanted)
 
 
 @pytest.mark.slow
