@@ -113,39 +113,6 @@ def to_read(file: Path) -> str:
     return "file://" + _PATTERN.sub(r"\\\g<0>", str(file))
 
 
-_INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
-_NEEDED = {
-    "topic": "text is",
-    "key": "text is",
-    "keys": "a list of text is",
-    "timestamp_ms": "integers (epoch milliseconds) are",
-    **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), "integers are"),
-}
-_TOLD = re.compile(
-    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* "
-    r"and the value (?P<value>.*?) of the JSON token type "
-    r"`?(?P<token>[A-Z_]+)",
-    re.DOTALL,
-)
-_TOKENS = {
-    "VALUE_STRING": "text",
-    "VALUE_NUMBER_FLOAT": "a fraction",
-    "VALUE_NUMBER_INT": "a number",
-    "VALUE_TRUE": "a truth value",
-    "VALUE_FALSE": "a truth value",
-    "START_OBJECT": "an object",
-    "START_ARRAY": "a list",
-}
-# Characters of a value that an error shows.
-_SHOWN = 40
-
-
-def told_by_spark(text: str) -> str | None:
-    """Return what Spark's error says of a column whose value it can't take; None where it says nothing of one."""
-    told = _TOLD.search(text)
-    return None if told is None else _wrong(told["name"], told["value"], _TOKENS.get(told["token"], told["token"]))
-
-
 def check_each_line(files: Iterable[Path]) -> None:
     """Raise `InvalidArgument`, naming file and line, where a line of local files has no object."""
     for file in files:
@@ -174,11 +141,6 @@ def line_without_object(line: bytes) -> str | None:
     except UnicodeEncodeError:
         return "no Unicode: it has half of a surrogate pair"
     return None
-
-
-def _wrong(name: str, value: str, kind: str) -> str:
-    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
-    return f"column {name!r} has {shown!r}, {kind}; {_NEEDED.get(name, 'another type is')} needed"
 
 
 def _kind(value: Any) -> str:
@@ -212,6 +174,11 @@ def _wrong_ones(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
+# a value that the schema of a user's own `spark.read.json` does not take
+_TOLD = re.compile(
+    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* and the value (?P<value>.*?) of the JSON ",
+    re.DOTALL,
+)
 _NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "INVALID_JSON_RECORD_TYPE", "JsonParseException")
 _TWICE = re.compile(r"COLUMN_ALREADY_EXISTS\] The column `(?P<name>[^`]+)`")
 _NO_TYPE = re.compile(r"PARQUET_TYPE_ILLEGAL\] Illegal Parquet type: (?P<type>.+?)\. SQLSTATE")
@@ -293,7 +260,8 @@ def typed_errors(what: str) -> Iterator[None]:
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
                 raise _again(kind, found["text"], what) from error
         file = _file_in(text)
-        if wrong := told_by_spark(text):
+        if told := _TOLD.search(text):
+            wrong = f"column {told['name']!r} has {told['value']!r:.40}, and another type is declared"
             raise InvalidArgument(f"{what}: {file}: {wrong}") from error
         if twice := _TWICE.search(text):
             raise InvalidArgument(f"{what}: two columns {twice['name']!r}") from error
