@@ -194,7 +194,8 @@ class Packing:
         """Return the items of several runs, one behind the other, each given by its data and count, as `unpack`."""
         given = list(runs)
         items = np.empty(sum(count for _, count in given), self.schema.item)
-        if (loops := compiled()) is not None and (found := unpacked_runs(loops, self, given)) is not None:
+        loops = compiled() if given else None
+        if loops is not None and (found := unpacked_runs(loops, self, given)) is not None:
             return found
         at = 0
         for first in range(0, len(given), _TOGETHER):

@@ -159,7 +159,7 @@ def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, origina
         ("--keys", keys, "--storage", empty): "holds no tiered index",
     }.items():
         given = [] if "--storage" in arguments else ["--storage", original.uri]
-        given += [] if "--out" in arguments else ["--dry-run"]
+        given += [] if "--out" in arguments else ["--out", tmp_path / "answers"]
         outcome = run_here("spark", "lookup", *arguments, *given)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err
 

@@ -15,6 +15,7 @@ from tests.integration.cli.followers import LIMIT_S, wait_until
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli import copying
+from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.storage.opening import open_storage
 
@@ -87,8 +88,8 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
     put(1, source)
     opened = []
 
-    def open_storage(uri, **options):
-        opened.append(FaultStorage(copying.open_storage_(uri, **options)))
+    def faulty(config, uri):
+        opened.append(FaultStorage(open_storage(uri)))
         if uri == target:
             # as a file system that is mounted read-only
             opened[-1].fail("put_if_absent", error=StorageMisconfigured)
@@ -116,8 +117,7 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr(copying, "open_storage_", copying.open_storage, raising=False)
-    monkeypatch.setattr(copying, "open_storage", open_storage)
+    monkeypatch.setattr(IndexConfig, "open_storage", faulty)
     monkeypatch.setattr(copying, "Ending", Ending)
     done = run_here("copy", "--from", source, "--to", target, "--follow", "--json")
     rounds = [json.loads(line) for line in done.out.splitlines()]

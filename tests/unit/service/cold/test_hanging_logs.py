@@ -24,6 +24,7 @@ from tiered_index.service import reader as reader_module
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
 from tiered_index.storage.metering import remaining_s
+from tiered_index.storage.opening import open_storage
 
 FILES = 3
 LONG_S = 300.0
@@ -257,7 +258,7 @@ print("done")
 
 def test_a_process_ends_though_a_request_hangs(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/objects"
-    cold_index(tmp_path / "root", files=1, storage=reader_module.open_storage(uri)).inner.close()
+    cold_index(tmp_path / "root", files=1, storage=open_storage(uri)).inner.close()
     ended = subprocess.run(
         [sys.executable, "-c", _PROCESS, uri], capture_output=True, text=True, timeout=60, check=False
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
 from tests.support.several_indexes import Cluster, Watched, rows
-from tiered_index.service import reader as reader_module
-from tiered_index.service.reading import views
+from tiered_index.config import IndexConfig
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -38,10 +36,12 @@ def opened(monkeypatch):
     """The storages that readers open, by URI, in order of their opening."""
     made: list[Watched] = []
 
-    def watched(uri: str, **options: Any) -> Storage:
-        made.append(Watched(open_storage(uri, **options)))
+    def watched(config: IndexConfig, uri: str | None = None) -> Storage:
+        storage = open_storage(uri or str(config.storage))
+        if config.root is not None:
+            return storage  # a writer's
+        made.append(Watched(storage))
         return made[-1]
 
-    for module in (views, reader_module):
-        monkeypatch.setattr(module, "open_storage", watched)
+    monkeypatch.setattr(IndexConfig, "open_storage", watched)
     return made

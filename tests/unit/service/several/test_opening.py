@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
 from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
+from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
     IndexClosed,
@@ -17,7 +17,6 @@ from tiered_index.errors import (
     SchemaMismatch,
     StorageUnavailable,
 )
-from tiered_index.service.reading import views
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import PrefixedStorage, open_storage
@@ -78,14 +77,14 @@ def test_a_list_with_what_is_no_index(cluster, prefix, opened):
 def test_where_one_can_not_be_opened_none_stays_open(cluster, kth, monkeypatch):
     made: list[Watched] = []
 
-    def watched(uri: str, **options: Any) -> Storage:
-        storage = Watched(open_storage(uri, **options))
+    def watched(config: IndexConfig, uri: str) -> Storage:
+        storage = Watched(open_storage(uri))
         if uri == cluster.uris[kth]:
             storage.fail("list", times=None)
         made.append(storage)
         return storage
 
-    monkeypatch.setattr(views, "open_storage", watched)
+    monkeypatch.setattr(IndexConfig, "open_storage", watched)
     before = threading.active_count()
     with pytest.raises(StorageUnavailable):
         cluster.reader()
