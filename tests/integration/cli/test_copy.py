@@ -88,8 +88,8 @@ def test_a_follower_tells_each_round_and_asks_a_target_that_refuses_again(run_he
     put(1, source)
     opened = []
 
-    def faulty(config, uri):
-        opened.append(FaultStorage(open_storage(uri)))
+    def faulty(config, uri=None):
+        opened.append(FaultStorage(open_storage(uri or str(config.storage))))
         if uri == target:
             # as a file system that is mounted read-only
             opened[-1].fail("put_if_absent", error=StorageMisconfigured)
