@@ -129,6 +129,14 @@ def test_each_run_has_ranks_of_its_own() -> None:
     assert (found["key_hash"].tolist(), of_runs.tolist()) == ([3, 6], [0, 1, 1])
 
 
+def test_no_runs_have_no_items() -> None:
+    """An input of a merge may have none in a task's slots."""
+    items = np.zeros(2, KEYED_SCHEMA.item)
+    packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
+    assert packing.unpack_runs([], "f").tolist() == []
+    assert [part.tolist() for part in asked_of(packing, [], asked_ranks(packing, np.array([3], np.int32)))] == [[], []]
+
+
 @settings(max_examples=100)
 @given(anything(), st.data())
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
