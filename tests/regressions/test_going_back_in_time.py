@@ -566,3 +566,34 @@ def test_a_fresh_reader_and_a_new_writer_refuse_two_histories_behind_a_checkpoin
         assert life.found(reader) == set(range(1, 51))
     with life.open() as index:
         assert life.found(index) == set(range(1, 51))
+
+
+def test_two_running_clones_of_a_machine_publish_one_history(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot with its memory: both processes go on with one epoch, one lease and one start of the system."""
+    first = life.open()
+    life.ingest(first, 10, upload=False)
+    shutil.copytree(life.root, life.folder / "clone")
+    with monkeypatch.context() as cloned:
+        cloned.setattr("tiered_index.service.root.RootLock.place", first._session.place)
+        cloned.setattr(StorageLog, "claim_epoch", lambda log: first._session.epoch)
+        clone = life.open(life.folder / "clone")
+    assert clone._session.epoch == first._session.epoch
+    life.ingest(first, 5, upload=True)
+    life.put = 100
+    life.ingest(clone, 5, upload=False)
+    clone.seal()
+    with pytest.raises(RootBehind):
+        clone.run_lifecycle()
+    assert life.found(clone) >= set(range(101, 106))
+    life.ingest(first, 5, upload=True)
+    first.close()
+    clone.abandon()
+    (life.folder / "root").rename(life.folder / "first")
+    (life.folder / "clone").rename(life.root)
+    with pytest.raises(RootBehind):
+        life.open()
+    life.begin_anew()
+    with life.open() as index:
+        index.seal()
+        index.run_lifecycle()
+    assert life.found() == {*range(1, 16), *range(101, 111)}
