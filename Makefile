@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup ready demo serve-demo test test-all test-cluster test-lowest test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
+.PHONY: help setup ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,6 +87,9 @@ test-lowest: $(LOWEST)/.stamp ## codecs and golden files on the lowest versions 
 
 test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_two_builds_at_once.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_writing_cluster.py tests/spark/test_bench.py tests/spark/test_lookup_docs.py::test_lookups_at_scale --durations=5 $(PYTEST_ARGS)
+
+test-native: $(VENV)/.stamp-test ## the compiled core under AddressSanitizer and UndefinedBehaviourSanitizer, which needs gcc
+	@$(BIN)/python -m tests.support.native
 
 test-all: ready ## as test, the slow soaks, and the mutants
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)

@@ -1,0 +1,45 @@
+"""Runs the tests of the compiled core with the core under AddressSanitizer and UndefinedBehaviourSanitizer.
+
+    python -m tests.support.native
+
+Builds the package with both into a folder of its own, and runs the tests that compare the core with NumPy on whole,
+damaged and hostile input. A read outside a buffer, or undefined arithmetic, ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_TOP = Path(__file__).parents[2]
+_FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g"
+_TESTS = ("tests/unit/test_kernels.py", "tests/unit/format", "tests/stress/test_batches_and_files.py")
+
+
+def _library(name: str) -> str:
+    """Return the path of a library of the compiler."""
+    found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def main() -> int:
+    """Build and test; return pytest's exit code."""
+    with tempfile.TemporaryDirectory(prefix="tiered-index-native-") as folder:
+        build = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*build, "--target", folder, str(_TOP)], env={**os.environ, "CFLAGS": _FLAGS}, check=True)
+        libraries = f"{_library('libasan.so')} {_library('libubsan.so')}"
+        if not list(Path(folder, "tiered_index").glob("_core.*.so")):
+            print("the core was not built: is gcc installed?", file=sys.stderr)
+            return 1
+        # -P: or the package of the current folder would come first
+        tests = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *_TESTS]
+        # the interpreter itself leaves memory behind at its end
+        checks = {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": f"{folder}:{_TOP}"}
+        return subprocess.run(tests, cwd=_TOP, env={**os.environ, **checks}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
