@@ -88,6 +88,8 @@ class Packing:
 
     def pack_runs(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return the packed forms of several runs; `items` are theirs, one behind the other, `counts` of each."""
+        if not counts:
+            return []
         if (loops := compiled()) is not None:
             return packed_runs(loops, self, items, counts)
         starts = np.cumsum([0, *counts])

@@ -134,6 +134,7 @@ def test_no_runs_have_no_items() -> None:
     items = np.zeros(2, KEYED_SCHEMA.item)
     packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
     assert packing.unpack_runs([], "f").tolist() == []
+    assert packing.pack_runs(items[:0], []) == []
     assert [part.tolist() for part in asked_of(packing, [], asked_ranks(packing, np.array([3], np.int32)))] == [[], []]
 
 
