@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Expired
@@ -256,7 +256,9 @@ def _job(
     base, item_size = layout.slots, layout.schema.item.itemsize
     # a piece holds whole slots of every window: no slot of a small one may have too many of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
-    [origin] = {stored.origin for stored in inputs}
+    origin = inputs[0].origin
+    for stored in inputs:
+        CorruptFile.unless_equal(stored.name, "its table has objects of two origins", origin, stored.origin)
     windows = tuple(
         Window(
             secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count, origin

@@ -13,9 +13,10 @@ import pytest
 
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
+from tiered_index.errors import CorruptFile
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge import task as task_module
-from tiered_index.service.merge.plan import plan_merge
+from tiered_index.service.merge.plan import plan_merge, plan_rewrite
 from tiered_index.service.merge.run import merge, publish
 from tiered_index.storage.memory import MemoryStorage
 
@@ -67,6 +68,17 @@ def test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest(life: Mergi
     life.merge(30 * 86400)
     assert len(max(parts_of(life), key=len)) >= 5
     life.check(questions=SOME)
+
+
+def test_a_table_of_two_origins_is_damage(life: Merging) -> None:
+    fill_hot(life)
+    life.merge()
+    state = life.state
+    one, *others = max(parts_of(life), key=len)
+    assert one.shard is not None and others
+    another = replace(one, shard=replace(one.shard, origin="build"))
+    with pytest.raises(CorruptFile, match="objects of two origins"):
+        plan_rewrite(replace(state, objects=state.objects | {one.name: another}), {one.name})
 
 
 def test_one_second_is_never_divided(life: Merging) -> None:
