@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -227,8 +226,8 @@ def test_a_storage_that_is_down_is_told_and_waited_out(tmp_path, index, storage)
 def test_a_writer_that_was_taken_over_archives_nothing(tmp_path, index, storage):
     folder = three_segments(tmp_path)
     archiver = SegmentArchiver(index, "s", folder)
-    shutil.copytree(tmp_path / "root", tmp_path / "twin")  # the root's own id: its lease lets it in
-    newer = open_index(tmp_path / "twin", storage)
+    config = index.config.model_copy(update={"root": tmp_path / "other"})
+    newer = IndexService(config, storage=storage, takes_over=True)
     with pytest.raises(WriterFenced):
         archiver.run_once()
     assert stored(storage) == []
