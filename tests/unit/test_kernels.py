@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.core import compiled_core
 from tiered_index import kernels
 from tiered_index.format.bloom import FilterBuilder, block_may_hold, filter_hash
 from tiered_index.format.compacted import Compaction
@@ -29,9 +30,7 @@ from tiered_index.types import Lookup
 @pytest.fixture(scope="module")
 def loops():
     """The compiled core."""
-    found = kernels.compiled()
-    assert found is not None, "the compiled core was not built: is a C compiler installed?"
-    return found
+    return compiled_core()
 
 
 @contextlib.contextmanager

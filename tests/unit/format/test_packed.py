@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.core import compiled_core
 from tiered_index import kernels
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
@@ -45,8 +46,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         loops = None
         if request.param == "loops":
-            loops = kernels.compiled()
-            assert loops is not None
+            loops = compiled_core()
         patch.setattr(kernels, "_core", loops)
         yield request.param
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import unsealed_image
+from tests.support.core import compiled_core
 from tiered_index import kernels
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
@@ -140,6 +141,7 @@ def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
 
 
 def test_the_core_walks_a_chain_that_is_short_beside_its_file():
+    compiled_core()
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 1, 10)
     table = UnsealedTable(layout, BEGIN_MS)
     batch = table.prepare(np.array([9] * 5, np.int32), np.full(5, BEGIN_MS), columns(5))
@@ -157,8 +159,7 @@ def way(request, monkeypatch):
     """Have batches of any size done by NumPy, or by the compiled core."""
     loops = None
     if request.param == "loops":
-        loops = kernels.compiled()
-        assert loops is not None
+        loops = compiled_core()
     monkeypatch.setattr(kernels, "_core", loops)
 
 

@@ -1,0 +1,19 @@
+"""The compiled core, for tests that compare it with NumPy."""
+
+from __future__ import annotations
+
+import shutil
+from types import ModuleType
+
+import pytest
+
+from tiered_index import kernels
+
+
+def compiled_core() -> ModuleType:
+    """Return the compiled core. Skip the test where there is no C compiler, and fail where there is one."""
+    core = kernels.compiled()
+    if core is None and shutil.which("cc") is None:
+        pytest.skip("no C compiler, so no compiled core")
+    assert core is not None, "the compiled core was not built, though there is a C compiler"
+    return core
