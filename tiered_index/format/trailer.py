@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.packed_runs import MOST_ITEMS
@@ -358,9 +357,6 @@ class Tail(NamedTuple):
             raise CorruptFile(
                 file, "trailer's lengths do not add up to the file's size", expected=tail.file_size, found=file_size
             )
-        if tail.filter_length % FILTER_BLOCK_BYTES:
-            problem = f"the filter is not made of blocks of {FILTER_BLOCK_BYTES} bytes"
-            raise CorruptFile(file, problem, offset=tail.position, found=tail.filter_length)
         return tail
 
 

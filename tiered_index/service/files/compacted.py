@@ -70,6 +70,9 @@ class LocalBytes:
         self.size_bytes = len(self.data)
         self.words: npt.NDArray[np.uint64] | None = np.frombuffer(self.data, np.uint64, self.size_bytes // 8)
         tail = Tail.decode(self.data[max(0, self.size_bytes - TAIL_SIZE) :], self.file, self.size_bytes)
+        if tail.filter_length % FILTER_BLOCK_BYTES:
+            problem = f"the filter is not made of blocks of {FILTER_BLOCK_BYTES} bytes"
+            raise CorruptFile(self.file, problem, offset=tail.position, found=tail.filter_length)
         self._trailer = parse_trailer(self.data[tail.directory_position :], self.file, self.size_bytes)
         self._keyed = self._trailer.metadata.layout.schema.keyed
         # what searches have read in vain while the filter was not checked yet
