@@ -30,6 +30,7 @@ class Broker:
         self._descriptor = os.open(folder / "log", os.O_RDWR | os.O_CREAT, 0o644)
         self._lock = threading.Lock()
         self._end = self._cut_torn_tail()
+        self._lines = open(folder / "log", "rb")  # noqa: SIM115 - closed by `close`
         # settings come from these arguments alone, not from the environment of the process
         self.index = IndexService.open(
             root=folder / "index",
@@ -68,14 +69,14 @@ class Broker:
     def close(self) -> None:
         """Flush the index, release its lock, and close the log."""
         self.index.close()
+        self._lines.close()
         os.close(self._descriptor)
 
     def _index_log(self) -> None:
         """Put the lines behind the indexed part of the log. Where the index pushes back, the next call continues."""
-        left = min(self._end - self._indexed, 1 << 20)
-        for line in os.pread(self._descriptor, left, self._indexed).splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                return
+        self._lines.seek(self._indexed)
+        while self._indexed < self._end:
+            line = self._lines.readline()
             record, behind = json.loads(line), self._indexed + len(line)
             place = {"offset": self._indexed, "size": len(line), "timestamp_ms": record["time_ms"]}
             try:

@@ -76,5 +76,15 @@ def test_what_it_acknowledged_is_found_again(tmp_path, number):
         assert client.find("order-9") == []
 
 
+def test_a_large_message_holds_nothing_up(tmp_path):
+    large = "x" * (3 << 20)
+    for _ in range(2):
+        with broker(tmp_path) as client:
+            client.put("large", large)
+            client.put("small", "behind")
+            assert set(client.find("large")) == {large}
+            assert set(client.find("small")) == {"behind"}
+
+
 def test_it_fits_a_page():
     assert len(PROGRAM.read_text().splitlines()) <= 120
