@@ -114,3 +114,19 @@ def test_the_bound_of_the_disk_counts_what_is_taken(tmp_path, small_steps):
     # journals grow beside their files
     assert refused.value.bound == bound and index.health()["local_bytes"] < 2 * bound
     index.abandon()
+
+
+def test_a_file_that_alone_fills_the_bound_is_uploaded(tmp_path, small_steps):
+    storage = MemoryStorage()
+    with open_index(tmp_path, storage, FaultDisk(), disk_max_bytes=20 * STEP, items=4_000) as index:
+        assert index.config.geometry().unsealed_size > 200 * STEP
+        for number in range(600):
+            index.put("t", 0, "k", number, 1, T)
+            try:
+                index.flush()
+            except DiskFull:
+                index.run_lifecycle()
+        index.run_lifecycle()
+        index.flush()
+        assert index.health()["problems"] == []
+        assert offsets(index) == list(range(599, -1, -1))

@@ -120,6 +120,7 @@ class Lifecycle:
             self._context.flusher.roll_older_than(
                 self._context.clock.now_ms() - self._context.config.seal_after_s * 1000
             )
+            self._roll_without_room()
             has_root = self._step("root", self._context.root.check)
             sealed = self._sealed()
             self._staging.begin_clocks(sealed)
@@ -154,6 +155,13 @@ class Lifecycle:
             self._failed |= self._context.deletions.errors()
             self.errors = self._failed
             return progress, list(self.errors.values())
+
+    def _roll_without_room(self) -> None:
+        """Seal the active files where a flush found no room and nothing else is left whose going would make some."""
+        if isinstance(self._context.flusher.error, DiskFull) and not (
+            self._sealed() or self._ready() or self._retirable(lacks_room=True)
+        ):
+            self._context.flusher.roll()
 
     def _tell_storage(self) -> None:
         """Log once that the storage went away, and once that it is back."""
