@@ -233,6 +233,8 @@ def test_a_closed_index_does_nothing(make_world):
         service.run_lifecycle,
         lambda: service.query("t", "k"),
         lambda: service.query_many([]),
+        service.files,
+        service.files_table,
     ):
         with pytest.raises(IndexClosed, match="closed"):
             call()

@@ -370,7 +370,7 @@ class IndexService(Lookups[ItemT]):
         )
 
     def files(self) -> list[Handle]:
-        self._check_process()
+        self._check_open()
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
