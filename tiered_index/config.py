@@ -177,7 +177,10 @@ class IndexConfig(BaseSettings):
             parsed["max_bytes"] = _parsed(parse_bytes, "max_bytes", parsed["max_bytes"])
         topics = parsed.get("topics")
         if isinstance(topics, str):  # of the environment
-            topics = parsed["topics"] = json.loads(topics)
+            try:
+                topics = parsed["topics"] = json.loads(topics)
+            except json.JSONDecodeError as error:
+                raise ValueError("topics must be a table, as JSON") from error
         if isinstance(topics, Mapping):
             parsed["topics"] = {p: _parsed(parse_duration, f"topics.{p}", age) for p, age in topics.items()}
         ages = {name: _parsed(parse_duration, name, parsed[name]) for name in _AGES if parsed.get(name) is not None}
@@ -273,6 +276,8 @@ def checked_config(config: object) -> IndexConfig:
     meant = ""
     if isinstance(config, str | Path):
         meant = f"; did you mean {'storage' if '://' in str(config) else 'root'}={str(config)!r:.80}?"
+    elif isinstance(config, Storage):
+        meant = "; did you mean storage_backend=?"
     raise ConfigError(f"config is an IndexConfig, not {type(config).__name__}{meant}")
 
 

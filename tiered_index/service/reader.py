@@ -178,16 +178,19 @@ class IndexReader(Lookups[ItemT]):
         """
         limits = LookupLimits(timeout_s=timeout_s)
         several = None
+        if isinstance(storage, str | Path) and Root(Path(storage), Disk()).marker_path.exists():
+            raise ConfigError(f"storage is a URI, and {str(storage)!r:.80} is the root of an index: give root=")
+        for kind, name in ((IndexConfig, "config"), (Storage, "storage_backend")):
+            if isinstance(storage, kind):
+                raise ConfigError(
+                    f"storage is a URI or a list of URIs, not {type(storage).__name__}; did you mean {name}=?"
+                )
         if storage is not None and not isinstance(storage, str):
             several = list(storage) if isinstance(storage, Sequence) else []
             if not several or not all(isinstance(uri, str) and uri for uri in several):
                 near = f"; did you mean {storage.absolute().as_uri()}?" if isinstance(storage, Path) else ""
-                if isinstance(storage, IndexConfig):
-                    raise ConfigError("storage is a URI or a list of URIs, not IndexConfig; did you mean config=?")
                 raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}{near}")
             storage = None
-        elif storage is not None and Root(Path(storage), Disk()).marker_path.exists():
-            raise ConfigError(f"storage is a URI, and {storage!r:.80} is the root of an index: give root=")
         if config is None:
             config = IndexConfig.load(
                 environment=environment, storage=storage, root=root, item_type=item_type, **settings

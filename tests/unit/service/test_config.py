@@ -11,6 +11,7 @@ import pytest
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
 from tiered_index.config import ReaderSettings, Settings
 from tiered_index.errors import ConfigError, TieredIndexError
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage
 
@@ -311,3 +312,17 @@ def test_the_limit_of_open_files_is_left_alone_where_a_setting_says_so(raised, t
     with IndexService.open(slots=7, items=12, **given), IndexReader.open(**given):
         pass
     assert limits == ([(32, 32)] * 2 if raised else [])
+
+
+def test_what_is_given_by_position_is_named(tmp_path):
+    backend, root = MemoryStorage(), tmp_path / "root"
+    IndexService.open(root=root, storage_backend=backend, background=False).close()
+    for open_index, given, meant in (
+        (IndexService.open, backend, "did you mean storage_backend="),
+        (IndexReader.open, backend, "did you mean storage_backend="),
+        (IndexReader.open, IndexConfig(), "did you mean config="),
+        (IndexReader.open, root, "is the root of an index: give root="),
+        (IndexReader.open, str(root), "is the root of an index: give root="),
+    ):
+        with pytest.raises(ConfigError, match=meant):
+            open_index(given)

@@ -199,6 +199,9 @@ def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
             patched.setenv(f"TIERED_INDEX_{name}", value)
             with pytest.raises(ConfigError, match=f"{name}: setting retention.age_s: '365' has no unit: give 365d"):
                 IndexConfig.load()
+    monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS", "7d")
+    with pytest.raises(ConfigError, match=r"TOPICS: setting retention\.topics must be a table, as JSON"):
+        IndexConfig.load()
 
 
 def test_settings_from_file_and_environment(tmp_path, monkeypatch):
