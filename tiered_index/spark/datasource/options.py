@@ -51,7 +51,10 @@ class Options:
             there = ", ".join(["path", *known])
             raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {there}")
         if not self._given.get("path", "").strip():
-            raise InvalidArgument(f"{name}: no path is given: load(URI), or the option path")
+            raise InvalidArgument(
+                f"{name}: no path is given: take load(URI), save(URI) or the option path; CREATE TABLE ... AS and "
+                "saveAsTable pass none on"
+            )
         self.path = self._given["path"].strip()
 
     def text(self, option: str) -> str | None:
