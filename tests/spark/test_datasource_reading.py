@@ -362,6 +362,9 @@ def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
 
 
+SELECTED = {"topics": "topic", "keys": "key"}
+
+
 def told(folder):
     """Return the lines of a folder by their kind; it is empty afterwards."""
     lines = {}
@@ -386,6 +389,9 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
         found = sum(map(len, scan(uri, explain=f"file://{folder}", **options)))
         lines = told(folder)
         assert {kind: len(lines[kind]) for kind in ("schema", "plan")} == {"schema": 1, "plan": 1}
+        [plan] = lines["plan"]
+        asked = {name: [options[option]] if option in options else None for name, option in SELECTED.items()}
+        assert plan["selection"] == {**asked, "hashes": None, "begin_ms": None, "end_ms": None}
         every = [line for kind in lines.values() for line in kind]
         assert (sum(line["requests"] for line in every), sum(line["bytes"] for line in every)) == asked_and_sent(proxy)
         assert all(line["requests"] == sum(line["requests_by_kind"].values()) for line in every)
@@ -411,6 +417,17 @@ def test_what_is_explained_is_what_the_proxy_counts(stored, tmp_path):
     [line] = lines["task"]
     assert (line["ended"], line["rows"]) == ("stopped", len(first)) and len(first) < len(rows)
     assert sum(line["requests"] for kind in lines.values() for line in kind) == asked_and_sent(proxy)[0]
+
+
+def test_pushed_filters_are_explained(stored, tmp_path):
+    uri, rows, *_ = stored
+    folder = tmp_path / "explained"
+    second = rows[0]["timestamp_ms"] // 1000 * 1000
+    filters = [EqualTo(TOPIC, "orders"), GreaterThanOrEqual(TIME, at(second))]
+    scan(uri, *filters, explain=f"file://{folder}")
+    [plan] = told(folder)["plan"]
+    chosen = {"topics": ["orders"], "keys": None, "hashes": None, "begin_ms": second, "end_ms": None}
+    assert plan["selection"] == chosen
 
 
 def test_a_place_that_takes_no_lines_fails_the_read(stored, tmp_path):

@@ -97,7 +97,7 @@ class EntryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition a task, all of one log position. Driver."""
-        state = self.address.state("plan")
+        state = self.address.state("plan", self.selection.to_dict())
         require_columns(self.schema, self._columns(_schema_of(state)), f"the index in {self.address.uri}")
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 

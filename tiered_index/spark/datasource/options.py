@@ -137,6 +137,7 @@ class Line:
     """What a call knows of itself, besides what was asked."""
 
     log_number: int | None = None
+    selection: dict[str, Any] | None = None
     files: int = 0
     rows: int = 0
 
@@ -169,11 +170,13 @@ class ExplainedAddress:
             with telling(self.explain, kind, self.uri, metered.total) as line:
                 yield metered, line
 
-    def state(self, kind: str) -> LogState:
-        """Return the newest state of the log, for one call by Spark. Raises `NotAnIndex`, as `open`."""
+    def state(self, kind: str, selection: dict[str, Any] | None = None) -> LogState:
+        """Return the newest state of the log, for one call by Spark, which reads a `selection` of entries. Raises
+        `NotAnIndex`, as `open`.
+        """
         with self.open(kind) as (storage, line):
             state = StorageLog(storage, SystemClock()).open()
-            line.log_number = state.number
+            line.log_number, line.selection = state.number, selection
         return state
 
 
@@ -196,6 +199,7 @@ def telling(explain: StorageAddress, kind: str, index: str | None, request_stats
                 "kind": kind,
                 "index": index,
                 "log_number": line.log_number,
+                "selection": line.selection,
                 "stage": task.stageId() if task else None,
                 "partition": task.partitionId() if task else None,
                 "attempt": task.attemptNumber() if task else None,

@@ -67,6 +67,14 @@ class Selection:
             LATEST if end is None else high,
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the selection as JSON has it; None: not narrowed by this."""
+        chosen = {"topics": self.topics, "keys": self.keys, "hashes": self.hashes}
+        return {name: None if values is None else sorted(values) for name, values in chosen.items()} | {
+            "begin_ms": None if self.second_min == EARLIEST else self.second_min * 1000,
+            "end_ms": None if self.second_max == LATEST else self.second_max * 1000 + 999,
+        }
+
     def narrowed(self, filters: Iterable[Any]) -> Selection:
         """Return the selection under further filters (`pyspark.sql.datasource.Filter`); of other kinds Spark sees."""
         selection = self
