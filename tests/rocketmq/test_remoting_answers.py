@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import re
 from contextlib import asynccontextmanager
@@ -633,8 +634,8 @@ def test_wrong_offsets_look_like_no_damage_and_fill_no_log(index, messages, capl
     broker = ReadOnlyBroker(index)
     for offset in range(messages[3].physical_offset + 1, messages[3].physical_offset + 40):
         assert broker.look_up(Command(code=VIEW, fields={"offset": str(offset)}), HERE).code == 1
-    # an index of another test may still log
-    assert not [record for record in caplog.records if record.name.startswith("tiered_index.rocketmq")]
+    # the lines for debugging do not count: a test of the command line may have turned them on
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 def test_a_client_does_not_fill_the_log(index, messages, caplog):

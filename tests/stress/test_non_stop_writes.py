@@ -85,7 +85,7 @@ def check_everywhere(service: IndexService, ledger: Ledger, **storage: object) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "preset", "messages", "least"), [("memory", "native", 1100, 150), ("file", "rocketmq", 600, 75)]
+    ("kind", "preset", "messages", "least"), [("memory", "native", 1100, 150), ("file", "rocketmq", 600, 50)]
 )
 def test_answers_are_right_at_every_moment(open_index, tmp_path, kind, preset, messages, least):
     seed = {"memory": 11, "file": 12}[kind]
