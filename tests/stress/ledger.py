@@ -7,7 +7,6 @@ Threads: any number of both kinds.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -57,7 +56,11 @@ class Ledger:
     """Lists that only grow, one a key: their lengths are a moment in time."""
 
     def __init__(self) -> None:
-        self._keys: defaultdict[Name, _Key] = defaultdict(_Key)
+        self._keys: dict[Name, _Key] = {}
+
+    def _of(self, topic: str, key: str) -> _Key:
+        # in one step: with a `defaultdict` two threads that met a new key at once had a `_Key` each, and one was lost
+        return self._keys.setdefault((topic, key), _Key())
 
     @property
     def names(self) -> list[Name]:
@@ -78,22 +81,22 @@ class Ledger:
         """Note that a put of these begins."""
         for message in messages:
             for key in dict.fromkeys(message.keys):
-                self._keys[message.topic, key].offered.append(message.row)
+                self._of(message.topic, key).offered.append(message.row)
 
     def acknowledge(self, messages: Iterable[Message]) -> None:
         """Note that the put has returned."""
         for message in messages:
             for key in dict.fromkeys(message.keys):
-                self._keys[message.topic, key].messages.append(message)
-                self._keys[message.topic, key].acknowledged.append(message.row)
+                self._of(message.topic, key).messages.append(message)
+                self._of(message.topic, key).acknowledged.append(message.row)
 
     def moment(self, topic: str, key: str) -> int:
         """Return what a lookup that begins now must find."""
-        return len(self._keys[topic, key].acknowledged)
+        return len(self._of(topic, key).acknowledged)
 
     def check(self, lookup: Lookup, result: QueryResult, since: int, after: Row | None = None) -> list[Row]:
         """Check one page that was asked for at the moment `since` and lies behind `after`; return its rows."""
-        key = self._keys[lookup.topic, lookup.key]
+        key = self._of(lookup.topic, lookup.key)
         known, possible = key.acknowledged[:since], set(key.offered)
         rows = [row_of(item) for item in result]
         where = f"{lookup} with {len(known)} acknowledged: {len(rows)} rows, {result.status}"
@@ -130,7 +133,7 @@ class Ledger:
             cursor = result.cursor
             if cursor is None:
                 return pages
-            assert pages <= len(self._keys[lookup.topic, lookup.key].offered) + 1, "pages without end"
+            assert pages <= len(self._of(lookup.topic, lookup.key).offered) + 1, "pages without end"
 
     def check_whole(self, ask: Callable[..., QueryResult]) -> int:
         """At rest: every key answers as the model does, refused puts being none of it; return how many entries were
@@ -143,7 +146,7 @@ class Ledger:
         compared = 0
         for topic, key in names:
             model = ReferenceModel()
-            for message in self._keys[topic, key].messages:
+            for message in self._of(topic, key).messages:
                 model.put(message.topic, message.queue_id, key, message.offset, message.size, message.timestamp_ms)
             expected = model.query(topic, key, max_count=None)
             result = ask(topic, key, max_count=ALL)
