@@ -51,9 +51,10 @@ STAGING: dict[str, Any] = {"compaction": "spark", "compact_timeout_s": 100 * 360
 
 
 def check_jobs(beside: Beside) -> None:
-    """A job may have published what it never heard of, so that more was adopted than it knows."""
-    seen = beside.seen
-    assert seen["staged"] and seen["compacted"] and seen["adopted"]
+    """Only jobs compact here, so an adopted file is the work of one. A job that another job overtook counts nothing
+    as its own, so `compacted` proves nothing.
+    """
+    assert beside.seen["staged"] and beside.seen["adopted"]
 
 
 def test_nothing_is_lost_or_doubled_where_jobs_compact(tmp_path: Path) -> None:
