@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Submits a command of tiered-index to Spark. What stands before `--` is for spark-submit:
 #
-#   deploy/spark/submit.sh --master spark://host:7077 -- build --source s3://bucket/messages --storage s3://bucket/index --window 1d
+#   deploy/spark/submit.sh --master spark://host:7077 -- \
+#     build --source s3://bucket/messages --storage s3://bucket/index --window 1d
 #   deploy/spark/submit.sh --master yarn -- merge --storage s3://bucket/index --window 1d
 #
 # How the package reaches the executors:
-#   TIERED_INDEX_ARCHIVE unset   each host has an environment with tiered_index at the same place as this one (an image, a shared folder);
-#   TIERED_INDEX_ARCHIVE=FILE    a packed environment (venv-pack, conda-pack) that Spark hands out and unpacks; the driver uses its own.
-# PYTHON is the driver's interpreter (not in cluster mode, whose driver has that of the executors), by default .venv/bin/python or python3. Credentials: each host's own by the usual AWS chain.
+#   TIERED_INDEX_ARCHIVE unset   each host has tiered_index at the same path as this one (an image, a shared folder)
+#   TIERED_INDEX_ARCHIVE=FILE    Spark hands out and unpacks a packed environment (venv-pack, conda-pack)
+# PYTHON is the driver's interpreter, by default .venv/bin/python or python3. In cluster mode the driver has the
+# executors' interpreter. Each host has its own credentials, by the usual AWS chain.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +25,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
   options+=("$1")
   shift
 done
-[ $# -gt 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -gt 1 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 shift
 
 driver=$python
@@ -36,6 +38,8 @@ else
   export PYSPARK_PYTHON=${PYSPARK_PYTHON:-$python}
 fi
 # in cluster mode the driver is on a node, which has the executors' interpreter and not this one
-case " ${options[*]} " in *" --deploy-mode cluster "* | *" --deploy-mode=cluster "*) driver=$PYSPARK_PYTHON ;; esac
+case " ${options[*]} " in
+  *" --deploy-mode"[\ =]"cluster "* | *[\ =]"spark.submit.deployMode=cluster "*) driver=$PYSPARK_PYTHON ;;
+esac
 export PYSPARK_DRIVER_PYTHON=$driver
 exec "$submit" "${options[@]}" "$here/job.py" spark "$@"

@@ -202,7 +202,11 @@ def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypa
     assert not any(secret in text or CREDENTIALS["AWS_SECRET_ACCESS_KEY"] in text for text in told + settings)
 
 
-@pytest.mark.parametrize("mode", [(), ("--deploy-mode", "client"), ("--deploy-mode", "cluster")], ids="-".join)
+@pytest.mark.parametrize(
+    "mode",
+    [(), ("--deploy-mode", "client"), ("--deploy-mode", "cluster"), ("--conf", "spark.submit.deployMode=cluster")],
+    ids="-".join,
+)
 @pytest.mark.parametrize("archive", [True, False])
 def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mode, archive):
     submit = tmp_path / "bin" / "spark-submit"
@@ -218,4 +222,4 @@ def test_the_driver_of_cluster_mode_has_the_interpreter_of_its_node(tmp_path, mo
     command = [script, "--master", "yarn", *mode, "--", "merge"]
     told = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.split()
     node = "./environment/bin/python" if archive else "/opt/python"
-    assert told == [node if "cluster" in mode else str(python), node]
+    assert told == [node if "cluster" in "".join(mode) else str(python), node]

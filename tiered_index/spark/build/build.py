@@ -349,7 +349,8 @@ def build(
                 topics = entries_by_topic(log.state, removed_names, opened)
             result = replace(result, removed_objects=len(removed_names), removed_topics=topics)
             told = ", ".join(f"topic {topic}: {entries:,} entries" for topic, entries in topics)
-            _log.warning("%d objects of these windows are replaced: %s", len(removed_names), told)
+            verb = "would be" if dry_run else "are"
+            _log.warning("%d objects of these windows %s replaced: %s", len(removed_names), verb, told)
         if dry_run:
             return replace(result, metrics=meter.metrics)
         with meter.stage("plan"):
