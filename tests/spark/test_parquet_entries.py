@@ -16,6 +16,7 @@ from tests.spark.entries import messages
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
+from tiered_index.sources import parquet as bounds
 from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, Entries, check_source, entries_of, entry_frame
@@ -320,3 +321,45 @@ def test_a_task_compares_pages_with_their_checksums(tmp_path: Any) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptFile, match=r"m\.parquet"):
         list(files.batches((0, [0]), ["offset"]))
+
+
+@pytest.mark.parametrize("shape", ["keys", "text"])
+def test_a_task_refuses_a_row_without_bound_by_file_and_row(tmp_path: Any, monkeypatch: Any, shape: str) -> None:
+    """A file of some kilobytes can stand for any number of keys, or for a topic of 10 MiB in every row."""
+    table = messages(10)
+    if shape == "keys":
+        keys = [["k"]] * 7 + [[""] * 1_000] + [["k"]] * 2
+        table = with_column(table, "key", pa.array(keys, pa.list_(pa.string())))
+        monkeypatch.setattr(bounds, "MAX_ROW_KEYS", 999)
+        problem = "it has 1,000 keys; 999 are allowed"
+    else:
+        topics = pa.DictionaryArray.from_arrays(pa.array([0] * 7 + [1] + [0] * 2, pa.int32()), ["t", "x" * 2_000])
+        table = with_column(table, "topic", topics)
+        monkeypatch.setattr(bounds, "MAX_ROW_BYTES", 1_000)
+        problem = r"its text has 2,\d\d\d bytes; 1,000 are allowed"
+    path = tmp_path / "m.parquet"
+    pq.write_table(table, path, row_group_size=5)
+    files = parquet.ParquetFiles.of([("", str(path))], StorageAddress)
+    fields: dict[str, Any] = {name: (name, None) for name in FIELDS}
+    read = parquet.EntryReader(files, files.parts(1), fields)
+    with pytest.raises(InvalidArgument, match=rf"m\.parquet, row 8: {problem}"):
+        list(read([pa.record_batch({"id": pa.array([0])})], FIELDS))
+
+
+def test_a_task_never_holds_what_rows_share_once_a_row(tmp_path: Any, monkeypatch: Any) -> None:
+    count = 100
+    topics = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), ["x" * 1_000])
+    keys = pa.array([["k"] * 100] * count, pa.list_(pa.string()))
+    path = tmp_path / "m.parquet"
+    pq.write_table(with_column(with_column(messages(count), "topic", topics), "key", keys), path)
+    monkeypatch.setattr(bounds, "TEXT_BYTES", 10_000)
+    monkeypatch.setattr(bounds, "TABLE_KEYS", 2_000)
+    files = parquet.ParquetFiles.of([("", str(path))], StorageAddress)
+    rows = list(files.batches((0, [0]), ["topic", "key"], ["topic"]))
+    assert sum(map(len, rows)) == count
+    assert max(map(len, rows)) < 15
+    assert pa.types.is_dictionary(rows[0].column("topic").type)
+    # a row group that stands for too many is refused before it is read
+    monkeypatch.setattr(bounds, "FEW_VALUES", 5_000)
+    with pytest.raises(InvalidArgument, match=r"row group 0 has 10,000 values of column 'key' in 100 rows; 6,400 are"):
+        list(files.batches((0, [0]), ["topic", "key"], ["topic"]))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,7 @@ from tiered_index.sources.footers import chunk_values
 from tiered_index.sources.places import LocalFile, StoredFile
 
 # Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
-BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20
+BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
 # A few bytes can stand for any number of keys: rows with lists that are read at once, keys of a table, and of a row.
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
 # Values that a row group's list column may have: so many a row, so many where it has few rows, and the most of all. One
@@ -34,59 +36,62 @@ _TAIL_BYTES = 8
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-@contextlib.contextmanager
-def opened_parquet(
-    place: LocalFile | StoredFile, texts: Sequence[str] = (), times: str = "ms", buffer_bytes: int = 0
-) -> Iterator[pq.ParquetFile]:
-    """Yield a file, whose pages are compared with their checksums; `texts` are columns with few different values, and
-    old times (INT96) are read in the unit `times`. Raises `CorruptFile`, and as the storage.
-    """
-    where = place.path if isinstance(place, LocalFile) else None
-    try:
-        with contextlib.nullcontext(where) if where is not None else place.ranges() as handle:
-            with pq.ParquetFile(
-                handle,
-                pre_buffer=where is None,
-                buffer_size=0 if where is None else buffer_bytes,
-                coerce_int96_timestamp_unit=times,
-                read_dictionary=list(texts),
-                page_checksum_verification=True,
-            ) as file:
-                yield file
-    except TieredIndexError:
-        raise
-    except DAMAGE as error:
-        raise CorruptFile(str(place), f"not a Parquet file that can be read: {error}") from error
-
-
 class ParquetTable:
-    """The rows of one file, whose footer is read. Raises `CorruptFile`, and as the storage."""
+    """The rows of one file, whose footer is read; old times (INT96) are read in the unit `times`.
 
-    def __init__(self, place: LocalFile | StoredFile) -> None:
-        self._place = place
-        with opened_parquet(self._place) as file:
-            # a UUID's column is one of bytes
+    Raises `CorruptFile`, and as the storage.
+    """
+
+    def __init__(self, place: LocalFile | StoredFile, times: str = "ms", buffer_bytes: int = 0) -> None:
+        self._place, self._times, self._buffer_bytes = place, times, buffer_bytes
+        with self._opened() as file:
+            self.metadata: pq.FileMetaData = file.metadata
             self.schema = pa.schema(
-                [pa.field(f.name, _stored(f.type)) for f in file.schema_arrow], file.schema_arrow.metadata
+                # a UUID's column is one of bytes
+                [pa.field(f.name, _stored(f.type)) for f in file.schema_arrow],
+                file.schema_arrow.metadata,
             )
             columns = [file.schema.column(number) for number in range(len(file.schema))]
-            self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-            self._lists = {field.name for field in self.schema if has_items(field.type)}
-            self._most_rows = LIST_ROWS if self._lists else BATCH_ROWS
-            self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
-            self.rows = sum(rows for rows, _ in self._groups)
-            CorruptFile.unless_equal(str(place), "rows of all row groups", file.metadata.num_rows, self.rows)
-        self._values = self._list_values() if self._lists else [{} for _ in self._groups]
+        plain = {field.name for field in self.schema if not pa.types.is_nested(_value_type(field.type))}
+        # paths of text and bytes, by their columns; a name may have a dot
+        paths = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        tops = [path if path in plain else path.partition(".")[0] for path in paths]
+        self._texts = [(top, path) for top, path in zip(tops, paths, strict=True) if top in plain]
+        self._lists = {field.name for field in self.schema if has_items(field.type)}
+        # how many rows each row group has
+        self.group_rows = [self._rows(self.metadata.row_group(n)) for n in range(self.metadata.num_row_groups)]
+        *self._begins, self.rows = accumulate(self.group_rows, initial=0)
+        CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
 
-    def _group(self, group: pq.RowGroupMetaData) -> tuple[int, int]:
-        """Return a row group's rows, and how many of them are read at once."""
+    @contextlib.contextmanager
+    def _opened(self, texts: Sequence[str] = (), metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+        """Yield the file, whose pages are compared with their checksums; `texts` are read as dictionaries."""
+        where = self._place.path if isinstance(self._place, LocalFile) else None
+        try:
+            with contextlib.nullcontext(where) if where is not None else self._place.ranges() as handle:
+                with pq.ParquetFile(
+                    handle,
+                    metadata=metadata,
+                    pre_buffer=where is None,
+                    buffer_size=0 if where is None else self._buffer_bytes,
+                    coerce_int96_timestamp_unit=self._times,
+                    read_dictionary=list(texts),
+                    page_checksum_verification=True,
+                ) as file:
+                    yield file
+        except TieredIndexError:
+            raise
+        except DAMAGE as error:
+            raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
+
+    def _rows(self, group: pq.RowGroupMetaData) -> int:
         # not by column: Arrow ends the process for what can be wrong with a column's metadata
-        rows, size_bytes = group.num_rows, group.total_byte_size
-        if rows < 0 or size_bytes < 0:
+        if group.num_rows < 0 or group.total_byte_size < 0:
             raise CorruptFile(str(self._place), "a row group has a negative size")
-        return rows, max(1, min(self._most_rows, BATCH_BYTES * rows // max(1, size_bytes)))
+        return int(group.num_rows)
 
-    def _list_values(self) -> list[dict[str, int]]:
+    @cached_property
+    def _values(self) -> list[dict[str, int]]:
         """Return how many values the list columns of each row group have."""
         try:
             with self._place.ranges() as handle:
@@ -99,11 +104,13 @@ class ParquetTable:
                 ]
         except (OSError, ValueError) as error:
             raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
-        CorruptFile.unless_equal(str(self._place), "row groups of the footer", len(self._groups), len(groups))
+        CorruptFile.unless_equal(str(self._place), "row groups of the footer", len(self.group_rows), len(groups))
         return groups
 
     def _check_values(self, number: int, names: Sequence[str]) -> None:
-        rows = self._groups[number][0]
+        if self._lists.isdisjoint(names):
+            return
+        rows = self.group_rows[number]
         most = min(MOST_VALUES, max(FEW_VALUES, ROW_VALUES * rows))
         for name, values in self._values[number].items():
             if name in names and values > most:
@@ -116,24 +123,36 @@ class ParquetTable:
         """Yield columns of the rows from number `start` on, each table with its first row's number. Raises
         `CorruptFile`, and `InvalidArgument` for a row that is too long, or may be.
         """
-        begin = 0
-        with opened_parquet(self._place, [path for path in self._texts if path.partition(".")[0] in names]) as file:
-            for number, (count, at_once) in enumerate(self._groups):
-                position, begin = begin, begin + count
-                if begin <= start:
-                    continue
-                self._check_values(number, names)
-                try:
-                    for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names)):
-                        skip = min(len(rows), max(0, start - position))
-                        yield from self._bounded(rows.slice(skip), position + skip)
-                        position += len(rows)
-                except DAMAGE as error:
-                    problem = f"rows from {position} on can't be read: {error}"
-                    raise CorruptFile(str(self._place), problem) from error
-                CorruptFile.unless_equal(str(self._place), f"rows up to row group {number}", begin, position)
+        for number, (begin, count) in enumerate(zip(self._begins, self.group_rows, strict=True)):
+            if begin + count > start:
+                for first, rows in self.read_group(number, names, max(0, start - begin)):
+                    yield begin + first, pa.Table.from_batches([rows])
 
-    def _bounded(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[int, pa.Table]]:
+    def read_group(
+        self, number: int, names: Sequence[str], start: int = 0, shared: Sequence[str] = ()
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield columns of the rows of one row group from its row `start` on, each batch with the number of its first
+        row in the group. Text columns `shared` stay dictionaries. Raises as `read`.
+        """
+        self._check_values(number, names)
+        count, size_bytes = self.group_rows[number], self.metadata.row_group(number).total_byte_size
+        most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
+        at_once = max(1, min(most, BATCH_BYTES * count // max(1, size_bytes)))
+        begin, position = self._begins[number], 0
+        texts = [path for name, path in self._texts if name in names]
+        with self._opened(texts, self.metadata) as file:
+            try:
+                for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
+                    skip = min(len(rows), max(0, start - position))
+                    for first, part in self._bounded(rows.slice(skip), begin + position + skip, shared):
+                        yield first - begin, part
+                    position += len(rows)
+            except DAMAGE as error:
+                problem = f"row group {number} can't be read from its row {position} on: {error}"
+                raise CorruptFile(str(self._place), problem) from error
+        CorruptFile.unless_equal(str(self._place), f"rows of row group {number}", count, position)
+
+    def _bounded(self, rows: pa.RecordBatch, first: int, shared: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         rows.validate(full=True)
         rows = pa.RecordBatch.from_arrays([_storage(column) for column in rows.columns], rows.schema.names)
         keys = np.zeros(len(rows), np.int64)
@@ -142,16 +161,22 @@ class ParquetTable:
                 keys += pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
         self._check_rows(keys, first, "it has {:,} keys", MAX_ROW_KEYS)
         for begin, end in _slices(keys, TABLE_KEYS):
-            yield from self._of_bounded_text(rows.slice(begin, end - begin), first + begin)
+            yield from self._of_bounded_text(rows.slice(begin, end - begin), first + begin, shared)
 
-    def _of_bounded_text(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[int, pa.Table]]:
+    def _of_bounded_text(
+        self, rows: pa.RecordBatch, first: int, shared: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         sizes = np.zeros(len(rows), np.int64)
         for column in rows.columns:
             sizes += text_bytes(column)
         self._check_rows(sizes, first, "its text has {:,} bytes", MAX_ROW_BYTES)
         for begin, end in _slices(sizes, TEXT_BYTES):
             part = rows.slice(begin, end - begin)
-            yield first + begin, pa.table({name: plain_text(part.column(name)) for name in part.schema.names})
+            columns = [
+                column if name in shared else plain_text(column)
+                for name, column in zip(part.schema.names, part.columns, strict=True)
+            ]
+            yield first + begin, pa.RecordBatch.from_arrays(columns, part.schema.names)
 
     def _check_rows(self, sizes: npt.NDArray[np.int64], first: int, has: str, most: int) -> None:
         if (large := np.flatnonzero(sizes > most)).size:
@@ -168,6 +193,10 @@ def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]
         end = int(np.searchsorted(parts, parts[begin], "right"))
         yield begin, end
         begin = end
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if has_items(kind) else kind
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:

@@ -1,4 +1,4 @@
-"""Parquet files as tasks read them: row groups by pyarrow, of the columns that are needed, as the fields of entries.
+"""Parquet files as tasks read them: row groups by the reader of `sources`, as the fields of entries.
 
 The driver reads footers; no row goes through the JVM. Types are those that Spark's own reader gives the same values of:
 other ones (nanoseconds, unsigned, nested) are left to it. Memory of a task: a batch of up to 32 MiB, beside the column
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
-from tiered_index.sources.parquet import opened_parquet
+from tiered_index.errors import InvalidArgument
+from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.spark.executors import AddressOf
 from tiered_index.storage.base import Storage
@@ -33,7 +33,6 @@ HAS_KEY = "has_key"
 # A part has at least so many rows, where there are so many, so that blocks of a piece are not small; and at most about
 # so many, so that a task that is repeated repeats little.
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
-_BATCH_ROWS, _BATCH_BYTES = 1 << 17, 32 << 20
 _BUFFER_BYTES = 1 << 20
 # Where a batch's rows stand, in its metadata: [file, row group, first row] as JSON; and of each the row from there on
 # (i64), where that is not its number
@@ -44,15 +43,10 @@ _FOOTERS = 16
 Field = tuple[str, None] | tuple[None, str | int]
 
 
-def _parquet(storage: Storage | None, name: str, texts: Sequence[str] = ()) -> AbstractContextManager[pq.ParquetFile]:
-    """Open a file of a storage, or a local one (None); `texts` are columns with few different values."""
+def _table(storage: Storage | None, name: str) -> ParquetTable:
+    """Read the footer of a file of a storage, or of a local one (None)."""
     place = LocalFile(Path(name)) if storage is None else StoredFile(name, storage, name, storage.head(name).size_bytes)
-    return opened_parquet(place, texts, "us", _BUFFER_BYTES)
-
-
-def _footer(storage: Storage | None, name: str) -> tuple[pa.Schema, pq.FileMetaData]:
-    with _parquet(storage, name) as parquet:
-        return parquet.schema_arrow.remove_metadata(), parquet.metadata
+    return ParquetTable(place, "us", _BUFFER_BYTES)
 
 
 def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:
@@ -74,7 +68,7 @@ def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows, bytes).
+    """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows).
 
     `schema` has the columns that all have; a table's may gain one, or a wider type, in time. `untyped` are columns
     without a type, as pandas writes one that is empty, with the first file where they are. `partitions` are columns of
@@ -84,7 +78,7 @@ class ParquetFiles:
     files: Sequence[tuple[str, str]]
     address_of: AddressOf
     schema: pa.Schema
-    groups: Sequence[tuple[int, int, int, int]]
+    groups: Sequence[tuple[int, int, int]]
     untyped: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, pa.Array] = field(default_factory=dict)
     doubled: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +91,7 @@ class ParquetFiles:
         in other letters, `CorruptFile`, as the storage.
         """
         schema: pa.Schema | None = None
-        groups: list[tuple[int, int, int, int]] = []
+        groups: list[tuple[int, int, int]] = []
         untyped: dict[str, str] = {}
         doubled: dict[str, str] = {}
         folders = partitions or {}
@@ -105,8 +99,9 @@ class ParquetFiles:
             # one a URI: a client of S3 takes longer to make than a footer to read
             uris = dict.fromkeys(uri for uri, _ in files if uri)
             storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
-            footers = pool.map(lambda file: _footer(storages.get(file[0]), file[1]), files)
-            for number, ((_, name), (found, metadata)) in enumerate(zip(files, footers, strict=True)):
+            tables = pool.map(lambda file: _table(storages.get(file[0]), file[1]), files)
+            for number, ((_, name), table) in enumerate(zip(files, tables, strict=True)):
+                found = table.schema.remove_metadata()
                 schema = found if schema is None else _shared(schema, found)
                 if schema is None:
                     has = ", ".join(found.names)
@@ -118,9 +113,7 @@ class ParquetFiles:
                 for column in found:
                     if pa.types.is_null(column.type):
                         untyped.setdefault(column.name, name)
-                for group in range(metadata.num_row_groups):
-                    about = metadata.row_group(group)
-                    groups.append((number, group, about.num_rows, about.total_byte_size))
+                groups += [(number, group, rows) for group, rows in enumerate(table.group_rows)]
         assert schema is not None
         for column_name, values in folders.items():
             if column_name not in schema.names:
@@ -135,7 +128,7 @@ class ParquetFiles:
         for number, of_file in groupby(self.groups, itemgetter(0)):
             held = 0
             parts.append((number, []))
-            for _, group, count, _ in of_file:
+            for _, group, count in of_file:
                 if held and held + count > aim:
                     held = 0
                     parts.append((number, []))
@@ -151,31 +144,18 @@ class ParquetFiles:
         """
         number, groups = part
         uri, name = self.files[number]
-        sizes = {(file, group): (rows, size) for file, group, rows, size in self.groups}
         with ExitStack() as held:
-            storage = held.enter_context(self.address_of(uri).open()) if uri else None
-            own = [column for column in texts if column not in self.partitions]
-            parquet = held.enter_context(_parquet(storage, name, own))
-            now = [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
-            if now != [rows for (file, _), (rows, _) in sizes.items() if file == number]:
+            table = _table(held.enter_context(self.address_of(uri).open()) if uri else None, name)
+            if table.group_rows != [rows for file, _, rows in self.groups if file == number]:
                 raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that stands still")
             for group in groups:
-                rows, size = sizes[number, group]
-                most = max(1 << 10, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size)))
                 # a batch without columns would have no rows
-                wanted = [c for c in columns if c not in self.partitions] or parquet.schema_arrow.names[:1]
-                if if_null is not None and if_null not in wanted and _may_be_null(parquet.metadata, group, if_null):
+                wanted = [c for c in columns if c not in self.partitions] or table.schema.names[:1]
+                if if_null is not None and if_null not in wanted and _may_be_null(table.metadata, group, if_null):
                     wanted.append(if_null)
-                first = 0
-                try:
-                    for found in parquet.iter_batches(most, row_groups=[group], columns=wanted, use_threads=False):
-                        whole = self._with_folders(found, (*columns, if_null), number)
-                        yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
-                        first += len(found)
-                except TieredIndexError:
-                    raise
-                except (pa.ArrowException, OSError) as error:
-                    raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
+                for first, found in table.read_group(group, wanted, shared=texts):
+                    whole = self._with_folders(found, (*columns, if_null), number)
+                    yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
 
     def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str | None], number: int) -> pa.RecordBatch:
         """Return the rows of a file with those of the columns that its folders are named for."""
