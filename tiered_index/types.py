@@ -19,7 +19,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
 
 from typing_extensions import TypeVar
 
@@ -261,26 +261,84 @@ def shortened(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
 
 
-class Answer:
-    """Base of the answers to lookups: what they could see.
+class Provenance(NamedTuple):
+    """What an answer could see, and what it lacks for good.
 
-    `freshness` says for each index that was read from its storage alone, or from its root while the storage could not
-    be asked, how far the storage was filled. `unknown_topics` has
-    the lookup's topic where nothing was found, and none of the files in its range, as far as they were read, has it.
-    `lost` are the files given up for good that may have held answers within its range: it is complete but for them.
-    `expired_before_ms`: what is older has expired and is in no answer; None where the range does not reach before it.
+    `freshness` says how far the storage was filled, for each index that was read from its storage alone, or from its
+    root while the storage could not be asked. `unknown_topics` has the lookup's topic where nothing was found, and
+    where none of the files in its range, as far as they were read, has the topic. `lost` are the files given up for
+    good that may have held answers within its range: it is complete but for them. `expired_before_ms`: entries before
+    it have expired and are in no answer; None where the range does not reach before it.
     """
 
+    freshness: tuple[Freshness, ...] = ()
+    unknown_topics: tuple[str, ...] = ()
+    lost: tuple[LostFile, ...] = ()
+    expired_before_ms: int | None = None
+
+    @property
+    def as_of_ms(self) -> int | None:
+        """As `Answer.as_of_ms`."""
+        return min([index.as_of_ms for index in self.freshness if index.as_of_ms is not None], default=None)
+
+    def joined(self, later: Provenance) -> Provenance:
+        """Return the provenance of two pages, or batches, together: they saw no more than the first one did, or than
+        one that read a root without its storage, and they lack all that one of them lacks.
+        """
+        indexes = {index.source: index for index in self.freshness}
+        for index in later.freshness:
+            first = indexes.setdefault(index.source, index)
+            if first.not_asked is None and index.not_asked is not None:
+                indexes[index.source] = dataclasses.replace(first, not_asked=index.not_asked)
+        expired = [ms for ms in (self.expired_before_ms, later.expired_before_ms) if ms is not None]
+        return Provenance(
+            tuple(indexes.values()),
+            tuple(dict.fromkeys(self.unknown_topics + later.unknown_topics)),
+            tuple(dict.fromkeys(self.lost + later.lost)),
+            max(expired, default=None),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, and `as_of_ms`, as a JSON-ready dict."""
+        return {
+            "unknown_topics": list(self.unknown_topics),
+            "as_of_ms": self.as_of_ms,
+            "freshness": [index.to_dict() for index in self.freshness],
+            "lost": [one.to_dict() for one in self.lost],
+            "expired_before_ms": self.expired_before_ms,
+        }
+
+
+_NOTHING_SEEN = Provenance()
+RowT = TypeVar("RowT", covariant=True, default=Any)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Answer(Sequence[RowT]):
+    """Base of the answers to lookups: a sequence of rows; the fields and properties are as in `QueryResult`."""
+
     status: Status
-    failed: tuple[FileReport, ...]
-    explain: Explain
-    freshness: tuple[Freshness, ...]
-    unknown_topics: tuple[str, ...]
-    lost: tuple[LostFile, ...]
-    expired_before_ms: int | None
+    failed: tuple[FileReport, ...] = ()
+    explain: Explain = field(default_factory=Explain)
+    seen: Provenance = _NOTHING_SEEN
+
+    @property
+    def rows(self) -> tuple[RowT, ...]:
+        """The rows, in answer order."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[RowT]:
+        return iter(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> RowT: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RowT, ...]: ...
+    def __getitem__(self, index: int | slice) -> RowT | tuple[RowT, ...]:
+        return self.rows[index]
 
     def shown(self, most: int) -> Shown:
         """Return what terminals and notebooks show of it, with the first `most` rows."""
@@ -293,22 +351,35 @@ class Answer:
         return self.shown(20).html(type(self).__name__)
 
     @property
+    def freshness(self) -> tuple[Freshness, ...]:
+        """As in `Provenance`."""
+        return self.seen.freshness
+
+    @property
+    def unknown_topics(self) -> tuple[str, ...]:
+        """As in `Provenance`."""
+        return self.seen.unknown_topics
+
+    @property
+    def lost(self) -> tuple[LostFile, ...]:
+        """As in `Provenance`."""
+        return self.seen.lost
+
+    @property
+    def expired_before_ms(self) -> int | None:
+        """As in `Provenance`."""
+        return self.seen.expired_before_ms
+
+    @property
     def as_of_ms(self) -> int | None:
         """Up to which time the answer can be complete, epoch milliseconds: of several indexes the least. None: it has
         all that was written, as its root was read; or no index has published anything.
         """
-        times = [index.as_of_ms for index in self.freshness if index.as_of_ms is not None]
-        return min(times, default=None)
+        return self.seen.as_of_ms
 
     def provenance(self) -> dict[str, Any]:
-        """Return as a JSON-ready dict how far the indexes had been filled, and what the answer lacks for good."""
-        return {
-            "unknown_topics": list(self.unknown_topics),
-            "as_of_ms": self.as_of_ms,
-            "freshness": [index.to_dict() for index in self.freshness],
-            "lost": [one.to_dict() for one in self.lost],
-            "expired_before_ms": self.expired_before_ms,
-        }
+        """Return `seen` as a JSON-ready dict."""
+        return self.seen.to_dict()
 
 
 class LaterFields(Protocol[ItemT]):
@@ -321,7 +392,7 @@ class LaterFields(Protocol[ItemT]):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class QueryResult(Answer, Sequence[ItemT]):
+class QueryResult(Answer[ItemT]):
     """The answer to one lookup: a sequence of its entries.
 
     `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
@@ -330,18 +401,11 @@ class QueryResult(Answer, Sequence[ItemT]):
 
     Of entries of one identity the newest is answered; within a second the one of the greatest `size`, then of the
     greatest further columns. Each page is folded by itself: an identity that was put at two times can be on two pages.
-    `query_all` answers it once.
+    `query_all` answers it once. `seen` tells what the answer could see.
     """
 
     items: tuple[ItemT, ...]
-    status: Status
     cursor: str | None = None
-    failed: tuple[FileReport, ...] = ()
-    explain: Explain = field(default_factory=Explain)
-    freshness: tuple[Freshness, ...] = ()
-    unknown_topics: tuple[str, ...] = ()
-    lost: tuple[LostFile, ...] = ()
-    expired_before_ms: int | None = None
     timestamp_resolution_ms: int = 1000
     item_type: type[IndexItem] = field(default=IndexItem, repr=False)
 
@@ -358,18 +422,10 @@ class QueryResult(Answer, Sequence[ItemT]):
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[ItemT]:
-        return iter(self.items)
-
-    @overload
-    def __getitem__(self, index: int) -> ItemT: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ItemT, ...]: ...
-    def __getitem__(self, index: int | slice) -> ItemT | tuple[ItemT, ...]:
-        return self.items[index]
+    @property
+    def rows(self) -> tuple[ItemT, ...]:
+        """The items."""
+        return self.items
 
     def to_arrow(self) -> pa.Table:
         """Return the entries as an Arrow table: a row each, a column for each field, whether there are rows or not.
@@ -431,31 +487,19 @@ class TopicSummary:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TopicsResult(Answer, Sequence[TopicSummary]):
+class TopicsResult(Answer[TopicSummary]):
     """A sequence of the topics of an index, by name; the other fields are as in `QueryResult`.
 
     `expired_before_ms` is of the topics that expire first: of others older entries may be there.
     """
 
     topics: tuple[TopicSummary, ...]
-    status: Status
-    failed: tuple[FileReport, ...] = ()
-    explain: Explain = Explain()
-    freshness: tuple[Freshness, ...] = ()
-    unknown_topics: tuple[str, ...] = ()
-    lost: tuple[LostFile, ...] = ()
-    expired_before_ms: int | None = None
     cursor: ClassVar[None] = None  # the answer is whole
 
-    def __len__(self) -> int:
-        return len(self.topics)
-
-    @overload
-    def __getitem__(self, index: int) -> TopicSummary: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[TopicSummary, ...]: ...
-    def __getitem__(self, index: int | slice) -> TopicSummary | tuple[TopicSummary, ...]:
-        return self.topics[index]
+    @property
+    def rows(self) -> tuple[TopicSummary, ...]:
+        """The topics."""
+        return self.topics
 
     def shown(self, most: int) -> Shown:
         """As `Answer.shown`."""

@@ -10,14 +10,13 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,17 +28,7 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
-from tiered_index.types import (
-    Answer,
-    Explain,
-    FileReport,
-    Freshness,
-    Lookup,
-    LostFile,
-    Status,
-    format_time,
-    items_table,
-)
+from tiered_index.types import Answer, FileReport, Lookup, format_time, items_table
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
 # lookups that share their reads
@@ -54,46 +43,15 @@ _ASKED = pa.schema(
 )
 
 
-class _Found(NamedTuple):
-    """The answers to n lookups: `entries`, by lookup and in answer order, `counts` (i64, n) of them, and of each lookup
-    its status and the files that could not be read. The rest is of all lookups.
-    """
-
-    entries: pa.Table
-    counts: npt.NDArray[np.int64]
-    statuses: list[str]
-    failed_of: list[list[dict[str, Any]] | None]
-    whole: dict[str, Any]
-
-    @classmethod
-    def of(cls, results: QueryResults) -> _Found:
-        """Return what `query_many` has found."""
-        answers = list(results)
-        return cls(
-            items_table([item for answer in answers for item in answer], results.item_type).drop_columns(["topic"]),
-            np.array([len(answer) for answer in answers], np.int64),
-            [answer.status for answer in answers],
-            [_failed(answer.failed) for answer in answers],
-            {
-                "failed": results.failed,
-                "explain": results.explain,
-                "freshness": results.freshness,
-                "unknown_topics": tuple(dict.fromkeys(name for answer in answers for name in answer.unknown_topics)),
-                "lost": tuple(dict.fromkeys(lost for answer in answers for lost in answer.lost)),
-                "expired_before_ms": max(
-                    [ms for one in answers if (ms := one.expired_before_ms) is not None], default=None
-                ),
-            },
-        )
-
-
 def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
     return [{"file": report.file, "error": report.error} for report in reports] or None
 
 
-def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
+def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
     """Return the answers to lookups, a row an entry; the columns of a lookup without entries are null."""
-    counts, entries = found.counts, found.entries
+    answers = list(results)
+    entries = items_table([item for answer in answers for item in answer], results.item_type).drop_columns(["topic"])
+    counts = np.array([len(answer) for answer in answers], np.int64)
     if clash := [name for name in entries.column_names if name.lower() in _ASKED.names]:
         raise InvalidArgument(
             f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: look the keys "
@@ -105,7 +63,8 @@ def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
     none = counts[lookup] == 0
     entry = (np.cumsum(counts) - counts)[lookup] + position
     asked: dict[str, list[Any]] = {name: [getattr(one, name) for one in lookups] for name in FIELDS}
-    asked["status"], asked["failed"] = found.statuses, found.failed_of
+    asked["status"] = [answer.status for answer in answers]
+    asked["failed"] = [_failed(answer.failed) for answer in answers]
     rows = pa.table({name: pa.array(values, _ASKED.field(name).type) for name, values in asked.items()}).take(lookup)
     table = rows.append_column("position", pa.array(position, pa.int32(), mask=none))
     for name, column in zip(entries.column_names, entries.take(pa.array(entry, mask=none)).columns, strict=True):
@@ -139,24 +98,16 @@ class KeysOut:
                 yield NdjsonWriter(stack.enter_context(partial.open("wb"))).write_table
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Batch(Answer):
-    """The answers to a batch of lookups; `status`, `unknown_topics`, `lost`, `expired_before_ms` are of all so far."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Batch(Answer[Any]):
+    """The answers to a batch of lookups; `status` is of all so far."""
 
-    status: Status
-    lookups: Sequence[Lookup] = ()
-    found: _Found | None = None
+    results: QueryResults | None = None
     # whatever it is, there are more batches
     cursor: str | None = None
-    failed: tuple[FileReport, ...] = ()
-    explain: Explain = field(default_factory=Explain)
-    freshness: tuple[Freshness, ...] = ()
-    unknown_topics: tuple[str, ...] = ()
-    lost: tuple[LostFile, ...] = ()
-    expired_before_ms: int | None = None
 
     def __len__(self) -> int:
-        return 0 if self.found is None else int(self.found.counts.sum())
+        return 0 if self.results is None else int(self.results.counts.sum())
 
 
 class _Asking:
@@ -166,9 +117,6 @@ class _Asking:
         self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])
         self._allow_partial = allow_partial
         self._next = next(self._lookups, [])
-        self._unknown: dict[str, None] = {}
-        self._lost: dict[LostFile, None] = {}
-        self._expired_before_ms: int | None = None
         self.statuses: Counter[str] = Counter()
         # the one whose range ends first, or begins first where it has no end
         self.earliest = Lookup("", "")
@@ -177,33 +125,25 @@ class _Asking:
         """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
         asked = self._next
         try:
-            found = _Found.of(reader.query_many(asked, self._allow_partial, **limits))
+            results = reader.query_many(asked, self._allow_partial, **limits)
         except BudgetExceeded as error:
             if not isinstance(error.result, QueryResults):
                 raise
-            self._next, spent = [], _Found.of(error.result)
-            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, spent)) from error
+            self._next = []
+            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, error.result)) from error
         self._next = next(self._lookups, [])
-        return self._batch(asked, found)
+        return self._batch(asked, results)
 
-    def _batch(self, asked: Sequence[Lookup], found: _Found) -> _Batch:
-        self.statuses.update(found.statuses)
+    def _batch(self, asked: Sequence[Lookup], results: QueryResults) -> _Batch:
+        self.statuses.update(answer.status for answer in results)
         self.earliest = min([self.earliest, *asked], key=_bound_ms)
-        self._unknown |= dict.fromkeys(found.whole["unknown_topics"])
-        self._lost |= dict.fromkeys(found.whole["lost"])
-        expired = (self._expired_before_ms, found.whole["expired_before_ms"])
-        self._expired_before_ms = max([ms for ms in expired if ms is not None], default=None)
         return _Batch(
-            lookups=asked,
-            found=found,
+            results=results,
             status=next((each for each in ("partial", "truncated") if self.statuses[each]), "complete"),
             cursor="more" if self._next else None,
-            failed=found.whole["failed"],
-            explain=found.whole["explain"],
-            freshness=found.whole["freshness"],
-            unknown_topics=tuple(self._unknown),
-            lost=tuple(self._lost),
-            expired_before_ms=self._expired_before_ms,
+            failed=results.failed,
+            explain=results.explain,
+            seen=results.seen,
         )
 
     def left(self) -> int:
@@ -245,8 +185,8 @@ def look_up_keys(
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
         for batch in pages:
             if batch is not pages.nothing:
-                write(_table(batch.lookups, batch.found))
-                found += int((batch.found.counts > 0).sum())
+                write(_table(batch.results.batch.lookups, batch.results))
+                found += int((batch.results.counts > 0).sum())
             entries += len(batch)
         left = asking.left()
     # what hints are about

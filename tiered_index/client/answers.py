@@ -27,6 +27,7 @@ from tiered_index.types import (
     IndexItem,
     KeyedIndexItem,
     LostFile,
+    Provenance,
     QueryResult,
     TopicsResult,
     TopicSummary,
@@ -86,11 +87,13 @@ def seen_of(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "status": document["status"],
         "failed": reports_of(document.get("failed", ())),
-        "freshness": tuple(Freshness(**one) for one in document.get("freshness", ())),
-        "unknown_topics": tuple(document["unknown_topics"]),
-        "lost": tuple(LostFile(**one) for one in document.get("lost", ())),
-        "expired_before_ms": document["expired_before_ms"],
         "explain": _explain(document["explain"]),
+        "seen": Provenance(
+            tuple(Freshness(**one) for one in document.get("freshness", ())),
+            tuple(document["unknown_topics"]),
+            tuple(LostFile(**one) for one in document.get("lost", ())),
+            document["expired_before_ms"],
+        ),
     }
 
 

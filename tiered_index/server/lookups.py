@@ -370,4 +370,4 @@ def _for_caller(caller: Caller, answer: Any) -> Any:
     if isinstance(answer, QueryResults):
         answer.freshness = freshness
         return answer
-    return replace(answer, freshness=freshness)
+    return replace(answer, seen=answer.seen._replace(freshness=freshness))

@@ -95,26 +95,14 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
     """
     truncated = {number for number in results.more.nonzero()[0].tolist() if number not in results.pages}
     truncated |= {number for number, page in results.pages.items() if page.cursor is not None}
-    pages, every = results.pages.values(), range(len(results))
-    lost = [one for number in every for one in results.lost(number)] if results.lost is not None else []
-    expired = [results.expired(number) for number in every] if results.expired is not None else []
-    expired += [page.expired_before_ms for page in pages]
-    seen = QueryResult(
-        items=(),
-        status="complete",
-        freshness=results.freshness,
-        unknown_topics=tuple([topic for topic in results.batch.topics if topic in results.unknown]),
-        lost=tuple(dict.fromkeys(lost + [one for page in pages for one in page.lost])),
-        expired_before_ms=max([ms for ms in expired if ms is not None], default=None),
-    )
     return {
         "status": "partial" if results.failed else "truncated" if truncated else "complete",
         "cursors": {str(number): results[number].cursor for number in sorted(truncated)},
-        "partial": [number for number in every if results[number].failed] if results.failed else [],
+        "partial": [number for number, one in enumerate(results) if one.failed] if results.failed else [],
         "failed": redaction.document([report.to_dict() for report in results.failed]),
         "explain": redaction.document(results.explain.to_dict(files=files)),
-        **redaction.document(seen.provenance()),
-        "timestamp_resolution_ms": seen.timestamp_resolution_ms,
+        **redaction.document(results.seen.to_dict()),
+        "timestamp_resolution_ms": QueryResult.timestamp_resolution_ms,
     }
 
 

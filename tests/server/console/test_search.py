@@ -116,7 +116,12 @@ def test_pages_go_on_by_the_cursor(opened, service):
 
 def test_no_match_says_what_was_looked_at_and_what_has_expired(opened, service, monkeypatch):
     real = IndexService.query
-    monkeypatch.setattr(IndexService, "query", lambda *a, **k: replace(real(*a, **k), expired_before_ms=BEGIN_MS))
+
+    def expired(*args, **named):
+        answer = real(*args, **named)
+        return replace(answer, seen=answer.seen._replace(expired_before_ms=BEGIN_MS))
+
+    monkeypatch.setattr(IndexService, "query", expired)
     page = opened(service)
     search(page, "oders", "order-1")
     expect(status(page)).to_have_text("No match for key order-1 of topic oders: the answer is complete.")

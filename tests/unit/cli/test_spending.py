@@ -12,7 +12,7 @@ from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.query import growing
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.metering import remaining_s
-from tiered_index.types import Explain, Freshness, LostFile, QueryResult
+from tiered_index.types import Explain, Freshness, LostFile, Provenance, QueryResult
 
 NOTHING = QueryResult(items=(), status="partial")
 
@@ -131,7 +131,7 @@ def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple
 
 def fresh(cursor: str | None, as_of_ms: int, not_asked: str | None = None) -> QueryResult:
     known = Freshness(source="s3://b/i", as_of_ms=as_of_ms, positions={}, not_asked=not_asked)
-    return replace(answer(cursor), freshness=(known,))
+    return replace(answer(cursor), seen=Provenance((known,)))
 
 
 def test_pages_together_are_as_old_as_the_first_one() -> None:
@@ -143,7 +143,9 @@ def test_pages_together_are_as_old_as_the_first_one() -> None:
 
 def test_pages_together_lack_what_any_of_them_lacks() -> None:
     gone = LostFile(file="f", begin_ms=1_700_000_000_000, end_ms=1_700_000_001_000, entries=5)
-    asked = pages(Asked(replace(answer("a"), lost=(gone,)), answer(None)), CommandBudget(None, None, None))
+    asked = pages(
+        Asked(replace(answer("a"), seen=Provenance(lost=(gone,))), answer(None)), CommandBudget(None, None, None)
+    )
     assert len(list(asked)) == 2
     assert asked.totals(0)["lost"] == [gone.to_dict()]
     assert "except" in asked.conclusion
@@ -161,7 +163,7 @@ def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) 
 
 def test_of_several_indexes_one_that_has_published_nothing_is_told() -> None:
     known = Freshness(source="s3://b/i", as_of_ms=1_700_000_000_000, positions={})
-    several = replace(answer(None), freshness=(known, Freshness(source="s3://b/j", as_of_ms=None, positions={})))
+    several = replace(answer(None), seen=Provenance((known, Freshness(source="s3://b/j", as_of_ms=None, positions={}))))
     asked = pages(Asked(several), CommandBudget(None, None, None))
     assert len(list(asked)) == 1
     said = " as of 2023-11-14T22:13:20Z (s3://b/i, the oldest of 2; of 1 nothing is published yet)"

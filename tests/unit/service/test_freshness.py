@@ -12,6 +12,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile
 from tiered_index.format.metadata import TopicStats
 from tiered_index.service.lookup.query import _summary
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.types import Freshness, LostFile, Provenance
 
 T = 1_700_000_000_000
 
@@ -40,7 +41,7 @@ def test_an_answer_from_the_storage_says_as_of_when(open_index, storage, clock):
         assert (index_of.source, index_of.positions) == (reader.sources[0], {"source": 6})
         assert answer.to_dict()["freshness"] == [index_of.to_dict()]
         [batched] = reader.query_many([Lookup(topic="t", key="k")])
-        assert batched.freshness == answer.freshness
+        assert batched.seen == answer.seen == reader.query_many([Lookup(topic="t", key="k")]).seen
 
 
 def test_an_answer_never_claims_more_than_its_files_hold(open_index, storage, clock, monkeypatch):
@@ -118,6 +119,18 @@ def test_a_topic_that_no_file_has_is_said(open_index, storage, clock):
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         assert unknown(reader) == [("x",), ()]
         assert reader.query("x", "k").to_dict()["unknown_topics"] == ["x"]
+
+
+def test_answers_together_lack_what_one_of_them_lacks():
+    """Pages and batches add up to one record: the first state seen, and all that is unknown, lost or expired."""
+    first = Freshness(source="a", as_of_ms=T, positions={})
+    later = Freshness(source="a", as_of_ms=T + 1, positions={}, not_asked="it is away")
+    gone, other = (LostFile(file=name, begin_ms=0, end_ms=1, entries=1) for name in "xy")
+    one = Provenance((first,), ("t",), (gone,), None)
+    both = one.joined(Provenance((later,), ("t", "u"), (gone, other), 7))
+    assert both == Provenance((replace(first, not_asked="it is away"),), ("t", "u"), (gone, other), 7)
+    assert both.joined(one).expired_before_ms == 7
+    assert both.to_dict()["as_of_ms"] == both.as_of_ms == T
 
 
 def test_a_window_table_says_so_too(open_index, storage, clock):

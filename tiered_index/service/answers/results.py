@@ -23,6 +23,7 @@ from tiered_index.types import (
     ItemT,
     KeyedIndexItem,
     LostFile,
+    Provenance,
     QueryResult,
     Shown,
     Status,
@@ -286,9 +287,27 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             status=status,
             cursor=cursor,
             failed=failed,
-            freshness=self.freshness,
-            unknown_topics=(q.topic,) if q.topic in self.unknown and not len(rows) else (),
+            seen=Provenance(
+                self.freshness,
+                (q.topic,) if q.topic in self.unknown and not len(rows) else (),
+                self.lost(number) if self.lost is not None else (),
+                self.expired(number) if self.expired is not None else None,
+            ),
             item_type=self.item_type,
-            lost=self.lost(number) if self.lost is not None else (),
-            expired_before_ms=self.expired(number) if self.expired is not None else None,
         )
+
+    @property
+    def seen(self) -> Provenance:
+        """What the answers together could see."""
+        every = range(len(self))
+        lost = chain.from_iterable(map(self.lost, every)) if self.lost is not None else ()
+        expired = map(self.expired, every) if self.expired is not None else ()
+        seen = Provenance(
+            self.freshness,
+            tuple([topic for topic in self.batch.topics if topic in self.unknown]),
+            tuple(dict.fromkeys(lost)),
+            max([ms for ms in expired if ms is not None], default=None),
+        )
+        for page in self.pages.values():
+            seen = seen.joined(page.seen)
+        return seen

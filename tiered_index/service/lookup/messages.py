@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
@@ -25,13 +25,10 @@ from tiered_index.types import (
     Answer,
     Explain,
     FileReport,
-    Freshness,
     IndexItem,
     Lookup,
-    LostFile,
     QueryResult,
     Shown,
-    Status,
     format_time,
 )
 
@@ -40,9 +37,6 @@ MessageState = Literal["local", "archived", "expired", "erased", "missing"]
 deleted it, and no archive has it. ``erased``: it was overwritten in its archived segment. ``missing``: it should be
 there and isn't, is damaged, or could not be read.
 """
-
-_NOTHING = Explain()
-
 
 _WITHHELD_S = 0.2
 
@@ -113,7 +107,7 @@ class MessageSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MessagesResult(Answer, Sequence[Fetched]):
+class MessagesResult(Answer[Fetched]):
     """The answer to a lookup of messages: a sequence of them.
 
     `messages` are in answer order, at most `max_count` of them, those that can't
@@ -124,27 +118,15 @@ class MessagesResult(Answer, Sequence[Fetched]):
     """
 
     messages: tuple[Fetched, ...]
-    status: Status
     cursor: str | None = None
-    failed: tuple[FileReport, ...] = ()
     collisions: int = 0
-    explain: Explain = _NOTHING
     message_requests: int = 0
     message_bytes: int = 0
-    freshness: tuple[Freshness, ...] = ()
-    unknown_topics: tuple[str, ...] = ()
-    lost: tuple[LostFile, ...] = ()
-    expired_before_ms: int | None = None
 
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    @overload
-    def __getitem__(self, index: int) -> Fetched: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Fetched, ...]: ...
-    def __getitem__(self, index: int | slice) -> Fetched | tuple[Fetched, ...]:
-        return self.messages[index]
+    @property
+    def rows(self) -> tuple[Fetched, ...]:
+        """The messages."""
+        return self.messages
 
     def shown(self, most: int) -> Shown:
         """As `Answer.shown`."""
@@ -245,10 +227,7 @@ class MessageLookup:
             explain=self._explain(reports, started),
             message_requests=sum(one.requests for one in self.fetched),
             message_bytes=sum(one.bytes for one in self.fetched),
-            freshness=self.pages[0].freshness,
-            unknown_topics=self.pages[0].unknown_topics,
-            lost=self.pages[0].lost,
-            expired_before_ms=self.pages[0].expired_before_ms,
+            seen=self.pages[0].seen,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result

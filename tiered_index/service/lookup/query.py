@@ -48,6 +48,7 @@ from tiered_index.types import (
     IndexItem,
     Lookup,
     LostFile,
+    Provenance,
     QueryResult,
     TopicsResult,
     TopicSummary,
@@ -183,11 +184,13 @@ class QueryEngine:
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
             failed=failed,
-            freshness=files.seen(handles),
-            unknown_topics=() if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles),
+            seen=Provenance(
+                files.seen(handles),
+                () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles),
+                _among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
+                _expired_before_ms(begins.values(), lookup.second_min) if begins else None,
+            ),
             item_type=self.item_type,
-            lost=_among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
-            expired_before_ms=_expired_before_ms(begins.values(), lookup.second_min) if begins else None,
         )
         return _within_budget(scan, result) if scan.errors else result
 
@@ -315,10 +318,12 @@ class QueryEngine:
             status="partial" if failed else "complete",
             failed=failed,
             explain=_explain(scan, missing, started, NOTHING, 0)(),
-            freshness=files.seen(handles),
-            lost=_among(self.lost_objects(), *within),
-            expired_before_ms=_expired_before_ms(
-                [expired.latest_ms // 1000 for _, expired in self.expired()], within[0]
+            seen=Provenance(
+                freshness=files.seen(handles),
+                lost=_among(self.lost_objects(), *within),
+                expired_before_ms=_expired_before_ms(
+                    [expired.latest_ms // 1000 for _, expired in self.expired()], within[0]
+                ),
             ),
         )
         return _within_budget(scan, result)
