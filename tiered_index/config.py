@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import ErrorDetails
@@ -38,6 +38,10 @@ from tiered_index.storage.opening import open_storage, split_uri
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 
+if TYPE_CHECKING:
+    # a stub alone, made of the fields of `IndexConfig`
+    from tiered_index._settings import Settings
+
 _PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's own tests, which are no settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
@@ -47,7 +51,7 @@ _SERVICE_LINK = re.compile(
 )
 _YEAR_S = 365.25 * 86400
 # Settings that are tables, and what stands in them
-_TABLES: dict[str, Collection[str]] = {
+TABLES: dict[str, Collection[str]] = {
     "s3": [each.name for each in fields(S3Options)],
     "prices": PriceTable.__dataclass_fields__,
     "retention": Retention.__dataclass_fields__,
@@ -148,7 +152,7 @@ class IndexConfig(BaseSettings):
         except ValidationError as error:
             raise ConfigError(_problems(error)) from error
         except SettingsError as error:
-            name = next(each for each in _TABLES if f'"{each}"' in str(error))
+            name = next(each for each in TABLES if f'"{each}"' in str(error))
             raise ConfigError(
                 f"environment variable {_PREFIX}{name.upper()} must be a table of settings, as JSON"
             ) from error
@@ -186,7 +190,7 @@ class IndexConfig(BaseSettings):
         ages = {name: _parsed(parse_duration, name, parsed[name]) for name in _AGES if parsed.get(name) is not None}
         return parsed | ages
 
-    @field_validator("root", "cache_dir", "storage", *_TABLES, mode="wrap")
+    @field_validator("root", "cache_dir", "storage", *TABLES, mode="wrap")
     @classmethod
     def _usable(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         try:
@@ -238,7 +242,7 @@ class IndexConfig(BaseSettings):
         for name in _variables() if environment else ():
             if not name.upper().startswith(_TESTS_PREFIX):
                 field, *inner = name[len(_PREFIX) :].lower().split("__")
-                if field not in cls.model_fields or (inner and field not in _TABLES):
+                if field not in cls.model_fields or (inner and field not in TABLES):
                     raise ConfigError(
                         f"environment variable {name}: {_unknown('.'.join((field, *inner)), cls.model_fields)}"
                     )
@@ -284,52 +288,6 @@ def checked_config(config: object) -> IndexConfig:
 def _variables() -> list[str]:
     """Return the names of environment variables that are settings."""
     return [name for name in os.environ if name.upper().startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(name)]
-
-
-class ReaderSettings(TypedDict, total=False):
-    """The settings by name; None counts as not given."""
-
-    preset: Literal["native", "rocketmq"] | None
-    hash: Literal["abs", "mask"] | None
-    slots: int | None
-    items: int | None
-    offset_space: Literal["commitlog", "tiered_queue", "custom"] | None
-    flush_interval_s: float | None
-    buffer_max_entries: int | None
-    buffer_max_bytes: int | None
-    disk_max_bytes: int | None
-    seal_after_s: float | None
-    compaction: Literal["local", "spark"] | None
-    compact_timeout_s: float | None
-    local_keep_s: float | None
-    local_keep_bytes: int | None
-    max_late_s: float | None
-    max_early_s: float | None
-    upload_part_bytes: int | None
-    query_threads: int | None
-    coalesce_gap_bytes: int | None
-    block_cache_bytes: int | None
-    directory_cache_bytes: int | None
-    cache_dir: str | Path | None
-    cache_max_bytes: int | None
-    filter_after_probes: int | None
-    prices: PriceTable | dict[str, Any] | None
-    retention: Retention | dict[str, Any] | None
-    lease_ttl_s: float | None
-    lifecycle_interval_s: float | None
-    refresh_interval_s: float | None
-    checkpoint_every: int | None
-    background: bool | None
-    raise_file_limit: bool | None
-    s3: S3Options | dict[str, Any] | None
-
-
-class Settings(ReaderSettings, total=False):
-    """The same with those that name an index, and the class of its entries."""
-
-    item_type: type[IndexItem] | None
-    root: str | Path | None
-    storage: str | None
 
 
 _SENTENCES = {
@@ -381,11 +339,11 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
     path = [str(part) for part in error["loc"]]
     name = ".".join(path) or "settings"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return path, _unknown(path[-1], _TABLES[path[0]] if path[1:] else IndexConfig.model_fields, *path[:-1])
+        return path, _unknown(path[-1], TABLES[path[0]] if path[1:] else IndexConfig.model_fields, *path[:-1])
     sentence = in_our_words(error)
     if error["type"] != "value_error":
         return path, f"setting {name} {sentence}"
-    if name in _TABLES:
+    if name in TABLES:
         # of a table: it begins with the name of the setting
         inner = re.split("[ .:]", sentence, maxsplit=1)[0]
         return [name, inner], f"setting {name}.{sentence}"

@@ -34,14 +34,21 @@ with IndexService.open(root="r", item_type=OrderItem) as index:
     assert_type(index.query("orders", "a")[0].region, int)
 assert_type(plain(IndexReader.open("memory://x"))[0], IndexItem)
 orders.query("orders", "a")[0].colour
+IndexReader.open("memory://x", query_threads="many")
+IndexService.open(root="r", slotz=1)
 """
 
 
-def test_entries_of_a_subclass_are_typed(tmp_path: Path) -> None:
+def test_entries_of_a_subclass_and_settings_are_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     # with the cache that `make lint` has filled
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(program)]
     checked = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
-    (last, _) = checked.stdout.splitlines()
-    assert last.endswith('error: "OrderItem" has no attribute "colour"  [attr-defined]'), checked.stdout
+    errors = [line.partition(" error: ")[2] for line in checked.stdout.splitlines() if " error: " in line]
+    assert errors == [
+        '"OrderItem" has no attribute "colour"  [attr-defined]',
+        'Argument "query_threads" to "open" of "IndexReader" has incompatible type "str"; expected "int | None"  '
+        "[arg-type]",
+        'Unexpected keyword argument "slotz" for "open" of "IndexService"; did you mean "slots"?  [call-arg]',
+    ], checked.stdout

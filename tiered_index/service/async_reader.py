@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial, wraps
-from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from tiered_index.clock import Clock
-from tiered_index.config import IndexConfig, ReaderSettings
 from tiered_index.service.lookup.export import Export
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.threads import DaemonPool
-from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import Usage, active_context
-from tiered_index.types import IndexItem, QueryResult
+from tiered_index.types import QueryResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +54,18 @@ def _in_a_thread(
     @wraps(method)
     async def awaited(self: AsyncIndexReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await run_in_thread(self._threads, lambda: method(self.reader, *args, **kwargs))
+
+    return awaited
+
+
+def _opened_in_a_thread(open_reader: Callable[P, IndexReader]) -> Callable[P, Coroutine[Any, Any, AsyncIndexReader]]:
+    """Return `IndexReader.open` as a call that is awaited: same arguments and errors."""
+
+    @wraps(open_reader)
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> AsyncIndexReader:
+        opening = partial(open_reader, *args, **kwargs)
+        pool = DaemonPool(1, "tiered-index-async-open")
+        return AsyncIndexReader(await run_in_thread(pool, opening, IndexReader.close))
 
     return awaited
 
@@ -114,35 +122,7 @@ class AsyncIndexReader:
         self.reader = reader
         self._threads = DaemonPool(_THREADS, "tiered-index-async")
 
-    @classmethod
-    async def open(
-        cls,
-        storage: str | Sequence[str] | None = None,
-        *,
-        root: str | Path | None = None,
-        config: IndexConfig | None = None,
-        clock: Clock | None = None,
-        storage_backend: Storage | None = None,
-        timeout_s: float | None = None,
-        item_type: type[IndexItem] | None = None,
-        environment: bool = True,
-        **settings: Unpack[ReaderSettings],
-    ) -> AsyncIndexReader:
-        """Open as `IndexReader.open`: same arguments and errors."""
-        opening = partial(
-            IndexReader.open,
-            storage,
-            root=root,
-            config=config,
-            clock=clock,
-            storage_backend=storage_backend,
-            timeout_s=timeout_s,
-            item_type=item_type,
-            environment=environment,
-            **settings,
-        )
-        return cls(await run_in_thread(DaemonPool(1, "tiered-index-async-open"), opening, IndexReader.close))
-
+    open = staticmethod(_opened_in_a_thread(IndexReader.open))
     query = _in_a_thread(IndexReader.query)
     query_many = _in_a_thread(IndexReader.query_many)
     messages = _in_a_thread(IndexReader.messages)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig, ReaderSettings, checked_config
+from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import IndexClosed, InvalidArgument, TieredIndexError
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
@@ -60,6 +60,7 @@ from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import ItemT, shortened
 
 if TYPE_CHECKING:
+    from tiered_index._settings import IndexSettings
     from tiered_index.service.lookup.export import Export
 
 # Estimated memory of one buffered row of a put, without its key
@@ -171,7 +172,7 @@ class IndexService(Lookups[ItemT]):
         storage: str | None = None,
         item_type: type[ItemT] | None = None,
         environment: bool = True,
-        **settings: Unpack[ReaderSettings],
+        **settings: Unpack[IndexSettings],
     ) -> IndexService[ItemT]:
         """Open an index for writing, creating it where there is none, and recover what a crash left.
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig, ReaderSettings, checked_config
+from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -53,6 +53,9 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.types import ItemT, shortened
+
+if TYPE_CHECKING:
+    from tiered_index._settings import IndexSettings
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
@@ -163,7 +166,7 @@ class IndexReader(Lookups[ItemT]):
         timeout_s: float | None = None,
         item_type: type[ItemT] | None = None,
         environment: bool = True,
-        **settings: Unpack[ReaderSettings],
+        **settings: Unpack[IndexSettings],
     ) -> IndexReader[ItemT]:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
