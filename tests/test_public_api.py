@@ -15,7 +15,7 @@ from docs.generators import api_page
 from tiered_index import Fetched, IndexConfig, IndexItem, IndexReader, IndexService, MessagesResult, QueryResult
 from tiered_index import errors as errors_module
 from tiered_index.errors import TieredIndexError
-from tiered_index.types import Explain, FileReport, Lookup
+from tiered_index.types import Explain, FileReport, Lookup, Provenance, TopicsResult
 
 PACKAGE = Path(tiered_index.__file__).parent
 
@@ -108,17 +108,12 @@ def test_fields_are_contracts():
         "source",
     ]
     seen = ["freshness", "unknown_topics", "lost", "expired_before_ms"]
-    assert fields(QueryResult) == [
-        "items",
-        "status",
-        "cursor",
-        "failed",
-        "explain",
-        *seen,
-        "timestamp_resolution_ms",
-        "item_type",
-    ]
-    assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
+    every = ["status", "failed", "explain", "seen"]
+    assert fields(QueryResult) == [*every, "items", "cursor", "timestamp_resolution_ms", "item_type"]
+    assert fields(MessagesResult)[:6] == [*every, "messages", "cursor"]
+    assert list(Provenance._fields) == seen
+    # answers have them by the same names
+    assert all(hasattr(kind, name) for kind in (QueryResult, TopicsResult, MessagesResult) for name in seen)
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
     assert fields(Explain) == [
