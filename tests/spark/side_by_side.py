@@ -12,6 +12,7 @@ moves only while nothing is being uploaded, so that no sweep takes away what is 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 from collections import Counter
@@ -44,8 +45,8 @@ __all__ = ["DAY_MS", "MONTH_END_MS", "Beside", "Dated", "Died", "Spread", "as_ta
 
 HOUR_S, DAY_S = 3_600, 86_400
 DAY_MS = DAY_S * 1_000
-_PAUSE_S = 0.01
-# after each lookup, so that those who write get on
+# after each lookup, merge and sweep, so that those who write get on
+_PAUSE_S = 0.03
 _MONTH_MS = 30 * DAY_MS
 MONTH_END_MS = (NOW_MS // _MONTH_MS + 1) * _MONTH_MS
 """Where the window of 30 days ends in which nearly everything lies."""
@@ -86,7 +87,7 @@ class Spread(Source):
         if self._begin_ms is not None:
             return replace(message, timestamp_ms=self._begin_ms + self.rng.randrange(2 * DAY_MS))
         if self.rng.random() < 0.5:
-            return replace(message, timestamp_ms=NOW_MS - self.rng.randrange(9 * DAY_MS))
+            return replace(message, timestamp_ms=NOW_MS - self.rng.randrange(2 * DAY_MS))
         return message
 
 
@@ -179,11 +180,12 @@ class _Uploads:
 
 @dataclass
 class Beside:
-    """All that goes on. `seen` counts what was done."""
+    """All that goes on. `seen` counts each kind of work; a run goes on until `seen` has reached each number in `goals`."""
 
     root: Path
     storage: Storage
     seed: int
+    goals: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     clock: ManualClock = field(default_factory=lambda: ManualClock(MONTH_END_MS + 60 * DAY_MS))
     own: Ledger = field(default_factory=Ledger)
@@ -215,13 +217,17 @@ class Beside:
         log.open()
         return log
 
+    def reached(self, *names: str) -> bool:
+        """Return whether `seen` has reached the goals of these names, of all names where none is given."""
+        return all(self.seen[name] >= self.goals.get(name, 0) for name in names or self.goals)
+
     # What goes on
 
     def write(self, source: Source, rounds: int) -> None:
-        """Put messages, and publish them once in a while."""
+        """Put messages, and publish every third round, for `rounds` rounds at least and until all goals are reached."""
         waiting: list[Message] = []
-        for number in range(rounds):
-            if self.crew.stop.is_set():
+        for number in itertools.count():
+            if self.crew.stop.is_set() or (number >= rounds and not waiting and self.reached()):
                 return
             messages = source.messages(source.rng.randrange(1, 40))
             for ledger in (self.own, self.stored):
@@ -230,7 +236,7 @@ class Beside:
                 self.service.put(*message.arguments)
             self.own.acknowledge(messages)
             waiting += messages
-            if number % 3 == 2 or number == rounds - 1:
+            if number % 3 == 2:
                 self.publish()
                 self.stored.acknowledge(waiting)
                 waiting = []
@@ -273,10 +279,12 @@ class Beside:
 
     def build(self, source: Source, builds: int, *, mode: str) -> None:
         """Build again and again, on a storage that fails now and then; with `replace` each build has what the one
-        before had and more.
+        before had and more. Builds that append go on until their goal is reached.
         """
         messages: list[Message] = []
-        for _ in range(builds):
+        for number in itertools.count():
+            if number >= builds and (mode == "replace" or self.reached("build in trouble")):
+                return
             fresh = source.messages(30)
             messages = [*messages, *fresh] if mode == "replace" else fresh
             for ledger in (self.own, self.stored):
@@ -341,6 +349,7 @@ class Beside:
                 self.seen["overtaken"] += 1
             except (StorageError, Died):
                 self.seen["merge in trouble"] += 1
+        self.crew.stop.wait(_PAUSE_S)
 
     def sweep(self) -> None:
         """Let more than a day go by and delete what nobody names any more."""
@@ -350,6 +359,7 @@ class Beside:
         delete_orphans(self.storage, found)
         self.seen["swept"] += len(found.objects)
         self.seen["swept uploads"] += len(found.uploads)
+        self.crew.stop.wait(_PAUSE_S)
 
     # Who looks
 

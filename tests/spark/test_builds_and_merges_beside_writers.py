@@ -21,8 +21,18 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settings: Any) -> Beside:
+    """Run until every kind of work has been done so often that the checks of the readers say something; the bound of
+    the crew's patience makes a run that never gets there fail.
+    """
+    goals = {"published": rounds // 3, "merged": 1, "swept": 1, "lookups": 50, "standing": 20}
+    if builds >= 8:
+        goals |= {"merged": 5, "swept": 20, "merge in trouble": 1, "build in trouble": 1}
+    if settings:
+        # only jobs compact here, so an adopted file is the work of one; a job that another job overtook counts nothing
+        # as its own, so `compacted` proves nothing
+        goals |= {"staged": 1, "adopted": 1, "compaction in trouble": int(builds >= 8)}
     with open_storage(uri) as storage:
-        beside = Beside(folder, storage, seed, settings)
+        beside = Beside(folder, storage, seed, goals, settings)
         try:
             beside.run(rounds=rounds, builds=builds)
             beside.check_the_end()
@@ -30,15 +40,8 @@ def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settin
             beside.service.abandon()
     seen = beside.seen
     print(f"seed {seed}: {beside.stored.entries} entries, {dict(seen)}")
-    assert (seen["append"], seen["replace"]) == (builds, builds // 2)
-    short = builds < 8
-    assert (
-        seen["published"] > rounds // 3
-        and seen["merged"] >= (1 if short else 5)
-        and seen["swept"] >= (1 if short else 20)
-    )
-    assert short or (seen["merge in trouble"] and seen["build in trouble"])
-    assert seen["lookups"] >= 50 and seen["standing"] >= 20
+    assert seen["append"] >= builds and seen["replace"] == builds // 2
+    assert beside.reached(), (goals, seen)
     return beside
 
 
@@ -50,15 +53,8 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
 STAGING: dict[str, Any] = {"compaction": "spark", "compact_timeout_s": 100 * 3600}
 
 
-def check_jobs(beside: Beside) -> None:
-    """Only jobs compact here, so an adopted file is the work of one. A job that another job overtook counts nothing
-    as its own, so `compacted` proves nothing.
-    """
-    assert beside.seen["staged"] and beside.seen["adopted"]
-
-
 def test_nothing_is_lost_or_doubled_where_jobs_compact(tmp_path: Path) -> None:
-    check_jobs(run(tmp_path / "root", f"sqlite://{tmp_path}/store.db", 11, rounds=12, builds=2, **STAGING))
+    run(tmp_path / "root", f"sqlite://{tmp_path}/store.db", 11, rounds=12, builds=2, **STAGING)
 
 
 @pytest.mark.slow
@@ -69,9 +65,7 @@ def test_nothing_is_lost_or_doubled_where_jobs_compact_for_long(tmp_path: Path, 
         "memory": f"memory://beside-{seed}",
         "sqlite": f"sqlite://{tmp_path}/store.db",
     }
-    beside = run(tmp_path / "root", uris[kind], seed, rounds=50, builds=8, **STAGING)
-    check_jobs(beside)
-    assert beside.seen["compaction in trouble"]
+    run(tmp_path / "root", uris[kind], seed, rounds=50, builds=8, **STAGING)
 
 
 @pytest.mark.slow
