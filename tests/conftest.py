@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ _CHECKS = [
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_CHECKS, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=_CHECKS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+# a shell's job in the background ignores Ctrl-C, and so would every program that a test starts and interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # of Spark's sessions in tests, and in the programs and commands that these start
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_java.options())
 

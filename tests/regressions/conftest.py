@@ -28,7 +28,7 @@ class Beside:
         self._thread = threading.Thread(target=self._run, args=(act,), daemon=True)
         self._thread.start()
 
-    def ended(self, timeout_s: float = 5.0) -> bool:
+    def ended(self, timeout_s: float = 60.0) -> bool:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

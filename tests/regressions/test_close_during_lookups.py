@@ -66,7 +66,7 @@ def test_lookups_under_way_end(stored, beside):
     before = query_threads()
     hang = faulty.hang("get_range", times=None, name_prefix="data/")
     lookups = [beside(lambda act=act: act(index)) for act in (ask, ask, ask_many, ask)]
-    assert hang.entered.wait(5)
+    assert hang.entered.wait(60)
     time.sleep(0.05)  # so that the others stand in line
     closing = beside(index.close)
     closing.ended(0.05)

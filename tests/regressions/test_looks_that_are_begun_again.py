@@ -111,12 +111,12 @@ def test_a_look_beside_one_that_is_not_over(grown, ask, beside, monkeypatch):
     def wait_then_list(disk, folder):
         if folder.name == "compacted" and threading.current_thread() is not threading.main_thread():
             arrived.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
         return names(disk, folder)
 
     monkeypatch.setattr(Disk, "names", wait_then_list)
     other = beside(lambda: ask(reader))
-    assert arrived.wait(5)
+    assert arrived.wait(60)
     assert seen(ask(reader)) == ("complete", [2, 1, 0])
     go_on.set()
     assert other.ended()
@@ -159,7 +159,7 @@ def test_two_threads_with_one_reader_beside_a_writer(open_index, open_reader, as
     finally:
         stop.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         sys.setswitchinterval(before)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []

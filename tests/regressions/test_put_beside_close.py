@@ -22,7 +22,7 @@ class Gate:
 
     def wait(self):
         self.entered.set()
-        assert self.release.wait(5)
+        assert self.release.wait(60)
 
 
 class HeldBatch(UserDict):
@@ -65,7 +65,7 @@ def test_a_put_that_returned_is_flushed(open_index, beside, monkeypatch, put):
     service, gate = open_index(), Gate()
     service.put("t", 0, "k", 1, 1, NOW_MS)
     putting = beside(lambda: put(service, gate, monkeypatch))
-    assert gate.entered.wait(5)
+    assert gate.entered.wait(60)
     closing = beside(service.close)
     closing.ended(0.1)
     gate.release.set()

@@ -44,12 +44,12 @@ def test_a_file_published_during_a_refresh_stays(index, beside, tmp_path, monkey
             calls.append(None)
             if len(calls) == nth:
                 arrived.set()
-                go_on.wait(5)
+                go_on.wait(60)
         return real()
 
     monkeypatch.setattr(index._catalog, "all", wait_then_list)
     refresh = beside(index._lifecycle.refresh)
-    assert arrived.wait(5)
+    assert arrived.wait(60)
     calls += [None] * nth  # only that call is held up
     index.put("t", 0, "b", 2, 1, NOW_MS + 1000)
     index.seal()

@@ -142,14 +142,18 @@ class Slow:
 def test_the_time_is_of_all_pages_together(index, allow_partial):
     for number in range(200):
         index.put("t", 0, "k", number, 1, 1_700_000_000_000 + number * 1000)
-    source = Slow()
-    try:
-        answer = index.messages("t", "k", max_count=2, source=source, timeout_s=0.5, allow_partial=allow_partial)
-        assert allow_partial
-    except BudgetExceeded as error:
-        assert not allow_partial
-        assert "timeout_s" in str(error)
-        answer = error.result
+    # a busy machine may use up a short time before the first page is looked up
+    for timeout_s in (0.5, 5.0, 50.0):
+        source = Slow()
+        how = {"source": source, "timeout_s": timeout_s, "allow_partial": allow_partial}
+        if allow_partial:
+            answer = index.messages("t", "k", max_count=2, **how)
+        else:
+            with pytest.raises(BudgetExceeded, match="timeout_s") as caught:
+                index.messages("t", "k", max_count=2, **how)
+            answer = caught.value.result
+        if source.calls:
+            break
     # the second page is not looked up any more
     assert (source.calls, answer.status, answer.collisions, answer.messages) == (1, "partial", 2, ())
     assert answer.failed

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_LONGEST_WAIT_S = 60
 
 
 @dataclass
@@ -15,15 +16,16 @@ class Answer:
     """One response; `announced` is the Content-Length where it is to differ from the body's. With a header
     Transfer-Encoding there is none, the body is sent as it stands, and the connection closed.
 
-    `hold_s` is a wait before the response, `stall_s` one after the body's last byte, with the connection left open.
+    The server waits for `held` before the response, and for `stalled` after the body's last
+    byte, with the connection left open. Neither wait is longer than a minute.
     """
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
-    hold_s: float = 0.0
-    stall_s: float = 0.0
+    held: threading.Event | None = None
+    stalled: threading.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             answer = scripted.answer(Request(self.command, self.path, dict(self.headers.items()), body))
-            time.sleep(answer.hold_s)
+            if answer.held is not None:
+                answer.held.wait(_LONGEST_WAIT_S)
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
@@ -106,7 +109,8 @@ def scripted_server(host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
             if self.command != "HEAD":
                 self.wfile.write(answer.body)
                 self.wfile.flush()
-            time.sleep(answer.stall_s)
+            if answer.stalled is not None:
+                answer.stalled.wait(_LONGEST_WAIT_S)
             if chunked or answer.announced not in {None, len(answer.body)}:
                 self.close_connection = True
 

@@ -82,18 +82,27 @@ def test_a_passing_fault_is_repeated_and_a_lasting_one_is_unavailable(
 def test_an_answer_that_does_not_come_is_given_up_and_asked_for_again(s3: S3Storage, proxy: CountingProxy) -> None:
     released = threading.Event()
     silent = Action(hold=lambda: released.wait(30), lose_answer=True)
-    impatient = S3Storage(s3.bucket, "pre/fix", replace(s3.options, read_timeout_s=0.7), sleep=lambda seconds: None)
     try:
-        proxy.fault = times(1, silent)
-        assert impatient.get_range("object", 100, 1000) == DATA[100:1100]
-        assert len(proxy.reset()) >= 2
-        proxy.fault = lambda request: silent
-        with pytest.raises(StorageUnavailable, match=r"bytes 100-1099 of 'object'.*timeout"):
-            impatient.get_range("object", 100, 1000)
-        assert len(proxy.exchanges) <= ATTEMPTS
+        # a busy machine may use up a short time with an answer that does come
+        for read_timeout_s in (0.7, 7.0, 20.0):
+            options = replace(s3.options, read_timeout_s=read_timeout_s)
+            with S3Storage(s3.bucket, "pre/fix", options, sleep=lambda seconds: None) as impatient:
+                proxy.fault = times(1, silent)
+                try:
+                    found = impatient.get_range("object", 100, 1000)
+                except StorageUnavailable:
+                    continue
+                assert found == DATA[100:1100]
+                assert len(proxy.reset()) >= 2
+                proxy.fault = lambda request: silent
+                with pytest.raises(StorageUnavailable, match=r"bytes 100-1099 of 'object'.*timeout"):
+                    impatient.get_range("object", 100, 1000)
+                assert len(proxy.exchanges) <= ATTEMPTS
+                break
+        else:
+            pytest.fail("no answer came in time")
     finally:
         released.set()
-        impatient.close()
 
 
 WRONG_RANGES: dict[str, Action] = {

@@ -274,7 +274,8 @@ def test_credentials_are_asked_for_by_each_request(scripted: ScriptedServer, mon
 
     def renewed() -> dict[str, str]:
         rounds.append(1)
-        expires = datetime.now(UTC) + timedelta(seconds=1)  # due at once: botocore renews those that end within minutes
+        # due at once, as botocore renews those that end within ten minutes; it refuses new ones that have ended
+        expires = datetime.now(UTC) + timedelta(minutes=9)
         return {
             "access_key": f"AKIA{len(rounds)}",
             "secret_key": "s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
@@ -31,7 +32,7 @@ def test_a_locked_database_is_unavailable_for_writers_and_readable(storage: Sqli
         ):
             with pytest.raises(StorageUnavailable, match=r"locked.*objects\.db|objects\.db.*locked"):
                 write()
-        assert 0.9 <= time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s >= 0.9  # each waited; this test would hang if a wait had no end
         assert waiting.get("object") == b"old"
         assert [info.name for info in waiting.list()] == ["object"]
         other.execute("COMMIT")
@@ -96,7 +97,11 @@ def test_passing_faults_are_repeated_a_bounded_number_of_times(path: Path) -> No
 
 def _open_files(path: Path) -> int:
     links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-    return sum(str(path) in str(link.readlink()) for link in links if link.is_symlink())
+    found = 0
+    for link in links:
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += str(path) in str(link.readlink())
+    return found
 
 
 def test_connections_are_few_and_closed(path: Path) -> None:

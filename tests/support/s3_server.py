@@ -35,7 +35,7 @@ CREDENTIALS = {
     "NO_PROXY": "127.0.0.1",
     "no_proxy": "127.0.0.1",
 }
-_TIMEOUT_S = 5
+_TIMEOUT_S = 60
 
 # moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in
 # threads. So one acts at a time, once its body has been read.

@@ -81,7 +81,7 @@ def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state
     expected = numbers(life.model.query("t", "k"))
     hang = life.storage.hang("get_range", name_prefix="data/")
     call = beside(lambda: life.service.query("t", "k", max_count=1000))
-    assert hang.entered.wait(20)
+    assert hang.entered.wait(60)
     for _ in range(2):
         life.service.run_lifecycle()
         life.clock.advance(100_000)
@@ -89,7 +89,7 @@ def test_files_deleted_while_a_lookup_goes_through_them(make_life, beside, state
     life.put("t", 0, "later", 99, timestamp_ms=T)
     assert not any(file.is_local for file in life.service.files())
     hang.release.set()
-    assert call.ended(20)
+    assert call.ended()
     assert call.error is None
     assert (call.value.status, numbers(call.value)) == ("complete", expected)
     assert {report.file for report in call.value.explain.files if report.place == state} == {

@@ -26,7 +26,7 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(number, code
     with Ending() as ending:
         assert not ending.event.is_set()
         os.kill(os.getpid(), number)
-        assert ending.event.wait(10)
+        assert ending.event.wait(60)
         assert ending.exit_code == code
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
@@ -43,7 +43,7 @@ class Archiver:
         self.stopped = False
 
     def run_once(self):
-        self.go.wait(10)
+        self.go.wait(60)
         result = self.rounds.pop(0)
         if isinstance(result, Loss):
             self.losses.append(result)
@@ -62,7 +62,7 @@ class Archiver:
 
 
 def ended(archiving):
-    archiving._round.exception(10)
+    archiving._round.exception(60)
 
 
 def test_archiving_goes_on_in_rounds_and_tells_its_problems():

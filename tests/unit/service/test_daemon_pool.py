@@ -18,6 +18,12 @@ from tiered_index.service.threads import DaemonPool
 NAME = "tested-pool"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that is closed waits for its threads, however busy the machine is."""
+    monkeypatch.setattr(pool_module, "_CLOSE_S", 60.0)
+
+
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> ThreadLimit:
     return ThreadLimit(monkeypatch)

@@ -67,11 +67,11 @@ def test_a_hung_call_waits_for_its_release(faulty: FaultStorage) -> None:
     hang = faulty.hang("put")
     thread = threading.Thread(target=faulty.put, args=("a", b"x"))
     thread.start()
-    assert hang.entered.wait(10)
+    assert hang.entered.wait(60)
     with pytest.raises(ObjectNotFound):
         faulty.get("a")
     hang.release.set()
-    thread.join(10)
+    thread.join(60)
     assert faulty.get("a") == b"x"
 
 

@@ -93,11 +93,11 @@ def in_rounds(made: ColdIndex, ask: Callable[[], T], *, alone: int = 0) -> T:
             begun += 1
             number = begun
         if alone < number <= last:
-            rounds.wait(15)
+            rounds.wait(60)
 
     made.storage.gate = gate
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(ask).result(60)
+        return pool.submit(ask).result(120)
 
 
 @pytest.mark.parametrize("keys", [1, 2, 20])
@@ -194,7 +194,7 @@ def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(
         asked = pool.submit(writer.query, "t", "k", timeout_s=0.3)
         try:
             with pytest.raises(BudgetExceeded, match="timeout_s"):
-                asked.result(20)
+                asked.result(60)
         finally:
             hanging.release.set()
 

@@ -67,13 +67,13 @@ def ask_in_rounds(recorder: Recorder, opened: IndexReader, threads: int, request
 
     def gate(read: Read) -> None:
         if seen.acquire(blocking=False):
-            rounds.wait(15)
+            rounds.wait(60)
 
     recorder.reset()
     recorder.gate = gate
     try:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(opened.query_many, ASKED).result(60).counts.tolist()
+            return pool.submit(opened.query_many, ASKED).result(120).counts.tolist()
     finally:
         recorder.gate = None
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.support.hanging import until
 from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
 from tiered_index.config import IndexConfig
@@ -85,22 +86,22 @@ def test_where_one_can_not_be_opened_none_stays_open(cluster, kth, monkeypatch):
         return storage
 
     monkeypatch.setattr(IndexConfig, "open_storage", watched)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(StorageUnavailable):
         cluster.reader()
     assert [storage.closed for storage in made] == [1] * SEVERAL
-    assert threading.active_count() == before
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_close_closes_all(cluster, opened):
-    before = {thread.name for thread in threading.enumerate()}
+    before = set(threading.enumerate())
     reader = cluster.reader()
     assert len(reader.query("t", "k")) == 64
     reader.close()
     reader.close()
     assert len(opened) == SEVERAL
     assert all(storage.closed for storage in opened)
-    assert {thread.name for thread in threading.enumerate()} <= before
+    until(lambda: set(threading.enumerate()) <= before)
     for ask in (lambda: reader.query("t", "k"), reader.refresh, reader.files, lambda: reader.query_many([])):
         with pytest.raises(IndexClosed, match="closed"):
             ask()
