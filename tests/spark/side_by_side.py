@@ -180,7 +180,7 @@ class _Uploads:
 
 @dataclass
 class Beside:
-    """All that goes on. `seen` counts each kind of work. A run goes on until `seen` has reached each number in `goals`."""
+    """All that goes on. `seen` counts each kind of work, and a run goes on until each count has reached its goal."""
 
     root: Path
     storage: Storage
