@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from dataclasses import asdict
 from typing import Any
 
-from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import Ending, Progress, flushed, settle, what_waits, write_what_waits
+from tiered_index.cli.options import IntakeOptions
+from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.progress import Ending, Progress
+from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.follow import FIRST, Follower
@@ -91,39 +92,36 @@ class StatusLines:
 
 
 def ingest_store(
-    session: Session, config: IndexConfig, store: StoreDirectory, *, follow: bool, wait: bool, **options: Any
+    session: Session, config: IndexConfig, store: StoreDirectory, given: IntakeOptions, *, follow: bool, **options: Any
 ) -> int:
     """Ingest a store, by the options of `open_follower`. Return the exit code."""
-    started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         ending = Ending()
-        index = stack.enter_context(IndexService.open(config))
-        follower = stack.enter_context(open_follower(session, index, store, ending.event, follow=follow, **options))
+        putting = stack.enter_context(Putting.open(session, config, given))
+        options = {"follow": follow, "patience_s": given.patience, **options}
+        follower = stack.enter_context(open_follower(session, putting.index, store, ending.event, **options))
         resumed_from = follower.position
         end = None if follow else store.log_end()
         title, total = "following" if follow else "ingesting", end.offset if end is not None else None
-        with flushed(index), session.progress(title, total) as progress:
+        with putting.progress(title, total) as progress:
             follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
             # without --follow a signal ends the command at once, as any other that is simply given again
             with ending if follow else contextlib.nullcontext():
                 follower.run()
-        taken_s = time.monotonic() - started_s
-        if wait or not ending.event.is_set():
+        taken_s = putting.elapsed_s
+        if given.wait or not ending.event.is_set():
             follower.finish_archiving()
-        if wait and ending.exit_code == 0:
-            settle(index, follower.put.patience_s, session.progress)
-        document = {
-            "status": "stopped" if ending.event.is_set() else "complete",
-            "source_name": store.source,
-            "resumed_from": resumed_from,
+        if ending.exit_code == 0:
+            putting.settle()
+        document = putting.document(
+            status="stopped" if ending.event.is_set() else "complete",
+            source_name=store.source,
+            resumed_from=resumed_from,
             **follower.to_dict(),
-            "ingest_s": round(taken_s, 3),
-            "entries_per_s": round(follower.entries / taken_s) if taken_s else None,
-            "quarantined": index.health()["quarantined_entries"],
-            "quarantined_first": [{**m, "where": f"commit log offset {m['offset']}"} for m in follower.put.quarantined],
-            "elapsed_s": round(time.monotonic() - started_s, 3),
-            **what_waits(index),
-        }
+            ingest_s=taken_s,
+            entries_per_s=round(follower.entries / taken_s) if taken_s else None,
+            quarantined_first=[{**m, "where": f"commit log offset {m['offset']}"} for m in follower.put.quarantined],
+        )
     session.out.answer(document, streamed=follow)
     write_ingested(session.out, document, what="store")
     return ending.exit_code
@@ -146,32 +144,26 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
     for late in document["quarantined_first"]:
         seconds = "; seconds? timestamp_ms is milliseconds" if late["timestamp_ms"] < _SECONDS_OF_TODAY else ""
         out.remark(f"to quarantine: {late['where']}: {format_time(late['timestamp_ms'])}{seconds}")
-    out.fields(
-        {
-            what: document["source"],
-            "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
-            "behind": human_bytes(lag_bytes) if lag_bytes else None,
-            "messages": document["messages"],
-            "entries": document["entries"],
-            "folded": f"{document['folded']:,} have topic, key, queue and offset of another one: the newest is answered"
-            if document.get("folded")
-            else None,
-            "skipped": f"{skipped:,}: {reasons}" if skipped else None,
-            "quarantined": f"{counted(quarantined, 'entry', 'entries')} with a time that can't be right"
-            if quarantined
-            else None,
-            "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
-            "left out": f"{document['left_out']:,} of other topics or RocketMQ's own"
-            if document.get("left_out")
-            else None,
-            "lost": f"{losses:,} ranges of the commit log, named above" if losses else None,
-            "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
-            if torn
-            else None,
-            "archived": f"{document['archived_segments']:,} segments" if "archived_segments" in document else None,
-            "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
-            "time": human_seconds(document["elapsed_s"]),
-            "files": states(document["files"]) or "none",
-        }
-    )
-    write_what_waits(out, document)
+    fields = {
+        what: document["source"],
+        "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
+        "behind": human_bytes(lag_bytes) if lag_bytes else None,
+        "messages": document["messages"],
+        "entries": document["entries"],
+        "folded": f"{document['folded']:,} have topic, key, queue and offset of another one: the newest is answered"
+        if document.get("folded")
+        else None,
+        "skipped": f"{skipped:,}: {reasons}" if skipped else None,
+        "quarantined": f"{counted(quarantined, 'entry', 'entries')} with a time that can't be right"
+        if quarantined
+        else None,
+        "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
+        "left out": f"{document['left_out']:,} of other topics or RocketMQ's own" if document.get("left_out") else None,
+        "lost": f"{losses:,} ranges of the commit log, named above" if losses else None,
+        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
+        if torn
+        else None,
+        "archived": f"{document['archived_segments']:,} segments" if "archived_segments" in document else None,
+        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+    }
+    write_put(out, document, fields)

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import io
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -20,9 +19,9 @@ from typing import IO, Any, Literal, get_args
 import pyarrow as pa
 from typer import Argument, Option
 
-from tiered_index.cli.options import Items, Patience, Slots, Wait
-from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
+from tiered_index.cli.options import GeometryOptions, IntakeOptions
+from tiered_index.cli.output import human_count
+from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
@@ -30,7 +29,6 @@ from tiered_index.follow import PatientPut
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
-from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.export import METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
 from tiered_index.sources.columns import bounded_lines
@@ -201,16 +199,15 @@ def import_(
         help="What `export` wrote: a Parquet, Arrow or NDJSON file, or s3://bucket/file.",
         show_default=False,
     ),
-    slots: Slots = None,
-    items: Items = None,
     preset: Literal["native", "rocketmq"] | None = Option(
         None, help="Of NDJSON, which doesn't say: of which file family the entries are."
     ),
     hash_rule: Literal["abs", "mask"] | None = Option(
         None, "--hash", help="Of NDJSON of preset rocketmq: how its keys are hashed."
     ),
-    wait: Wait = False,
-    patience: Patience = 60.0,
+    *,
+    geometry: GeometryOptions,
+    intake: IntakeOptions,
 ) -> int:
     """Make an index of what `export` wrote, or add it to one.
 
@@ -228,7 +225,6 @@ def import_(
 
       tiered-index import s3://bucket/entries.arrow --root ./index --storage file:///tmp/store --json
     """
-    started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(opened_place(source, session.config()))
         if not isinstance(place, LocalFile | StoredFile) or (isinstance(place, LocalFile) and place.path.is_dir()):
@@ -238,45 +234,31 @@ def import_(
             )
         file = ExportedFile.of(place)
         told = file.settings(preset, hash_rule, session.config().root)
-        config = session.config(slots=slots, items=items, **told)
-        index = stack.enter_context(IndexService.open(config))
+        putting = stack.enter_context(Putting.open(session, session.config(**vars(geometry), **told), intake))
+        index = putting.index
         file.check(index.schema, hash_rule)
         name = file.name()
         start = index.durable_position(name) or 0
-        put, rows, entries, checksum = PatientPut(index, patience), 0, 0, 0
-        with flushed(index), session.progress("importing", file.rows) as progress:
+        put, rows, entries, checksum = putting.patient(), 0, 0, 0
+        with putting.progress("importing", file.rows) as progress:
             for batch in file.batches(index.schema):
                 begin, rows = rows, rows + len(batch)
                 checksum += entries_checksum(batch, index.schema)
                 if rows > start:
                     entries += _put(put, batch.slice(max(0, start - begin)), name, rows)
                 progress.update(rows, f"{human_count(rows)} entries")
-        if wait:
-            settle(index, patience, session.progress)
-        document: dict[str, Any] = {
-            "status": "complete",
-            "source": str(file.place),
-            "source_name": name,
-            "entries": rows,
-            "checksum": f"{checksum % 2**64:016x}",
-            "resumed_from": start,
-            "put": entries,
-            "not_taken": ["positions", "tombstones", "horizons"],
-            "quarantined": index.health()["quarantined_entries"],
-            "elapsed_s": round(time.monotonic() - started_s, 3),
-            **what_waits(index),
-        }
+        putting.settle()
+        document = putting.document(
+            status="complete",
+            source=str(file.place),
+            source_name=name,
+            entries=rows,
+            checksum=f"{checksum % 2**64:016x}",
+            resumed_from=start,
+            put=entries,
+            not_taken=["positions", "tombstones", "horizons"],
+        )
     session.out.answer(document)
-    session.out.fields(
-        {
-            "source": document["source"],
-            "entries": rows,
-            "checksum": document["checksum"],
-            "put": entries,
-            "time": human_seconds(document["elapsed_s"]),
-            "files": states(document["files"]) or "none",
-        }
-    )
-    write_what_waits(session.out, document)
+    write_put(session.out, document, {each: document[each] for each in ("source", "entries", "checksum", "put")})
     session.out.remark("not taken: source positions, tombstones and horizons of the exported index; `copy` takes them")
     return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import pkgutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +22,9 @@ import numpy.typing as npt
 from typer import Argument, Option
 
 from tiered_index.cli.follow import ingest_store, write_ingested
-from tiered_index.cli.options import Column, Constant, Items, LogAs, Patience, Slots, Wait, given_columns, pairs
-from tiered_index.cli.output import counted, human_count, human_seconds, states
-from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
+from tiered_index.cli.options import Column, Constant, GeometryOptions, IntakeOptions, LogAs, given_columns, pairs
+from tiered_index.cli.output import counted, human_count
+from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
@@ -148,13 +147,13 @@ class Repeats:
 
 @dataclass
 class Intake:
-    """One source on its way into one index; `patience_s` as that of `PatientPut`."""
+    """One source on its way into one index."""
 
     index: IndexService
     source: Source
     name: str | None
     skip_bad: bool
-    patience_s: float
+    patient: PatientPut
     messages: int = 0
     entries: int = 0
     skipped: int = 0
@@ -164,7 +163,6 @@ class Intake:
     skipped_first: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._patient = PatientPut(self.index, self.patience_s)
         self.repeats = Repeats(self.index.schema)
 
     def take(self, batch: Batch) -> None:
@@ -177,7 +175,7 @@ class Intake:
     @property
     def quarantined(self) -> list[dict[str, Any]]:
         """As that of `PatientPut`, each message with its place, `where`."""
-        return self._patient.quarantined
+        return self.patient.quarantined
 
     def _name_places(self, batch: Batch, messages: list[dict[str, Any]]) -> None:
         for record in batch.records():
@@ -230,7 +228,7 @@ class Intake:
         self.messages += len(run)
 
     def _put(self, columns: Any, end: int) -> None:
-        self.entries += self._patient(columns, self.name, end if self.name is not None else None)
+        self.entries += self.patient(columns, self.name, end if self.name is not None else None)
         self.position = end
         self.repeats.add(columns)
 
@@ -243,16 +241,12 @@ def ingest(
         help="A RocketMQ store's folder; NDJSON, CSV or Parquet: a file, s3://bucket/file, or - for stdin.",
         show_default=False,
     ),
-    slots: Slots = None,
-    items: Items = None,
     preset: Literal["native", "rocketmq"] | None = Option(None, help="File family; rocketmq writes RocketMQ's bytes."),
     hash_rule: Literal["abs", "mask"] | None = Option(
         None, "--hash", help="Of preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
     ),
-    wait: Wait = False,
     restart: bool = Option(False, "--restart", help="Take the source from its start, also where it has changed."),
     skip_bad: bool = Option(False, "--skip-bad", help="Go on after bad messages: show the first, count all by reason."),
-    patience: Patience = 60.0,
     follow: bool = _of_store(False, "--follow", help="Go on with what the broker writes, until ended."),
     store_name: str | None = Option(
         None, help="What the store or the file is called in the index; by default its path. With it a file may move."
@@ -292,6 +286,9 @@ def ingest(
         help="Class of entries with columns of your own.",
         show_default=False,
     ),
+    *,
+    geometry: GeometryOptions,
+    intake: IntakeOptions,
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
@@ -332,21 +329,20 @@ def ingest(
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
         if column or constant:
             raise InvalidArgument(f"{'--column' if column else '--constant'} is for files of messages, not for a store")
-        config = session.config(offset_space="commitlog", slots=slots, items=items, preset=preset, hash=hash_rule)
+        config = session.config(offset_space="commitlog", preset=preset, hash=hash_rule, **vars(geometry))
         check_apart(config, path)
         store = StoreDirectory.open(path, store_name)
         return ingest_store(
             session,
             config,
             store,
+            intake,
             follow=follow,
-            wait=wait,
             restart=restart,
             skip_corrupt=skip_corrupt,
             skip_missing=skip_missing,
             start=begin_from,
             poll_s=poll,
-            patience_s=patience,
             archive=archive_segments,
             reader=CommitLogReader(store.commitlog, check_crc=check_bodies, selection=selection),
         )
@@ -364,7 +360,7 @@ def ingest(
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
-    config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule, item_type=kind)
+    config = session.config(preset=preset, hash=hash_rule, item_type=kind, **vars(geometry))
     fields = given_fields(column, constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:
         session.out.note(
@@ -373,18 +369,18 @@ def ingest(
         )
     with contextlib.ExitStack() as stack:
         opened = open_source(stack.enter_context(opened_place(source, config)), fields)
-        started_s = time.monotonic()
-        index = stack.enter_context(IndexService.open(config))
+        putting = stack.enter_context(Putting.open(session, config, intake))
+        index = putting.index
         if index.schema.caller_columns != fields.schema.caller_columns:
             names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
             raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
         name = source_name(opened, index.durable_positions(), restart=restart, called=store_name)
         start = 0 if restart or name is None else index.durable_position(name) or 0
-        intake = Intake(index, opened, name, skip_bad, patience, position=start)
-        with flushed(index), session.progress("ingesting", opened.total) as progress:
+        taken = Intake(index, opened, name, skip_bad, putting.patient(), position=start)
+        with putting.progress("ingesting", opened.total) as progress:
             for batch in opened.batches(start):
-                intake.take(batch)
-                progress.update(intake.position, f"{human_count(intake.entries)} entries")
+                taken.take(batch)
+                progress.update(taken.position, f"{human_count(taken.entries)} entries")
         if opened.held_back_bytes:
             session.out.note(
                 f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has no "
@@ -392,31 +388,27 @@ def ingest(
             )
         if opened.unused:
             session.out.note(f"not indexed: {listed(opened.unused)} of {opened.place}")
-        taken_s = time.monotonic() - started_s
-        if wait:
-            settle(index, patience, session.progress)
-        waits = {"quarantined": index.health()["quarantined_entries"], **what_waits(index)}
-    document = {
-        "status": "complete",
-        "source": str(opened.place),
-        "source_name": name,
-        "resumed_from": start,
-        "position": intake.position,
-        "unit": opened.unit,
-        "messages": intake.messages,
-        "entries": intake.entries,
-        "folded": intake.repeats.count,
-        "dropped_columns": list(opened.unused),
-        "held_back": int(opened.held_back_bytes > 0),
-        "skipped": intake.skipped,
-        "skipped_reasons": dict(intake.skipped_reasons.most_common()),
-        "skipped_first": intake.skipped_first,
-        "quarantined_first": intake.quarantined,
-        "ingest_s": round(taken_s, 3),
-        "elapsed_s": round(time.monotonic() - started_s, 3),
-        "entries_per_s": round(intake.entries / taken_s) if taken_s else None,
-        **waits,
-    }
+        taken_s = putting.elapsed_s
+        putting.settle()
+        document = putting.document(
+            status="complete",
+            source=str(opened.place),
+            source_name=name,
+            resumed_from=start,
+            position=taken.position,
+            unit=opened.unit,
+            messages=taken.messages,
+            entries=taken.entries,
+            folded=taken.repeats.count,
+            dropped_columns=opened.unused,
+            held_back=int(opened.held_back_bytes > 0),
+            skipped=taken.skipped,
+            skipped_reasons=dict(taken.skipped_reasons.most_common()),
+            skipped_first=taken.skipped_first,
+            quarantined_first=taken.quarantined,
+            ingest_s=taken_s,
+            entries_per_s=round(taken.entries / taken_s) if taken_s else None,
+        )
     session.out.answer(document)
     write_ingested(session.out, document)
     return 0
@@ -428,9 +420,9 @@ def import_classic(
     folder: Path = Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False),
     store: Path | None = Option(None, help="The store with their commit log; by default the folder above DIR."),
     store_name: str | None = Option(None, help="What the store is called in the index; by default its path."),
-    wait: Wait = False,
     restart: bool = Option(False, "--restart", help="Look at every entry again, also for another store."),
-    patience: Patience = 60.0,
+    *,
+    intake: IntakeOptions,
 ) -> int:
     """Lift RocketMQ's classic index files into a tiered index.
 
@@ -446,47 +438,39 @@ def import_classic(
     opened = StoreDirectory.open(store if store is not None else folder.resolve().parent, store_name)
     config = session.config(offset_space="commitlog")
     check_apart(config, opened.folder, folder)
-    started_s = time.monotonic()
-    with IndexService.open(config) as index:
-        work = ClassicImport(index, folder, opened, PatientPut(index, patience), restart)
+    with Putting.open(session, config, intake) as putting:
+        work = ClassicImport(putting.index, folder, opened, putting.patient(), restart)
         start = work.position
-        with flushed(index), session.progress("importing", work.end_offset) as progress:
+        with putting.progress("importing", work.end_offset) as progress:
             for position in work.run():
                 progress.update(position, f"{human_count(work.entries)} entries")
-        if wait:
-            settle(index, patience, session.progress)
-        document: dict[str, Any] = {
-            "status": "complete",
-            "source": str(work.folder),
-            "source_name": work.source,
-            "store": str(work.store.folder),
-            "resumed_from": start,
-            "position": work.position,
-            "index_files": work.files,
-            "entries_read": work.read,
-            "entries": work.entries,
-            "missing_messages": work.missing,
-            "missing_offsets": work.missing_offsets,
-            "hidden_messages": work.hidden,
-            "mismatched_entries": work.mismatched,
-            "elapsed_s": round(time.monotonic() - started_s, 3),
-            **what_waits(index),
-        }
+        putting.settle()
+        document = putting.document(
+            status="complete",
+            source=str(work.folder),
+            source_name=work.source,
+            store=str(work.store.folder),
+            resumed_from=start,
+            position=work.position,
+            index_files=work.files,
+            entries_read=work.read,
+            entries=work.entries,
+            missing_messages=work.missing,
+            missing_offsets=work.missing_offsets,
+            hidden_messages=work.hidden,
+            mismatched_entries=work.mismatched,
+        )
     named = ", ".join(map(str, work.missing_offsets[:5])) + (", ..." if work.missing > 5 else "")
     session.out.answer(document)
-    session.out.fields(
-        {
-            "source": document["source"],
-            "store": document["store"],
-            "index files": work.files,
-            "entries read": work.read,
-            "entries": work.entries,
-            "messages missing": f"{human_count(work.missing)} (at {named})" if work.missing else None,
-            "messages hidden": work.hidden or None,
-            "hashes of nobody": work.mismatched or None,
-            "time": human_seconds(document["elapsed_s"]),
-            "files": states(document["files"]) or "none",
-        }
-    )
-    write_what_waits(session.out, document)
+    fields = {
+        "source": document["source"],
+        "store": document["store"],
+        "index files": work.files,
+        "entries read": work.read,
+        "entries": work.entries,
+        "messages missing": f"{human_count(work.missing)} (at {named})" if work.missing else None,
+        "messages hidden": work.hidden or None,
+        "hashes of nobody": work.mismatched or None,
+    }
+    write_put(session.out, document, fields)
     return 0

@@ -44,11 +44,21 @@ TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
 LAST = "inclusive to the second; a date alone is its whole day"
 
 
-# What writes to an index: ingest, import-classic.
-Slots = Annotated[int | None, Option(help="Hash slots a file; by default the index's or the preset's.")]
-Items = Annotated[int | None, Option(help="Items a file; by default the index's or the preset's.")]
-Wait = Annotated[bool, Option("--wait", help="Seal, compact and upload everything before exit.")]
-Patience = Annotated[float, Option(min=0, help="Seconds to wait out a full disk or a lost storage.")]
+@dataclass(frozen=True)
+class IntakeOptions:
+    """The end of a command that puts entries into an index: ingest, import, import-classic, rebuild."""
+
+    wait: Annotated[bool, Option("--wait", help="Seal, compact and upload everything before exit.")] = False
+    patience: Annotated[float, Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0
+
+
+@dataclass(frozen=True)
+class GeometryOptions:
+    """The size of new files: ingest, import, rebuild."""
+
+    slots: Annotated[int | None, Option(help="Hash slots a file; by default the index's or the preset's.")] = None
+    items: Annotated[int | None, Option(help="Items a file; by default the index's or the preset's.")] = None
+
 
 # What reads single files: inspect, dump, verify.
 File = Annotated[

@@ -1,27 +1,19 @@
-"""Long work of commands: progress on stderr, waiting for uploads and for room, and ending on request."""
+"""Long work of commands: progress on stderr, and ending on request."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tiered_index.cli.output import Output, counted, printable
-from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
-from tiered_index.format.names import COMPACTED, UNSEALED
-from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.cli.output import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
-
-    from tiered_index.service.index import IndexService
 
 _LINE_INTERVAL_S = 5.0
 
@@ -77,81 +69,6 @@ class Progress:
             share = f"{100 * done / self._total:.0f} %" if self._total else f"{done:,}"
             self._stream.write(f"{self._title}: {share}{', ' + detail if detail else ''}\n")
             self._stream.flush()
-
-
-_LOOK_INTERVAL_S = 0.25
-_PAUSE_S = 1.0
-
-
-def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, int], Progress]) -> None:
-    """Seal what is open and return when every file is in the storage; one thread drives the life cycle.
-
-    Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once, a damaged
-    file's own error among it.
-    """
-    index.seal()
-    waiting = _waiting(index)
-    total, quiet_since = 2 * waiting, time.monotonic()
-    with (
-        ThreadPoolExecutor(1, "tiered-index-settle") as pool,
-        progress_of("compacting and uploading", total) as progress,
-    ):
-        while True:
-            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files did not move on")
-            work: Future[object] = pool.submit(index.run_lifecycle)
-            while not wait([work], _LOOK_INTERVAL_S).done:
-                progress.update(total - _steps_left(index))
-            try:
-                work.result()
-            except (StorageUnavailable, BackPressure) as error:
-                trouble = error
-            for handle in index.files():
-                if isinstance(handle, DamagedFile):
-                    raise handle.error
-            left = _waiting(index)
-            if not left:
-                return
-            if left < waiting:
-                waiting, quiet_since = left, time.monotonic()
-            elif time.monotonic() - quiet_since > patience_s:
-                raise trouble
-            else:
-                progress.update(total - _steps_left(index), f"waiting: {trouble}")
-                time.sleep(_PAUSE_S)
-
-
-def _waiting(index: IndexService) -> int:
-    return sum(handle.place in (UNSEALED, COMPACTED) for handle in index.files())
-
-
-def _steps_left(index: IndexService) -> int:
-    return sum({UNSEALED: 2, COMPACTED: 1}.get(handle.place, 0) for handle in index.files())
-
-
-def what_waits(index: IndexService) -> dict[str, Any]:
-    """Return the fields of an answer that tell which files there are, and what is not in the storage yet."""
-    health = index.health()
-    return {name: health[name] for name in ("files", "unpublished")}
-
-
-def write_what_waits(out: Output, document: dict[str, Any]) -> None:
-    """Tell people what the storage doesn't have yet."""
-    waits = document["unpublished"]
-    if waits["entries"]:
-        files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")
-        out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
-
-
-@contextlib.contextmanager
-def flushed(index: IndexService) -> Iterator[None]:
-    """Make durable what is put in this block, also where an error ends it, which is the one that is reported."""
-    try:
-        yield
-    except TieredIndexError:
-        with contextlib.suppress(TieredIndexError):
-            index.flush()
-        raise
-    index.flush()
 
 
 _INTERRUPTED = 130

@@ -9,8 +9,10 @@ import pytest
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.cli.ingest import Intake
-from tiered_index.cli.progress import Progress, settle
+from tiered_index.cli.progress import Progress
+from tiered_index.cli.putting import settle
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.follow import PatientPut
 from tiered_index.sources.files import open_source
 from tiered_index.sources.places import LocalFile
 from tiered_index.storage.memory import MemoryStorage
@@ -41,7 +43,7 @@ def intake_of(index, path, **settings):
         open_source(LocalFile(path)),
         "source",
         settings.pop("skip_bad", False),
-        settings.pop("patience_s", 0.3),
+        PatientPut(index, settings.pop("patience_s", 0.3)),
         **settings,
     )
 
@@ -124,7 +126,7 @@ def test_settle_uploads_everything(make_index, write_lines, make_message):
 
 
 def test_settle_waits_out_a_storage_that_comes_back(make_index, write_lines, make_message, storage, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.progress._PAUSE_S", 0.01)
+    monkeypatch.setattr("tiered_index.cli.putting._PAUSE_S", 0.01)
     index = make_index()
     take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
     storage.fail("put", times=3, name_prefix="data/")
@@ -133,7 +135,7 @@ def test_settle_waits_out_a_storage_that_comes_back(make_index, write_lines, mak
 
 
 def test_settle_gives_up_on_a_storage_that_stays_away(make_index, write_lines, make_message, storage, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.progress._PAUSE_S", 0.01)
+    monkeypatch.setattr("tiered_index.cli.putting._PAUSE_S", 0.01)
     index = make_index()
     take_all(intake_of(index, write_lines([make_message(i) for i in range(100)])))
     storage.fail("put", times=None, name_prefix="data/")

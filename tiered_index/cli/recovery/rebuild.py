@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typer import Option
 
-from tiered_index.cli.options import Items, Patience, Slots, Wait
-from tiered_index.cli.output import counted, human_bytes, human_seconds, states
-from tiered_index.cli.progress import flushed, settle, what_waits, write_what_waits
+from tiered_index.cli.options import GeometryOptions, IntakeOptions
+from tiered_index.cli.output import counted, human_bytes
+from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.follow import PatientPut
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
@@ -55,10 +53,9 @@ def rebuild(
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Report damage and go on behind it."),
     skip_missing: bool = Option(False, "--skip-missing", help="Report segments that are missing in between and go on."),
     check: bool = Option(False, "--check", help="At the end compare the entries with those of the index at --from."),
-    slots: Slots = None,
-    items: Items = None,
-    wait: Wait = False,
-    patience: Patience = 60.0,
+    *,
+    geometry: GeometryOptions,
+    intake: IntakeOptions,
 ) -> int:
     """Make an index anew of the archived segments of another one, whose files may all be gone.
 
@@ -78,7 +75,6 @@ def rebuild(
 
       tiered-index rebuild --from s3://bucket/index --storage s3://other/index --root /data/index-2 --check --json
     """
-    started_s = time.monotonic()
     selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
     with contextlib.ExitStack() as stack:
         given = session.config()
@@ -89,20 +85,21 @@ def rebuild(
         stores = _segments(old, store, source)
         if given.root is None:
             given = given.model_copy(update={"root": Path(stack.enter_context(tempfile.TemporaryDirectory()))})
-            wait = True
-        config = session.config(root=given.root, **_like(old.genesis, slots, items))
-        index = stack.enter_context(IndexService.open(config))
+            intake = replace(intake, wait=True)
+        config = session.config(root=given.root, **_like(old.genesis, geometry))
+        putting = stack.enter_context(Putting.open(session, config, intake))
+        index = putting.index
         _check_target(index, old, stores)
         # before there is any entry of them: archived segments may still have what was erased
         hidden = replace(old.log_state.expired, segments={})
         take_over(index.storage, hidden, SystemClock())
-        put, done = PatientPut(index, patience), dict.fromkeys(("messages", "entries", "expired"), 0)
+        put, done = putting.patient(), dict.fromkeys(("messages", "entries", "expired"), 0)
         skipped: list[SkippedRange] = []
         total = sum(segment.size_bytes for segments in stores.values() for segment in segments)
         resumed = {name: index.durable_position(SOURCE_PREFIX + name) for name in stores}
         read = 0
         archive, skips = old.segment_archive, {"skip_corrupt": skip_corrupt, "skip_missing": skip_missing}
-        with flushed(index), session.progress("rebuilding", total) as progress:
+        with putting.progress("rebuilding", total) as progress:
             for name, segments in stores.items():
                 for batch in archived_batches(archive, segments, resumed[name], selection, **skips):
                     shown = _shown(batch.columns, hidden, old.genesis)
@@ -112,42 +109,35 @@ def rebuild(
                     skipped += batch.skipped
                     progress.update(read + batch.end - segments[0].start, f"{done['entries']:,} entries")
                 read += sum(segment.size_bytes for segment in segments)
-        if wait:
-            settle(index, patience, session.progress)
+        putting.settle()
         sums = _compared(session, old, index, stores) if check else None
-        document: dict[str, Any] = {
-            "status": "complete" if sums is None or sums["same"] else "different",
-            "index_id": index.index_id,
-            "from": source,
-            "stores": {name: {"resumed_from": resumed[name], "end": stores[name][-1].end} for name in stores},
-            "segments": sum(map(len, stores.values())),
+        document = putting.document(
+            status="complete" if sums is None or sums["same"] else "different",
+            index_id=index.index_id,
+            **{"from": source},
+            stores={name: {"resumed_from": resumed[name], "end": stores[name][-1].end} for name in stores},
+            segments=sum(map(len, stores.values())),
             **done,
-            "skipped": [{"begin": one.begin, "end": one.end, "problem": one.problem} for one in skipped],
-            "check": sums,
-            "quarantined": index.health()["quarantined_entries"],
-            "elapsed_s": round(time.monotonic() - started_s, 3),
-            **what_waits(index),
-        }
+            skipped=[{"begin": one.begin, "end": one.end, "problem": one.problem} for one in skipped],
+            check=sums,
+        )
     session.out.answer(document)
     for one in skipped:
         session.out.remark(f"skipped: offsets {one.begin} to {one.end}: {one.problem}")
-    session.out.fields(
-        {
-            "from": f"{counted(document['segments'], 'archived segment')}, {human_bytes(total)}",
-            "messages": document["messages"],
-            "entries": document["entries"],
-            **({"left out": f"{document['expired']:,} expired or erased"} if document["expired"] else {}),
-            "time": human_seconds(document["elapsed_s"]),
-            "files": states(document["files"]) or "none",
-        }
-    )
+    lines = []
     if sums is not None:
         old_sums, new_sums = sums["from"], sums["rebuilt"]
-        session.out.line(
+        lines.append(
             f"{'the same' if sums['same'] else 'NOT the same'}: {old_sums['entries']:,} entries of checksum "
             f"{old_sums['checksum']}, rebuilt {new_sums['entries']:,} of {new_sums['checksum']}"
         )
-    write_what_waits(session.out, document)
+    fields = {
+        "from": f"{counted(document['segments'], 'archived segment')}, {human_bytes(total)}",
+        "messages": document["messages"],
+        "entries": document["entries"],
+        "left out": f"{document['expired']:,} expired or erased" if document["expired"] else None,
+    }
+    write_put(session.out, document, fields, *lines)
     return 0 if document["status"] == "complete" else _DIFFERENT
 
 
@@ -162,12 +152,12 @@ def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[st
     return {name: state.segments_of(name) for name in (wanted or state.stores)}
 
 
-def _like(genesis: IndexDescriptor, slots: int | None, items: int | None) -> dict[str, Any]:
+def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:
     """Return the settings of an index like the old one."""
     layout = genesis.layout
     return {
-        "slots": layout.slots if slots is None else slots,
-        "items": layout.items if items is None else items,
+        "slots": layout.slots if geometry.slots is None else geometry.slots,
+        "items": layout.items if geometry.items is None else geometry.items,
         "preset": layout.preset.name,
         "hash": layout.hash if layout.preset.name == "rocketmq" else None,
         "offset_space": genesis.offset_space,

@@ -1,0 +1,136 @@
+"""The course of a command that puts entries into an index: ingest, import, import-classic, rebuild.
+
+What was put is flushed, also where an error ends the command. With --wait everything is uploaded. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from tiered_index.cli.options import IntakeOptions
+from tiered_index.cli.output import Output, counted, human_seconds, states
+from tiered_index.cli.progress import Progress
+from tiered_index.cli.session import Session
+from tiered_index.config import IndexConfig
+from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.follow import PatientPut
+from tiered_index.format.names import COMPACTED, UNSEALED
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.index import IndexService
+
+_LOOK_INTERVAL_S = 0.25
+_PAUSE_S = 1.0
+
+
+def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, int], Progress]) -> None:
+    """Seal what is open and return when every file is in the storage; one thread drives the life cycle.
+
+    Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once, a damaged
+    file's own error among it.
+    """
+    index.seal()
+    waiting = _waiting(index)
+    total, quiet_since = 2 * waiting, time.monotonic()
+    with (
+        ThreadPoolExecutor(1, "tiered-index-settle") as pool,
+        progress_of("compacting and uploading", total) as progress,
+    ):
+        while True:
+            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files did not move on")
+            work: Future[object] = pool.submit(index.run_lifecycle)
+            while not wait([work], _LOOK_INTERVAL_S).done:
+                progress.update(total - _steps_left(index))
+            try:
+                work.result()
+            except (StorageUnavailable, BackPressure) as error:
+                trouble = error
+            for handle in index.files():
+                if isinstance(handle, DamagedFile):
+                    raise handle.error
+            left = _waiting(index)
+            if not left:
+                return
+            if left < waiting:
+                waiting, quiet_since = left, time.monotonic()
+            elif time.monotonic() - quiet_since > patience_s:
+                raise trouble
+            else:
+                progress.update(total - _steps_left(index), f"waiting: {trouble}")
+                time.sleep(_PAUSE_S)
+
+
+def _waiting(index: IndexService) -> int:
+    return sum(handle.place in (UNSEALED, COMPACTED) for handle in index.files())
+
+
+def _steps_left(index: IndexService) -> int:
+    return sum({UNSEALED: 2, COMPACTED: 1}.get(handle.place, 0) for handle in index.files())
+
+
+@dataclass(eq=False)
+class Putting:
+    """A command at work on its index."""
+
+    session: Session
+    index: IndexService
+    given: IntakeOptions
+    started_s: float
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, session: Session, config: IndexConfig, given: IntakeOptions) -> Iterator[Putting]:
+        """Yield the command at work on the index of `config`. Raises as `IndexService.open`."""
+        started_s = time.monotonic()
+        with IndexService.open(config) as index:
+            yield cls(session, index, given, started_s)
+
+    def patient(self) -> PatientPut:
+        """Return a `put` that waits out a full disk or a lost storage."""
+        return PatientPut(self.index, self.given.patience)
+
+    @contextlib.contextmanager
+    def progress(self, title: str, total: int | None) -> Iterator[Progress]:
+        """Show progress in this block, and make durable what is put in it, also where an error ends it, which is the
+        one that is reported.
+        """
+        with self.session.progress(title, total) as progress:
+            try:
+                yield progress
+            except TieredIndexError:
+                with contextlib.suppress(TieredIndexError):
+                    self.index.flush()
+                raise
+            self.index.flush()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the command began."""
+        return round(time.monotonic() - self.started_s, 3)
+
+    def settle(self) -> None:
+        """Upload everything, if --wait asks for it. Raises as `settle`."""
+        if self.given.wait:
+            settle(self.index, self.given.patience, self.session.progress)
+
+    def document(self, **more: Any) -> dict[str, Any]:
+        """Return the command's document: `more`, and what there is to say of the index."""
+        health = self.index.health()
+        waits = {name: health[name] for name in ("files", "unpublished")}
+        return {**more, "quarantined": health["quarantined_entries"], "elapsed_s": self.elapsed_s, **waits}
+
+
+def write_put(out: Output, document: dict[str, Any], fields: Mapping[str, object], *lines: str) -> None:
+    """Write what was put, time, files and what the storage doesn't have yet; `lines` stand before that."""
+    time_and_files = {"time": human_seconds(document["elapsed_s"]), "files": states(document["files"]) or "none"}
+    out.fields({**fields, **time_and_files})
+    for line in lines:
+        out.line(line)
+    waits = document["unpublished"]
+    if waits["entries"]:
+        files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")
+        out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
