@@ -8,6 +8,7 @@ from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -160,3 +161,21 @@ def test_a_file_is_not_taken_for_uploaded_before_the_log_names_it(open_index, fa
     assert [item.offset for item in index.query("t", "k")] == [1]
     index.run_lifecycle()
     assert list(index.log_state.objects) == objects(faulty)
+
+
+def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
+    """A copy sends objects under their names, which another copier may have published meanwhile."""
+    whole = bytes(range(256)) * 50_000
+    part = 5 << 20
+    upload = Upload(storage, "data/a/one.index", part)
+    for start in reversed(range(0, len(whole), part)):
+        upload.place(start, whole[start : start + part])
+    upload.finish()
+    storage.complete_upload(upload.handle, upload.parts)
+    assert storage.get("data/a/one.index") == whole
+    for is_fresh in (False, True):
+        small = Upload(storage, "data/a/small.index", part)
+        small.place(0, b"small")
+        small.finish()
+        small.abandon(is_fresh=is_fresh)
+        assert ("data/a/small.index" in objects(storage)) is not is_fresh

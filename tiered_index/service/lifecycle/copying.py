@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, TieredIndexError
 from tiered_index.format.archived import HEAD_BYTES, SegmentTable
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, log_name
 from tiered_index.format.trailer import TAIL_SIZE
@@ -28,12 +28,12 @@ from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compac
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.expiry import sweep
 from tiered_index.service.lifecycle.orphans import Orphans
-from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
+from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Upload
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.seen import Seen
-from tiered_index.storage.base import ObjectInfo, PartInfo, Storage, StorageOptions, UploadHandle
+from tiered_index.storage.base import ObjectInfo, Storage, StorageOptions
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 
 _log = logging.getLogger(__name__)
@@ -238,12 +238,15 @@ class Copier:
         self.progress(_size(one))
 
     def _transfer(self, one: Part) -> None:
-        upload = _Sending(self.target, one.name, _size(one))
+        upload = Upload(self.target, one.name, WINDOW_BYTES)
         try:
-            _check(self.source, one, upload.take)
+            _check(self.source, one, upload.place)
             upload.finish()
+            if upload.handle is not None:
+                self.target.complete_upload(upload.handle, upload.parts)
         except BaseException:
-            upload.abandon()
+            # another copier may have sent the same object, and named it
+            upload.abandon(is_fresh=False)
             raise
 
     def _is_there(self, one: Part) -> bool:
@@ -398,37 +401,6 @@ def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> N
     logged = (one.start, one.size_bytes, one.crc32, one.crc32)
     problem = "start, size or CRC32 are not what the log says"
     CorruptFile.unless_equal(one.name, problem, logged, (table.start, table.size_bytes, table.crc32, crc32))
-
-
-class _Sending:
-    """The sender of one object whose windows come in any order: one put, or each window as a part. One thread."""
-
-    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
-        self._storage, self._name, self._size_bytes = storage, name, size_bytes
-        self._handle: UploadHandle | None = None
-        self._parts: list[PartInfo] = []
-        self._whole = b""
-
-    def take(self, start: int, window: bytes) -> None:
-        """Take the bytes from `start`, a multiple of a window's size."""
-        if self._size_bytes <= WINDOW_BYTES:
-            self._whole = window
-            return
-        self._handle = self._handle or self._storage.begin_upload(self._name)
-        self._parts.append(self._storage.upload_part(self._handle, start // WINDOW_BYTES + 1, window))
-
-    def finish(self) -> None:
-        """Make the object visible, whole."""
-        if self._handle is None:
-            self._storage.put(self._name, self._whole)
-        else:
-            self._storage.complete_upload(self._handle, self._parts)
-
-    def abandon(self) -> None:
-        """Take back what was sent, as far as the storage lets; the rest is left to `orphans`."""
-        if self._handle is not None:
-            with contextlib.suppress(StorageError):
-                self._storage.abort_upload(self._handle)
 
 
 def copy_index(

@@ -74,24 +74,35 @@ class Upload:
         self.size_bytes += len(view)
         if self._held_bytes > self._last_bytes:
             while self._held_bytes > self._last_bytes:
-                self._send(self._taken(self._part_bytes))
+                self._send(self._taken(self._part_bytes), len(self.parts) + 1)
             self._held = [bytes(rest) for rest in self._held]  # which keeps no more in memory than it is
+
+    def place(self, start: int, data: bytes) -> None:
+        """Take the bytes from `start`, a multiple of a part's size, in any order: a full part is sent at once; less, at
+        the beginning, is the whole object. Not for an upload that is written to.
+        """
+        if not start and len(data) < self._part_bytes:
+            self.write(data)
+        else:
+            self._send(data, start // self._part_bytes + 1)
 
     def finish(self) -> None:
         """Send what is held: at least one full part before it was sent, or all of it is put as one object."""
         rest = self._taken(self._held_bytes)
         if self.handle is None:
             self._storage.put(self.name, rest)
-        else:
-            self._send(rest)
+        elif rest:
+            self._send(rest, len(self.parts) + 1)
 
-    def abandon(self) -> None:
-        """Take back what was sent; what can't be is left to `orphans`: the error that led here counts."""
+    def abandon(self, *, is_fresh: bool = True) -> None:
+        """Take back what was sent; what can't be is left to `orphans`: the error that led here counts. An object whose
+        name is not `is_fresh` stays: others may have sent, and published, the same one.
+        """
         self._held.clear()
         with contextlib.suppress(StorageError):
             if self.handle is not None:
                 self._storage.abort_upload(self.handle)
-            elif self.size_bytes:
+            elif self.size_bytes and is_fresh:
                 self._storage.delete(self.name)
 
     def _taken(self, length: int) -> Bytes:
@@ -106,10 +117,10 @@ class Upload:
             length -= len(taken[-1])
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
-    def _send(self, data: Bytes) -> None:
+    def _send(self, data: Bytes, number: int) -> None:
         if self.handle is None:
             self.handle = self._storage.begin_upload(self.name)
-        self.parts.append(self._storage.upload_part(self.handle, len(self.parts) + 1, data))
+        self.parts.append(self._storage.upload_part(self.handle, number, data))
 
 
 @dataclass(frozen=True, slots=True)
