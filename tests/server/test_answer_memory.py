@@ -16,8 +16,8 @@ from tiered_index import IndexItem, IndexService
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
+from tiered_index.server.memory import CountedMessages, MemoryBudget, PacedResponse, Reservation, entries_bytes
 from tiered_index.server.problems import Refused
-from tiered_index.server.room import CountedMessages, Held, HeldResponse, Room, entries_bytes
 from tiered_index.storage.metering import PriceTable
 
 T0 = 1_700_000_000_000
@@ -30,16 +30,16 @@ class NothingAsked:
 
 def test_who_finds_no_room_waits_in_turn_then_is_refused():
     async def main():
-        room = Room(800, wait_s=PATIENCE_S)
-        first, second, third, small = (Held(room) for _ in range(4))
+        memory = MemoryBudget(800, wait_s=PATIENCE_S)
+        first, second, third, small = (Reservation(memory) for _ in range(4))
         # more than there is: as much as one may claim
         await first.claim(10_000, PATIENCE_S)
-        assert room.held_bytes == 700
-        waiting = [asyncio.ensure_future(held.claim(300, PATIENCE_S)) for held in (second, third)]
+        assert memory.held_bytes == 700
+        waiting = [asyncio.ensure_future(reservation.claim(300, PATIENCE_S)) for reservation in (second, third)]
         # what still fits goes ahead of what waits
         await small.claim(100, PATIENCE_S)
         with pytest.raises(Refused) as refused:
-            await Held(room).claim(1, 0.0)
+            await Reservation(memory).claim(1, 0.0)
         assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
         # fetching, in a thread, doesn't wait
         item = IndexItem(topic="t", topic_id=0, queue_id=0, offset=0, size=50, timestamp_ms=T0, key_hash=1)
@@ -49,32 +49,34 @@ def test_who_finds_no_room_waits_in_turn_then_is_refused():
         # an answer that is made holds its bytes alone, and lets the next one in
         first.settle(350)
         await waiting[0]
-        assert not waiting[1].done() and room.held_bytes == 750
+        assert not waiting[1].done() and memory.held_bytes == 750
         # one that gives up leaves nothing behind
         waiting[1].cancel()
         await asyncio.wait([waiting[1]])
-        for held in (first, second, third, small):
-            held.end()
-        assert room.held_bytes == 0
+        for reservation in (first, second, third, small):
+            reservation.end()
+        assert memory.held_bytes == 0
 
     asyncio.run(main())
 
 
 def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
     async def main():
-        room, begun, go_on = Room(800), threading.Event(), threading.Event()
-        held = Held(room)
-        await held.claim(500, PATIENCE_S)
-        made = asyncio.ensure_future(asyncio.to_thread(held.making, lambda: begun.set() or go_on.wait(PATIENCE_S)))
+        memory, begun, go_on = MemoryBudget(800), threading.Event(), threading.Event()
+        reservation = Reservation(memory)
+        await reservation.claim(500, PATIENCE_S)
+        made = asyncio.ensure_future(
+            asyncio.to_thread(reservation.making, lambda: begun.set() or go_on.wait(PATIENCE_S))
+        )
         await asyncio.to_thread(begun.wait, PATIENCE_S)
-        held.end()
-        holds = room.held_bytes
+        reservation.end()
+        holds = memory.held_bytes
         # it is admitted by what the call releases
-        waiting = asyncio.ensure_future(Held(room).claim(600, PATIENCE_S))
+        waiting = asyncio.ensure_future(Reservation(memory).claim(600, PATIENCE_S))
         go_on.set()
         await made
         await waiting
-        assert (holds, room.held_bytes) == (500, 600)
+        assert (holds, memory.held_bytes) == (500, 600)
 
     asyncio.run(main())
 
@@ -83,13 +85,13 @@ def test_a_call_whose_request_has_ended_is_not_begun():
     """It ran in a thread while the request ended; what it held would be given back by nobody."""
 
     async def main():
-        room, called = Room(800), []
-        held = Held(room)
-        await held.claim(500, PATIENCE_S)
-        held.end()
+        memory, called = MemoryBudget(800), []
+        reservation = Reservation(memory)
+        await reservation.claim(500, PATIENCE_S)
+        reservation.end()
         with pytest.raises(Refused, match="client has gone"):
-            await asyncio.to_thread(held.making, lambda: called.append(held.grow(100)))
-        assert (called, room.held_bytes) == ([], 0)
+            await asyncio.to_thread(reservation.making, lambda: called.append(reservation.grow(100)))
+        assert (called, memory.held_bytes) == ([], 0)
 
     asyncio.run(main())
 
@@ -101,31 +103,31 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
     allowance = Allowance(Caps(), PriceTable())
 
     async def main():
-        room, begun, go_on, looked = Room(800), threading.Event(), threading.Event(), threading.Event()
+        memory, begun, go_on, looked = MemoryBudget(800), threading.Event(), threading.Event(), threading.Event()
         routes = object.__new__(Handlers)
         routes.calls = Calls(1, 9)
 
         def made(act, claim, gone=None):
-            held = Held(room)
+            reservation = Reservation(memory)
 
             async def receive():
                 looked.set()
                 await (gone or asyncio.Event()).wait()
                 return {"type": "http.disconnect"}
 
-            request = SimpleNamespace(state=SimpleNamespace(held=held), receive=receive)
-            return held, asyncio.ensure_future(routes.made(request, allowance, act, claim))
+            request = SimpleNamespace(state=SimpleNamespace(reservation=reservation), receive=receive)
+            return reservation, asyncio.ensure_future(routes.made(request, allowance, act, claim))
 
-        first, answer = made(lambda: begun.set() or (go_on.wait(PATIENCE_S) and room.held_bytes), 300)
+        first, answer = made(lambda: begun.set() or (go_on.wait(PATIENCE_S) and memory.held_bytes), 300)
         await asyncio.to_thread(begun.wait, PATIENCE_S)
-        second, waiting = made(lambda: room.held_bytes, 500)
+        second, waiting = made(lambda: memory.held_bytes, 500)
         await asyncio.sleep(0)
         go_on.set()
         # what waits for the one thread holds nothing
         assert (await answer, await waiting) == (300, 800)
         called = []
-        third, waiting = made(lambda: called.append("third") or third.hold(200) or room.held_bytes, 100)
-        while not room._waiting:
+        third, waiting = made(lambda: called.append("third") or third.hold(200) or memory.held_bytes, 100)
+        while not memory._waiting:
             await asyncio.sleep(0)
         # the thread is free meanwhile
         assert await made(lambda: "free", 0)[1] == "free" and not called
@@ -139,10 +141,10 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
             called.append("again")
             assert soon_s or looked.wait(PATIENCE_S)
             again.hold(650)
-            return room.held_bytes
+            return memory.held_bytes
 
         again, waiting = made(act, 100)
-        while not room._waiting:
+        while not memory._waiting:
             await asyncio.sleep(0)
         third.end()
         assert (await waiting, called) == (650, ["third", "again", "again"])
@@ -150,13 +152,13 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
         # whose client goes waits no longer, and nothing is claimed for it
         gone = asyncio.Event()
         _, waiting = made(lambda: None, 500, gone)
-        while not room._waiting:
+        while not memory._waiting:
             await asyncio.sleep(0)
         gone.set()
         with pytest.raises(Refused, match="client has gone"):
             await waiting
         again.end()
-        assert room.held_bytes == 0 and not room._waiting
+        assert memory.held_bytes == 0 and not memory._waiting
         routes.calls.close()
 
     asyncio.run(main())
@@ -170,7 +172,7 @@ def test_between_pieces_the_loop_notes_that_the_client_has_gone():
         sent.append(len(loop_had_turns))
         asyncio.get_running_loop().call_soon(loop_had_turns.append, message["type"])
 
-    asyncio.run(HeldResponse(bytes(1 << 20))({"type": "http"}, None, send))
+    asyncio.run(PacedResponse(bytes(1 << 20))({"type": "http"}, None, send))
     # the head, and four pieces
     assert sent == [0, 0, 2, 3, 4]
 
@@ -192,7 +194,7 @@ WIDE = {"lookups": [{"topic": "t", "key": "k", "max_count": 3_000}]}
 
 
 def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monkeypatch):
-    monkeypatch.setitem(Room.__init__.__kwdefaults__, "wait_s", 0.2)
+    monkeypatch.setitem(MemoryBudget.__init__.__kwdefaults__, "wait_s", 0.2)
     # one of two answers fits while it is made, and so do both once they are
     most = entries_bytes([("t", 3_000)]) * 8 // 7
     with serving(index, answer_bytes=most, threads=4) as client:

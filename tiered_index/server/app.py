@@ -22,9 +22,9 @@ from tiered_index.server.entries import EntryHandlers
 from tiered_index.server.gate import Gate, Rate
 from tiered_index.server.health import HealthHandlers
 from tiered_index.server.lookups import LookupHandlers
+from tiered_index.server.memory import MemoryBudget
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Nothing, of_query
-from tiered_index.server.room import Room
 from tiered_index.server.served import Served
 from tiered_index.server.stored import StoredHandlers
 from tiered_index.server.verifying import VerificationHandlers
@@ -47,7 +47,7 @@ class Service:
         hosts: frozenset[str] | None = None,
         console: bool = True,
     ) -> None:
-        """Take what is served; `Calls`, `Room`, `Rate` and `Gate` say what the rest means."""
+        """Take what is served; `Calls`, `MemoryBudget`, `Rate` and `Gate` say what the rest means."""
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.metrics)
         # lookups of other protocols of the process are counted, too
@@ -78,7 +78,7 @@ class Service:
             Router([*self.routes, *further], redirect_slashes=False),
             served.tokens,
             Rate(rate),
-            Room(answer_bytes),
+            MemoryBudget(answer_bytes),
             served.caps.body_bytes,
             served.redaction,
             metrics.request,

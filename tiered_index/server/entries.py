@@ -21,10 +21,10 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.memory import parsed_bytes
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
-from tiered_index.server.room import parsed_bytes
 from tiered_index.server.served import Served, shown_topics
 from tiered_index.service.index import IndexService
 from tiered_index.sources.arrow import TooLarge, read_table
@@ -181,7 +181,7 @@ class EntryHandlers(Handlers):
         def act() -> bytes:
             if form == wire.NDJSON:
                 # one after the other is read
-                request.state.held.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
+                request.state.reservation.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}
             need_topics(batch.topics, caller.need_topic)

@@ -23,8 +23,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiered_index.server.calls import CLIENT_GONE
+from tiered_index.server.memory import MemoryBudget, Reservation
 from tiered_index.server.problems import Problem, Redaction, Refused
-from tiered_index.server.room import Held, Room
 from tiered_index.server.tokens import ANYONE, Caller, Tokens
 from tiered_index.tracing import request_id as current_id
 from tiered_index.tracing import request_span, tell_request
@@ -82,7 +82,7 @@ class Gate:
         app: ASGIApp,
         tokens: Tokens | None,
         rate: Rate,
-        room: Room,
+        memory: MemoryBudget,
         body_bytes: int,
         redaction: Redaction,
         observe: Observe,
@@ -93,7 +93,7 @@ class Gate:
         self._app = app
         self._tokens = tokens
         self._rate = rate
-        self.room = room
+        self.memory = memory
         self.body_bytes = body_bytes
         self._redaction = redaction
         self._observe = observe
@@ -122,7 +122,7 @@ class Gate:
 
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        held = state["held"] = Held(self.room)
+        reservation = state["reservation"] = Reservation(self.memory)
         current_id.set(request_id)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         body = _Body(self, receive)
@@ -151,7 +151,7 @@ class Gate:
                 finally:
                     tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
         finally:
-            held.end()
+            reservation.end()
             self.held_bytes -= body.taken
             seconds, route = time.perf_counter() - began_s, _route_of(scope)
             self._observe(route, method, status or CLIENT_GONE, seconds)

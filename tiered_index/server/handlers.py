@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiered_index.server.calls import Allowance, Calls, while_there
+from tiered_index.server.memory import MemoryInUse, PacedResponse, Reservation
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Bounds
 from tiered_index.server.problems import Refused
-from tiered_index.server.room import Held, HeldResponse, NoRoomNow
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import Caller
 
@@ -43,32 +43,32 @@ class Handlers:
     async def answer(
         self, request: Request, allowance: Allowance, act: Callable[[], bytes], media_type: str, *, claim: int = 0
     ) -> Response:
-        """Return what `act` makes in a thread as an answer; `claim` is what it may take of the room meanwhile."""
+        """Return what `act` makes in a thread as an answer; `claim` is the memory that it may take meanwhile."""
         body = await self.made(request, allowance, act, claim)
-        held: Held = request.state.held
-        held.settle(len(body))
-        return HeldResponse(body, media_type=media_type)
+        reservation: Reservation = request.state.reservation
+        reservation.settle(len(body))
+        return PacedResponse(body, media_type=media_type)
 
     async def made(self, request: Request, allowance: Allowance, act: Callable[[], T], claim: int) -> T:
-        """Return what `act` returns in a thread, which holds `claim` bytes of the room once it has begun. Where there
-        is no room for them, or for what `act` holds, it is called again once there is.
+        """Return what `act` returns in a thread, which reserves `claim` bytes once it has begun. If the
+        budget lacks them, or bytes that `act` reserves, it is called again once the budget has them.
         """
-        held: Held = request.state.held
+        reservation: Reservation = request.state.reservation
 
         def hold_and_act() -> T:
-            held.hold(claim)
+            reservation.hold(claim)
             return act()
 
         while True:
             try:
-                return await self.calls.run(request, allowance, partial(held.making, hold_and_act))
-            except NoRoomNow as full:
-                claiming = asyncio.ensure_future(held.claim(full.size, allowance.left_s()))
+                return await self.calls.run(request, allowance, partial(reservation.making, hold_and_act))
+            except MemoryInUse as full:
+                claiming = asyncio.ensure_future(reservation.claim(full.size, allowance.left_s()))
                 try:
                     await while_there(request, claiming)
                 finally:
                     claiming.cancel()
-                # raises where there was no room
+                # raises if the budget lacked them
                 claiming.result()
 
 

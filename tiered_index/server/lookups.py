@@ -21,9 +21,9 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages, describe_fe
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance
 from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.memory import SEEN_BYTES, CountedMessages, Reservation, entries_bytes, parsed_bytes
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
-from tiered_index.server.room import SEEN_BYTES, CountedMessages, Held, entries_bytes, parsed_bytes
 from tiered_index.server.served import MOST_SHOWN, SHOWN, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.results import QueryResults
@@ -131,7 +131,7 @@ class LookupHandlers(Handlers):
         pages, arrow = wire.Pages(files=_tells_files(request, asked)), wire.ArrowStream()
         what = {"topic": asked.topic, "key": asked.key}
         seen: set[tuple[object, ...]] = set()
-        held: Held = request.state.held
+        reservation: Reservation = request.state.reservation
         claim = entries_bytes([(asked.topic, asked.max_count)])
 
         async def page(cursor: str | None) -> tuple[QueryResult, bytes]:
@@ -147,10 +147,10 @@ class LookupHandlers(Handlers):
                 answer, data = await self.made(request, allowance, act, claim)
             else:
                 async with self.calls.later_pages:
-                    await held.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
-                    answer, data = await self.calls.run(request, allowance, partial(held.making, act))
+                    await reservation.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
+                    answer, data = await self.calls.run(request, allowance, partial(reservation.making, act))
             # while a page is sent, the one before it may still be on its way to the client
-            held.settle(2 * len(data) + SEEN_BYTES * len(seen))
+            reservation.settle(2 * len(data) + SEEN_BYTES * len(seen))
             return answer, data
 
         first = await page(None)
@@ -181,13 +181,13 @@ class LookupHandlers(Handlers):
         redaction = self.served.redaction
 
         allowance = self.allowance()
-        held: Held = request.state.held
+        reservation: Reservation = request.state.reservation
         asked: parameters.BatchBody | None = None
 
         def act() -> bytes:
             nonlocal asked
             if asked is None:
-                held.hold(parsed_bytes(body))
+                reservation.hold(parsed_bytes(body))
                 asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
                 asked.narrow(allowance)
             lookups = asked.columns()
@@ -200,7 +200,7 @@ class LookupHandlers(Handlers):
             for topic in sorted(counts):
                 caller.need_topic(topic)
             self._check_counts(lookups.max_counts)
-            held.hold(entries_bytes(counts.items()))
+            reservation.hold(entries_bytes(counts.items()))
             files, more = _tells_files(request, asked), dict[str, Any]()
 
             def look_up() -> QueryResults:
@@ -242,7 +242,7 @@ class LookupHandlers(Handlers):
                 asked.max_count,
                 asked.cursor,
                 asked.allow_partial,
-                source=CountedMessages(source, request.state.held),
+                source=CountedMessages(source, request.state.reservation),
                 timeout_s=allowance.left_s(),
                 max_message_bytes=self.served.caps.message_bytes,
             )
@@ -273,7 +273,7 @@ class LookupHandlers(Handlers):
                 asked.topic,
                 cursor=asked.cursor,
                 allow_partial=asked.allow_partial,
-                by_key=CountedMessages(source, request.state.held),
+                by_key=CountedMessages(source, request.state.reservation),
                 timeout_s=allowance.left_s(),
             )
             answer = self._leveled(request, answer)

@@ -1,8 +1,8 @@
-"""Room for answers: the bytes that the answers of all requests hold at once, in one counter with a bound.
+"""The memory budget of answers: the bytes that the answers of all requests hold at once have a bound.
 
-An answer to be made counts as what it may take, one that is made as its bytes until the client has taken them. Who
-does not find room waits a moment, then is refused; smaller answers go ahead of larger ones. Threads: `Held.hold` and
-`Held.grow` from any, all else in the event loop's.
+A request reserves the bytes that its answer may take. Once the answer is made, the request keeps its bytes until the
+client has taken them. A request that exceeds the budget waits a moment, and is refused then. Smaller answers go ahead
+of larger ones. Threads: `Reservation.hold` and `Reservation.grow` from any, all else in the event loop's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MESSAGE_FACTOR = 4
 _PARSED_FACTOR = 50
 # Of an entry that a stream has sent, lest it sends it again.
 SEEN_BYTES = 256
-# One answer claims no more than this part of all room, so that it need not wait until nobody else asks.
+# One answer claims no more than this part of the budget, so that it need not wait until nobody else asks.
 _PARTS = 8
 _WAIT_S = 5.0
 _RETRY_S = 1
@@ -50,7 +50,7 @@ def parsed_bytes(body: bytes) -> int:
     return _PARSED_FACTOR * len(body)
 
 
-class Room:
+class MemoryBudget:
     """`most_bytes` for all answers together. Of one event loop."""
 
     def __init__(self, most_bytes: int, *, wait_s: float = _WAIT_S) -> None:
@@ -62,7 +62,7 @@ class Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def fits(self, size: int) -> bool:
-        """Count `size` bytes more where there is room for them, and return whether there is."""
+        """Count `size` bytes more if the budget has them, and return whether it has."""
         with self._lock:
             if self.held_bytes + size > self.most_bytes:
                 return False
@@ -70,7 +70,7 @@ class Room:
             return True
 
     async def wait(self, size: int, left_s: float) -> bool:
-        """Count `size` bytes once there is room, after `left_s` seconds at most; return whether there was."""
+        """Count `size` bytes once the budget has them, after `left_s` seconds at most; return whether it had."""
         if self.fits(size):
             return True
         found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class Room:
                     self._waiting.append((wanted, found))
 
 
-class NoRoomNow(Exception):
+class MemoryInUse(Exception):
     """A call in a thread needs to hold `size` bytes in all, which are to be claimed before it is made again."""
 
     def __init__(self, size: int) -> None:
@@ -107,43 +107,45 @@ class NoRoomNow(Exception):
         self.size = size
 
 
-class Held:
-    """What one request holds of a room, until it has ended and so has the last call that it made in a thread."""
+class Reservation:
+    """The bytes that one request has reserved, until the request and the last call that it made in a thread end."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._memory = memory
         self._bytes = 0
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._is_making = self._has_ended = False
 
     async def claim(self, size: int, left_s: float) -> None:
-        """Hold `size` bytes in place of what was held. Raises `Refused` where there is no room for `left_s` seconds."""
+        """Hold `size` bytes in place of what was held. Raises `Refused` if the budget lacks them for
+        `left_s` seconds.
+        """
         more = size - self._bytes if self._bytes else self._share(size)
         if more <= 0:
-            self._room.count(more)
-        elif self._bytes + more > self._room.most_bytes or not await self._room.wait(more, left_s):
-            raise _no_room()
+            self._memory.count(more)
+        elif self._bytes + more > self._memory.most_bytes or not await self._memory.wait(more, left_s):
+            raise _no_memory_left()
         self._bytes += more
 
     def hold(self, size: int) -> None:
-        """Hold `size` bytes at least. Raises `NoRoomNow` where there is no room now. In any thread."""
+        """Hold `size` bytes at least. Raises `MemoryInUse` if the budget lacks them now. In any thread."""
         more = (share := self._share(size)) - self._bytes
         if more > 0:
-            if not self._room.fits(more):
-                raise NoRoomNow(share)
+            if not self._memory.fits(more):
+                raise MemoryInUse(share)
             self._bytes += more
 
     def grow(self, size: int) -> None:
-        """Hold `size` bytes more. Raises `Refused` where there is no room now. In any thread."""
+        """Hold `size` bytes more. Raises `Refused` if the budget lacks them now. In any thread."""
         try:
             self.hold(self._bytes + size)
-        except NoRoomNow:
-            raise _no_room() from None
+        except MemoryInUse:
+            raise _no_memory_left() from None
 
     def settle(self, size: int) -> None:
         """Hold the `size` bytes that were made, in place of what they might have been."""
-        self._room.count(size - self._bytes)
+        self._memory.count(size - self._bytes)
         self._bytes = size
 
     def making(self, call: Callable[[], T]) -> T:
@@ -173,28 +175,28 @@ class Held:
             self.settle(0)
 
     def _share(self, size: int) -> int:
-        return min(size, self._room.most_bytes - self._room.most_bytes // _PARTS)
+        return min(size, self._memory.most_bytes - self._memory.most_bytes // _PARTS)
 
 
 @dataclass(frozen=True)
 class CountedMessages:
-    """Fetches messages for which there is room."""
+    """Fetches messages for which the budget has memory."""
 
     source: MessageSource
-    held: Held
+    reservation: Reservation
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`. Raises `Refused` where there is no room for them."""
-        self.held.grow(_MESSAGE_FACTOR * sum(item.size for item in items))
+        """Return what became of each of `items`. Raises `Refused` if the budget lacks their bytes."""
+        self.reservation.grow(_MESSAGE_FACTOR * sum(item.size for item in items))
         return self.source.fetch(items, topic, key)
 
 
-def _no_room() -> Refused:
+def _no_memory_left() -> Refused:
     error = "the answers that are under way leave no room for this one; try again, a stream from its cursor"
     return Refused(503, error, retry_after_s=_RETRY_S)
 
 
-class HeldResponse(Response):
+class PacedResponse(Response):
     """An answer that is handed over as its client takes it, so that what is held of it is what is counted."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

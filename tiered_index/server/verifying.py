@@ -16,10 +16,10 @@ from tiered_index.config import IndexConfig
 from tiered_index.server import wire
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
+from tiered_index.server.memory import parsed_bytes
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
 from tiered_index.server.problems import Problem, Redaction, Refused
-from tiered_index.server.room import parsed_bytes
 from tiered_index.server.served import Served
 from tiered_index.service.checks.index import check_index
 from tiered_index.service.checks.report import Report
