@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import itertools
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.disk_faults import FaultDisk
 from tests.support.model import Answer, OrderKey, ReferenceModel
@@ -244,31 +241,3 @@ def test_pages_of_a_key_with_thousands_of_entries(tmp_path, preset, first, count
             assert len(travels.service.log_state.objects) > 10
     finally:
         travels.close()
-
-
-plans = st.lists(
-    st.tuples(
-        st.lists(
-            st.sampled_from(
-                ["put", "flush", "seal", "upload", "upload", "retire", "reopen", "crash", "another_reader"]
-            ),
-            max_size=3,
-        ),
-        st.integers(0, 9),
-        st.sampled_from([1, 2, 7, 64]),
-    ),
-    max_size=12,
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(plans, st.sampled_from(["native", "rocketmq"]), st.sampled_from([9, 40]), st.integers(0, 2**32))
-def test_pages_along_any_life(plan, preset, items, seed):
-    rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        travels = Travels(Path(folder), preset, items)
-        try:
-            travels.put(60, rng)
-            check_pages(travels, itertools.chain(plan, itertools.repeat(([], 2, 7))), rng)
-        finally:
-            travels.close()

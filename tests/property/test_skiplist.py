@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -190,60 +189,3 @@ def test_a_scan_at_any_bytecode_of_a_change_misses_nothing(few_levels, seed):
             for low, nodes in seen:
                 assert not _missed(nodes, steady, low, low + 2), f"change {change} at bytecode {at}"
             done, at = race.count < at, at + 7
-
-
-@pytest.fixture
-def eager_switches():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_concurrent_scan_misses_nothing_that_was_there_all_along(eager_switches, seed):
-    """Steady handles stay, others come and go between them, and some steady ones are replaced, successor first."""
-    rng = random.Random(seed)
-    tested = TimeRangeSkipList(random.Random(seed))
-    steady = {f"steady-{i}": (begin, begin + rng.choice((0, 1, 60))) for i, begin in enumerate(range(0, 60, 3))}
-    nodes = {name: tested.insert(begin, end, name) for name, (begin, end) in steady.items()}
-    stop, failures = threading.Event(), []
-
-    def churn(number):
-        mine = random.Random(1000 * seed + number)
-        present = []
-        while not stop.is_set():
-            if len(present) < 12 and mine.random() < 0.6:
-                begin = mine.randrange(60)
-                present.append(tested.insert(begin, begin + mine.choice((0, 2, 90)), "passing"))
-            elif present:
-                tested.remove(present.pop(mine.randrange(len(present))))
-
-    def replace():
-        mine = random.Random(seed + 77)
-        while not stop.is_set():
-            name = mine.choice(list(nodes))
-            old = nodes[name]
-            nodes[name] = tested.insert(old.begin, old.end, name)
-            tested.remove(old)
-
-    def scan(number):
-        mine = random.Random(500 * seed + number)
-        for _ in range(1200):
-            low = mine.randrange(0, 125)
-            high = low + mine.choice((0, 1, 5, 100))
-            seen = {node.value for node in tested.overlapping(low, high)}
-            missed = {name for name, (begin, end) in steady.items() if begin <= high and end >= low} - seen
-            if missed:
-                failures.append((low, high, missed))
-
-    writers = [threading.Thread(target=churn, args=(n,)) for n in range(2)] + [threading.Thread(target=replace)]
-    readers = [threading.Thread(target=scan, args=(n,)) for n in range(2)]
-    for thread in (*writers, *readers):
-        thread.start()
-    for thread in readers:
-        thread.join()
-    stop.set()
-    for thread in writers:
-        thread.join()
-    assert not failures, failures[:3]

@@ -283,7 +283,7 @@ class Reader(Member):
                 return
             if result.items:
                 last = result.items[-1]
-                after = (-(last.timestamp_ms // 1000), -last.offset, last.queue_id)
+                after = (last.timestamp_ms // 1000, last.offset, last.queue_id, ())
 
     def _check(
         self, result: QueryResult, topic: str, key: int, durable: int, *, partial: bool = False, **bounds: Any

@@ -7,7 +7,8 @@ that outlives the writer. An answer holds every message up to the first, and non
 just as it was put. What somebody has begun to erase, or to let expire, may be missing; none of it is there once the log
 says so.
 
-The functions are pure; a `Journal` is its writer's alone, `Declared` and `Gone` are for one thread.
+The model judges the answers. The functions are pure; a `Journal` is its writer's alone, `Declared` and `Gone` are for
+one thread.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index import IndexItem
+from tests.support.model import Answer, ModelEntry, OrderKey, Problem, ReferenceModel
+from tiered_index import IndexItem, Lookup
 
 __all__ = ["KEYS", "QUEUES", "Declared", "Gone", "Journal", "Notes", "batch", "problem_with", "seconds"]
 
@@ -31,7 +32,6 @@ _BASE_S = 1_699_920_000
 _LATE_S = 631_152_000
 _WILD = 1009
 # every so-and-so-many-th message has the time of a broken clock, and goes to quarantine
-_Row = tuple[int, int, int]
 
 
 def seconds(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -62,48 +62,28 @@ def problem_with(
     begin_s: int = 0,
     end_s: int = 1 << 40,
     truncated: bool = False,
-    after: _Row | None = None,
+    after: OrderKey | None = None,
     gone: Gone | None = None,
     log_number: int = -1,
-) -> tuple[str, str] | None:
+) -> Problem | None:
     """Return what is wrong with an answer (its kind, and a sentence), or None.
 
-    `after` is the last row of the page before it; `log_number` the record at which it was asked, or an earlier one.
+    `after` is where the page before it ended; `log_number` the record at which it was asked, or an earlier one.
     """
-    rows: list[_Row] = [(-(item.timestamp_ms // 1000), -item.offset, item.queue_id) for item in items]
-    numbers = np.fromiter((item.offset for item in items), np.int64, len(items))
-    found_s = np.fromiter((item.timestamp_ms // 1000 for item in items), np.int64, len(items))
-    sizes = np.fromiter((item.size for item in items), np.int64, len(items))
-    queues = np.fromiter((item.queue_id for item in items), np.int64, len(items))
-    right = (
-        (numbers <= offered) & (numbers % KEYS == key) & (sizes == numbers % 1000 + 1) & (queues == numbers % QUEUES)
-    )
-    right &= (found_s == seconds(numbers)) & (found_s >= begin_s) & (found_s <= end_s)
-    where = f"{topic} key-{key}, {durable} durable, {offered} offered, {begin_s} to {end_s}, {len(items)} found"
-    if not right.all() or any(item.topic != topic for item in items):
-        return "wrong", f"never put: {np.array(numbers)[~right][:3].tolist()}: {where}"
-    if not all(one < other for one, other in pairwise(rows)) or (after is not None and rows and rows[0] <= after):
-        return "wrong", f"out of order or twice: {where}"
-    expected = np.arange(key, durable + 1, KEYS)
+    numbers = np.arange(key, offered + 1, KEYS)
+    asked = stated = np.zeros(len(numbers), np.bool_)
     if gone is not None:
-        if (shown := gone.stated(topic, numbers, log_number)).any():
-            return "wrong", f"erased or expired: {numbers[shown][:3].tolist()}: {where}"
-        expected = expected[~gone.asked(topic, expected)]
-    at_s = seconds(expected)
-    inside = (at_s >= begin_s) & (at_s <= end_s)
-    missing = set(expected[inside].tolist()) - set(numbers.tolist())
-    if after is not None or truncated:
-        low, high = after or (-(1 << 60), 0, 0), rows[-1] if rows and truncated else (1 << 60, 0, 0)
-        if truncated and not rows:
-            high = low
-        behind = {
-            -number: (-int(at), -number, number % QUEUES)
-            for number, at in zip(expected.tolist(), at_s.tolist(), strict=True)
-        }
-        missing = {number for number in missing if low < behind[-number] < high}
-    if missing:
-        return "lost", f"{len(missing)} missing, such as {sorted(missing)[:3]}: {where}"
-    return None
+        asked, stated = gone.asked(topic, numbers), gone.stated(topic, numbers, log_number)
+    name = f"key-{key}"
+
+    def entries(chosen: npt.NDArray[np.bool_]) -> list[ModelEntry]:
+        rows = zip(numbers[chosen].tolist(), seconds(numbers[chosen]).tolist(), strict=True)
+        return [ModelEntry(topic, name, number % QUEUES, number, number % 1000 + 1, at_s) for number, at_s in rows]
+
+    model = ReferenceModel()
+    model.entries = entries((numbers <= durable) & ~asked)
+    lookup = Lookup(topic=topic, key=name, begin_ms=begin_s * 1000, end_ms=end_s * 1000, max_count=10**9)
+    return model.difference([Answer.of(item) for item in items], lookup, entries(~stated), after, truncated=truncated)
 
 
 class Journal:

@@ -22,7 +22,7 @@ from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.tombstones import Tombstone
-from tiered_index.types import QueryResult
+from tiered_index.types import Lookup, QueryResult
 
 __all__ = ["KEYS", "SOURCE", "TOPICS", "Failed", "Lost", "Truth", "Wrong"]
 
@@ -238,39 +238,26 @@ class Truth:
         of the log records `since` to `until` (None: the last) says is gone. Return the entries that it holds.
         """
         self.checked += 1
-        found = [Answer.of(item) for item in result]
-        places = {(a.queue_id, a.offset, a.timestamp_ms // 1000, a.size) for a in found}
-        asked = mark(ModelEntry(topic, key, 0, 0, 0, 0), keyed=self.keyed)[:3]
+        shown = {(item.queue_id, item.offset, item.timestamp_ms // 1000, item.size) for item in result}
+        asked = Lookup(topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count)
+        marked = mark(ModelEntry(topic, key, 0, 0, 0, 0), keyed=self.keyed)[:3]
         hits = {
             n
             for n in may
-            if self.marks[n][:3] == asked and ((e := self.entries[n]).queue_id, e.offset, e.second, e.size) in places
+            if self.marks[n][:3] == marked and ((e := self.entries[n]).queue_id, e.offset, e.second, e.size) in shown
         }
         known = self._expired[since : (self.state.number if until is None else until) + 1]
         views = [known[0], *(following for one, following in pairwise(known) if following != one)]
         if result.status == "partial":
-            expected = self._model(hits, topic, views[0]).query(topic, key, *limits, None, after)
-            if not result.failed or not set(found) <= set(expected):
-                self.fail(Wrong(f"a partial answer holds {set(found) - set(expected)}"))
+            there = self._model(hits, topic, views[0]).query(topic, key, *limits, None, after)
+            if not result.failed or not {Answer.of(item) for item in result} <= set(there):
+                self.fail(Wrong(f"a partial answer holds more than {there}"))
             return set()
         chosen = hits.union(must)
-        for expired in views:
-            expected = self._model(chosen, topic, expired).query(topic, key, *limits, count + 1, after)
-            if found == expected[:count]:
-                break
-        else:
-            missing, strange = [a for a in expected[:count] if a not in found], [a for a in found if a not in expected]
-            kind = Lost if missing and not strange else Wrong
-            self.fail(
-                kind(
-                    f"({topic}, {key}, {limits}, {count}, {after}): missing {missing}, strange {strange}, found {found}"
-                )
-            )
-        right = result.status == "truncated" if len(expected) > count else result.status in ("complete", "truncated")
-        if not right or (result.cursor is not None) != (result.status == "truncated"):
-            self.fail(
-                Wrong(f"({topic}, {key}, {limits}, {count}): {len(found)} of {len(expected)} and more, {result.status}")
-            )
+        problems = [self._model(chosen, topic, view).problem_with(result, asked, after=after) for view in views]
+        if None not in problems:
+            kind, what = problems[-1]  # type: ignore[misc]
+            self.fail((Lost if kind == "lost" else Wrong)(what))
         return hits
 
     def _model(self, numbers: Iterable[int], topic: str, expired: Expired) -> ReferenceModel:

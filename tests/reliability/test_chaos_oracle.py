@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.reliability.chaos_oracle import KEYS, QUEUES, Declared, Gone, Journal, batch, problem_with, seconds
+from tests.support.model import OrderKey
 from tiered_index import IndexItem, IndexService
 
 LAST = 6000
@@ -29,6 +30,10 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[IndexItem]]
         yield list(index.query(TOPIC, f"key-{KEY}", max_count=10**6))
 
 
+def place(item: IndexItem) -> OrderKey:
+    return (item.timestamp_ms // 1000, item.offset, item.queue_id, ())
+
+
 def kind(items: list[IndexItem], durable: int = LAST, offered: int = LAST, **more: object) -> str | None:
     found = problem_with(items, TOPIC, KEY, durable, offered, **more)  # type: ignore[arg-type]
     return found and found[0]
@@ -39,8 +44,7 @@ def test_a_right_answer_is_one(items: list[IndexItem]) -> None:
     assert kind(items) is None
     assert kind(items, durable=100) is None
     assert kind(items[:10], truncated=True) is None
-    row = (-(items[9].timestamp_ms // 1000), -items[9].offset, items[9].queue_id)
-    assert kind(items[10:], after=row) is None
+    assert kind(items[10:], after=place(items[9])) is None
     assert kind([], truncated=True) is None
 
 
@@ -49,7 +53,7 @@ def test_what_is_missing_is_seen(items: list[IndexItem]) -> None:
         assert kind(items[:at] + items[at + 1 :]) == "lost"
     assert kind(items[:4] + items[5:10], truncated=True) == "lost"
     assert kind(items[:10]) == "lost"
-    assert kind(items[10:], after=(-(items[8].timestamp_ms // 1000), -items[8].offset, items[8].queue_id)) == "lost"
+    assert kind(items[10:], after=place(items[8])) == "lost"
     assert kind([]) == "lost"
 
 
@@ -58,7 +62,7 @@ def test_what_was_never_put_is_seen(items: list[IndexItem]) -> None:
     assert kind(items, end_s=items[0].timestamp_ms // 1000 - 1) == "wrong"
     assert kind([*items, items[-1]]) == "wrong"
     assert kind([items[1], items[0], *items[2:]]) == "wrong"
-    assert kind(items[9:], after=(-(items[9].timestamp_ms // 1000), -items[9].offset, items[9].queue_id)) == "wrong"
+    assert kind(items[9:], after=place(items[9])) == "wrong"
     assert problem_with(items, TOPIC, KEY + 1, -1, LAST) is not None
     assert problem_with(items, "b", KEY, -1, LAST) is not None
 

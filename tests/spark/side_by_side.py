@@ -4,7 +4,8 @@ the while.
 Where the writer's setting is ``compaction = "spark"``, jobs compact what it stages, two at once, and fail and die, too.
 The clock moves on meanwhile, so that it also compacts files itself.
 
-What the readers are checked against are two ledgers: `own` knows what the writer accepted, `stored` what was published.
+What the readers are checked against are two `Moments`: `own` knows what the writer accepted, `stored` what was
+published.
 Times are all in one window of 30 days but for those of the build that replaces itself, which lie in the next. The clock
 moves only while nothing is being uploaded, so that no sweep takes away what is about to be published.
 """
@@ -26,9 +27,8 @@ import pyarrow as pa
 from tests.property.published import Published, mark
 from tests.spark.in_process import planned, shards_of, written
 from tests.stress.crew import Crew
-from tests.stress.ledger import ALL, Ledger, Message
-from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, look
-from tests.support.model import ModelEntry
+from tests.stress.traffic import ALL, KEYS, NOW_MS, TOPICS, Source, look
+from tests.support.model import Message, Moments
 from tests.support.staging import Job
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
@@ -188,8 +188,8 @@ class Beside:
     goals: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     clock: ManualClock = field(default_factory=lambda: ManualClock(MONTH_END_MS + 60 * DAY_MS))
-    own: Ledger = field(default_factory=Ledger)
-    stored: Ledger = field(default_factory=Ledger)
+    own: Moments = field(default_factory=Moments)
+    stored: Moments = field(default_factory=Moments)
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -230,8 +230,8 @@ class Beside:
             if self.crew.stop.is_set() or (number >= rounds and not waiting and self.reached()):
                 return
             messages = source.messages(source.rng.randrange(1, 40))
-            for ledger in (self.own, self.stored):
-                ledger.offer(messages)
+            for moments in (self.own, self.stored):
+                moments.offer(messages)
             for message in messages:
                 self.service.put(*message.arguments)
             self.own.acknowledge(messages)
@@ -287,8 +287,8 @@ class Beside:
                 return
             fresh = source.messages(30)
             messages = [*messages, *fresh] if mode == "replace" else fresh
-            for ledger in (self.own, self.stored):
-                ledger.offer(fresh)
+            for moments in (self.own, self.stored):
+                moments.offer(fresh)
             while not self.crew.stop.is_set():
                 with self._uploads.under_way():
                     if self._built(as_table(messages), source.rng, mode):
@@ -432,18 +432,13 @@ class Beside:
 
     def _check_everything(self) -> None:
         state = self.log().state
-        assert sum(stored.count for stored in state.objects.values()) == self.stored.entries
+        assert sum(stored.count for stored in state.objects.values()) == len(self.stored.entries)
         published = Published(self.storage, KEYS, keyed=True)
         found = Counter(
             mark(entry, keyed=True) for stored in state.objects.values() for entry in published.entries(stored)
         )
-        assert found == Counter(mark(entry, keyed=True) for entry in self._entries())
+        assert found == Counter(mark(entry, keyed=True) for entry in self.stored.entries)
         with self.reader() as reader:
-            assert self.stored.check_whole(reader.query) == self.stored.entries
+            assert self.stored.check_whole(reader.query) == len(self.stored.entries)
         self.service.run_lifecycle()
-        assert self.stored.check_whole(self.service.query) == self.stored.entries
-
-    def _entries(self) -> Iterator[ModelEntry]:
-        for topic, key in self.stored.names:
-            for m in self.stored._keys[topic, key].messages:
-                yield ModelEntry(topic, key, m.queue_id, m.offset, m.size, m.timestamp_ms // 1000)
+        assert self.stored.check_whole(self.service.query) == len(self.stored.entries)

@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.stress.census import census
+from tests.support.model import Problem, ReferenceModel
 from tiered_index import IndexReader
 from tiered_index.types import Lookup, QueryResult
 
@@ -27,6 +28,7 @@ KEYS = 7
 NOW_MS = 1_700_000_000_000
 _SLOTS = struct.Struct("q")
 _FRESH_EVERY = 25
+_LEAST = 30
 
 
 def key_of(number: int) -> str:
@@ -58,20 +60,13 @@ class Shared:
         _SLOTS.pack_into(self._map, 8 * ("flushed", "begun", "stop").index(name), value)
 
 
-def wrong(result: QueryResult, key: int, flushed: int, begun: int) -> str | None:
-    """Say what is wrong with an answer to everything under a key, or None."""
-    offsets = [item.offset for item in result]
-    if result.status != "complete":
-        return f"status {result.status}"
-    if missing := set(range(key, flushed, KEYS)) - set(offsets):
-        return f"{len(missing)} of {flushed} flushed are missing, such as {sorted(missing)[:3]}"
-    if strange := set(offsets) - set(range(key, begun, KEYS)):
-        return f"never put: {sorted(strange)[:3]} of {begun}"
-    if [(i.queue_id, i.size, i.timestamp_ms) for i in result] != [(n % 3, 1 + n, message(n)[5]) for n in offsets]:
-        return "other messages than were put"
-    if offsets != sorted(set(offsets), key=lambda n: (-message(n)[5], -n)):
-        return "out of order or twice"
-    return None
+def wrong(result: QueryResult, key: int, flushed: int, begun: int) -> Problem | None:
+    """Return what is wrong with an answer to everything under a key, or None."""
+    known, possible = ReferenceModel(), ReferenceModel()
+    for model, end in ((known, flushed), (possible, begun)):
+        for number in range(key, end, KEYS):
+            model.put(*message(number))
+    return known.problem_with(result, Lookup(topic="t", key=f"k{key}", max_count=10**6), possible.entries)
 
 
 def _ask(reader: IndexReader, shared: Shared, rng: random.Random, seen: Counter[str]) -> None:
@@ -99,7 +94,7 @@ def _main(root: Path, shared: Shared) -> None:
         nonlocal most
         rng = random.Random(number)
         try:
-            while not shared.get("stop") and not troubles:
+            while (not shared.get("stop") or seen["lookups"] < _LEAST) and not troubles:
                 _ask(kept, shared, rng, seen)
                 if seen["lookups"] % _FRESH_EVERY == 0:
                     with IndexReader.open(root=root, query_threads=2) as fresh:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.stress.ledger import Ledger, Message
 from tests.stress.traffic import NOW_MS, batch_of
+from tests.support.model import Message, Moments
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.memory import MemoryStorage
 
@@ -27,8 +27,8 @@ def messages_of(count: int, keys: int, first: int) -> list[Message]:
     return [message(number) for number in range(first, first + count)]
 
 
-def put(service: IndexService, ledger: Ledger, messages: list[Message], *, batch: bool) -> None:
-    ledger.offer(messages)
+def put(service: IndexService, moments: Moments, messages: list[Message], *, batch: bool) -> None:
+    moments.offer(messages)
     if not messages:
         return
     if batch:
@@ -36,7 +36,7 @@ def put(service: IndexService, ledger: Ledger, messages: list[Message], *, batch
     else:
         made = sum(service.put(*message.arguments, "log", message.offset) for message in messages)
     assert made == sum(len(message.keys) for message in messages)
-    ledger.acknowledge(messages)
+    moments.acknowledge(messages)
 
 
 @settings(max_examples=4)
@@ -46,7 +46,7 @@ def put(service: IndexService, ledger: Ledger, messages: list[Message], *, batch
 # keys on both sides of an end
 @example(items=11, preset="native", steps=[(9, 1, False), "flush", (1, 9, False), "flush", (2, 9, False)])
 def test_every_size_of_batch_fills_every_size_of_file(disk, tmp_path_factory, items, preset, steps):
-    storage, ledger = MemoryStorage(), Ledger()
+    storage, moments = MemoryStorage(), Moments()
     settled = {
         "root": tmp_path_factory.mktemp("root"),
         "storage_backend": storage,
@@ -60,7 +60,7 @@ def test_every_size_of_batch_fills_every_size_of_file(disk, tmp_path_factory, it
         for step in steps:
             if isinstance(step, tuple):
                 count, keys, batch = step
-                put(service, ledger, messages_of(count, keys, last), batch=batch)
+                put(service, moments, messages_of(count, keys, last), batch=batch)
                 last, entries = last + count, entries + count * keys
             elif step == "flush":
                 service.flush()
@@ -68,7 +68,7 @@ def test_every_size_of_batch_fills_every_size_of_file(disk, tmp_path_factory, it
                 service.seal()
                 if step == "life":
                     service.run_lifecycle()
-            ledger.check_whole(service.query)
+            moments.check_whole(service.query)
         service.flush()
         assert service.health()["buffered_entries"] == 0
         assert service.durable_position("log") == (last - 1 if last else None)
@@ -78,22 +78,22 @@ def test_every_size_of_batch_fills_every_size_of_file(disk, tmp_path_factory, it
         # without a seal every file but the last is full
         if not any(step in ("seal", "life") for step in steps):
             assert [handle.count for handle in files[:-1]] == [items - 1] * (len(files) - 1)
-        ledger.check_whole(service.query)
+        moments.check_whole(service.query)
         service.close()
         service = IndexService.open(local_keep_s=0.0, **settled)
-        ledger.check_whole(service.query)
+        moments.check_whole(service.query)
         service.seal()
         service.run_lifecycle()
         with IndexReader.open(storage_backend=storage, query_threads=2) as reader:
-            ledger.check_whole(reader.query)
+            moments.check_whole(reader.query)
     finally:
         service.abandon()
 
 
 def test_a_message_of_more_keys_than_a_file_has_room_is_accepted_whole(open_index):
-    service, ledger = open_index(items=4, storage_backend=MemoryStorage(), background=False), Ledger()
+    service, moments = open_index(items=4, storage_backend=MemoryStorage(), background=False), Moments()
     message = Message("t", 0, tuple(f"k{number}" for number in range(20)), 1, 1, NOW_MS)
-    put(service, ledger, [message], batch=False)
+    put(service, moments, [message], batch=False)
     service.flush()
     assert [handle.count for handle in service.files()] == [3, 3, 3, 3, 3, 3, 2]
-    assert ledger.check_whole(service.query) == 20
+    assert moments.check_whole(service.query) == 20

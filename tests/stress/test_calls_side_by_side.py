@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from tests.stress.crew import Crew
-from tests.stress.ledger import Ledger
-from tests.stress.traffic import Source, batch_of
+from tests.stress.traffic import Source, put
+from tests.support.model import Moments
 from tests.support.storage_faults import FaultStorage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -29,13 +29,6 @@ def service(open_index, storage):
     return open_index(storage_backend=storage, items=20, background=False, local_keep_s=0.0)
 
 
-def put(service, ledger, source, count):
-    messages = source.messages(count)
-    ledger.offer(messages)
-    service.put_batch(batch_of(messages, arrow=True))
-    ledger.acknowledge(messages)
-
-
 def at_once(crew, call, times=AT_ONCE):
     """Begin `times` threads that make one call at the same moment; return what they returned."""
     barrier, values = threading.Barrier(times), []
@@ -50,30 +43,30 @@ def at_once(crew, call, times=AT_ONCE):
 
 
 def test_two_flushes_write_every_entry_once(service, eager_switches):
-    ledger, source, crew = Ledger(), Source(1, 1), Crew(1)
+    moments, source, crew = Moments(), Source(1, 1), Crew(1)
     for _ in range(ROUNDS):
-        put(service, ledger, source, 50)
+        put(service, moments, source.messages(50))
         at_once(crew, service.flush)
         assert service.health()["buffered_entries"] == 0
-        assert sum(handle.count for handle in service.files()) == ledger.entries
-    ledger.check_whole(service.query)
+        assert sum(handle.count for handle in service.files()) == len(moments.entries)
+    moments.check_whole(service.query)
 
 
 def test_two_seals_make_no_empty_file_and_lose_none(service, eager_switches):
-    ledger, source, crew = Ledger(), Source(2, 1, bad_clocks=False), Crew(2)
+    moments, source, crew = Moments(), Source(2, 1, bad_clocks=False), Crew(2)
     for number in range(ROUNDS):
-        put(service, ledger, source, 5)
+        put(service, moments, source.messages(5))
         at_once(crew, service.seal)
         files = service.files()
         assert all(handle.sealed and handle.count for handle in files)
         assert len(files) == number + 1
-    ledger.check_whole(service.query)
+    moments.check_whole(service.query)
 
 
 def test_rounds_of_the_life_cycle_do_each_step_once(service, storage, eager_switches):
-    ledger, source, crew, done = Ledger(), Source(3, 1), Crew(3), Counter()
+    moments, source, crew, done = Moments(), Source(3, 1), Crew(3), Counter()
     for _ in range(ROUNDS):
-        put(service, ledger, source, 70)
+        put(service, moments, source.messages(70))
         service.seal()
         before = len(service.files())
         for progress in at_once(crew, service.run_lifecycle):
@@ -85,27 +78,4 @@ def test_rounds_of_the_life_cycle_do_each_step_once(service, storage, eager_swit
     # one object a file, none without a record
     assert sorted(info.name for info in storage.list("data/")) == sorted(service.log_state.objects)
     assert len(service.log_state.objects) == files
-    ledger.check_whole(service.query)
-
-
-def test_everything_at_once_from_two_threads_each(service, eager_switches):
-    ledger, source, crew = Ledger(), Source(4, 1), Crew(4)
-    threads = [
-        crew.repeat(f"{name}-{n}", getattr(service, name))
-        for name in ("flush", "seal", "run_lifecycle")
-        for n in (1, 2)
-    ]
-    for _ in range(60):
-        put(service, ledger, source, 25)
-        if crew.troubles:
-            break
-    crew.stop.set()
-    crew.wait_for(threads)
-    crew.finish()
-    ledger.check_whole(service.query)
-    service.seal()
-    service.run_lifecycle()
-    service.run_lifecycle()
-    assert {handle.place for handle in service.files()} == {"storage"}
-    assert sum(handle.count for handle in service.files()) == ledger.entries
-    ledger.check_whole(service.query)
+    moments.check_whole(service.query)

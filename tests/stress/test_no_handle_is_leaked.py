@@ -12,9 +12,9 @@ import pytest
 
 from tests.stress.census import census
 from tests.stress.crew import Crew
-from tests.stress.ledger import ALL, Ledger
-from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, batch_of
+from tests.stress.traffic import ALL, KEYS, NOW_MS, TOPICS, Source, put
 from tests.support.log_records import publish
+from tests.support.model import Moments
 from tiered_index import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
@@ -25,32 +25,25 @@ QUERY_THREADS = 2
 MANY_SHARE = 0.2
 
 
-def put(service, ledger, source, count):
-    messages = source.messages(count)
-    ledger.offer(messages)
-    service.put_batch(batch_of(messages, arrow=True))
-    ledger.acknowledge(messages)
-
-
-def ask(index, ledger, rng, seen):
+def ask(index, moments, rng, seen):
     """One query, or `MANY` at once; some of the answers are checked."""
     if rng.random() < MANY_SHARE:
         asked = [Lookup(topic=rng.choice(TOPICS), key=rng.choice(KEYS), max_count=ALL) for _ in range(MANY)]
-        moments = [ledger.moment(q.topic, q.key) for q in asked]
+        since = [moments.moment(q.topic, q.key) for q in asked]
         answers = index.query_many(asked)
         place = rng.randrange(MANY)
-        ledger.check(asked[place], answers[place], moments[place])
+        moments.check(asked[place], answers[place], since[place])
         seen["lookups"] += MANY
         return
     q = Lookup(topic=rng.choice(TOPICS), key=rng.choice(KEYS), begin_ms=NOW_MS, end_ms=NOW_MS + 10**6, max_count=20)
-    since = ledger.moment(q.topic, q.key)
+    since = moments.moment(q.topic, q.key)
     result = index.query(q.topic, q.key, q.begin_ms, q.end_ms, q.max_count)
     seen["lookups"] += 1
     if rng.random() < 0.1:
-        ledger.check(q, result, since)
+        moments.check(q, result, since)
 
 
-def one_round(service, readers, ledger, source, rng, seen, lookups):
+def one_round(service, readers, moments, source, rng, seen, lookups):
     """Fill a few files, bring them to the storage, and have every reader look meanwhile."""
     crew, goal = Crew(seen["round"]), seen["lookups"] + lookups
     seen["round"] += 1
@@ -58,11 +51,11 @@ def one_round(service, readers, ledger, source, rng, seen, lookups):
     def look(index, number):
         mine = random.Random(number)
         while seen["lookups"] < goal and not crew.stop.is_set():
-            ask(index, ledger, mine, seen)
+            ask(index, moments, mine, seen)
 
     threads = [crew.begin(f"reader-{n}", look, index, 100 * seen["round"] + n) for n, index in enumerate(readers)]
     for _ in range(4):
-        put(service, ledger, source, ITEMS)
+        put(service, moments, source.messages(ITEMS))
         service.flush()
         if rng.random() < 0.7:
             service.seal()
@@ -91,22 +84,22 @@ def run(open_index, folder, rounds, lookups):
         for number in range(rounds):
             # old files go with what is known of them: each round begins anew
             erase(service)
-            ledger = Ledger()
-            one_round(service, [service, service], ledger, source, rng, seen, lookups // 2)
+            moments = Moments()
+            one_round(service, [service, service], moments, source, rng, seen, lookups // 2)
             service.seal()
             service.run_lifecycle()
             service.run_lifecycle()
             cold.refresh()
-            one_round_cold(cold, ledger, seen, lookups - lookups // 2, number)
+            one_round_cold(cold, moments, seen, lookups - lookups // 2, number)
             assert {handle.place for handle in service.files()} == {"storage"}
             counts.append(census(folder))
     return counts, seen
 
 
-def one_round_cold(cold, ledger, seen, lookups, number):
+def one_round_cold(cold, moments, seen, lookups, number):
     goal, mine = seen["lookups"] + lookups, random.Random(number)
     while seen["lookups"] < goal:
-        ask(cold, ledger, mine, seen)
+        ask(cold, moments, mine, seen)
 
 
 def check(counts, seen):

@@ -1,5 +1,5 @@
 """Traffic of several threads on one index: messages of one to four keys, batches larger than a file, late times and bad
-clocks, and lookups of every kind, each checked against the ledger. Everything follows from seeds.
+clocks, and lookups of every kind, each checked by the model's moments. Everything follows from seeds.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.stress.ledger import ALL, Ledger, Message
+from tests.support.model import Message, Moments
 from tiered_index import IndexService
 from tiered_index.errors import BackPressure
 from tiered_index.types import Lookup
 
-__all__ = ["KEYS", "NOW_MS", "TOPICS", "Source", "batch_of", "look", "write"]
+__all__ = ["ALL", "KEYS", "KINDS", "NOW_MS", "TOPICS", "Source", "batch_of", "look", "put", "write"]
 
+ALL = 10**6
 NOW_MS = 1_700_000_000_000
 TOPICS = ("orders", "payments", "сообщения")
 KEYS = tuple(f"k{number}" for number in range(9))
 SPAN_S = 3_000
+KINDS = ("whole", "some", "pages", "many")
 _BAD_CLOCK_MS = 5_000
-_PUTS_A_LOOKUP = 12
 
 
 class Source:
@@ -64,67 +65,66 @@ def batch_of(messages: list[Message], *, arrow: bool) -> Any:
     return pa.record_batch(columns) if arrow else columns
 
 
+def put(service: IndexService, moments: Moments, messages: list[Message]) -> None:
+    """Put messages, one alone and several as one batch."""
+    moments.offer(messages)
+    if len(messages) == 1:
+        service.put(*messages[0].arguments)
+    else:
+        service.put_batch(batch_of(messages, arrow=len(messages) % 2 == 0))
+    moments.acknowledge(messages)
+
+
 def write(
     service: IndexService,
-    ledger: Ledger,
+    moments: Moments,
     source: Source,
     count: int,
     stop: threading.Event,
     *,
     largest: int,
-    seen: Counter[str],
     bounded: bool = False,
 ) -> None:
-    """Put `count` messages, alone or in batches of up to `largest`; pushed back only where the buffer is `bounded`."""
+    """Put `count` messages, alone or in batches of up to `largest`.
+
+    What a `bounded` buffer pushes back is put again, or never.
+    """
     rng, left = source.rng, count
     while left > 0 and not stop.is_set():
-        alone = rng.random() < 0.8
-        messages = source.messages(1 if alone else min(left, rng.randrange(1, largest)))
+        messages = source.messages(1 if rng.random() < 0.8 else min(left, rng.randrange(1, largest)))
         left -= len(messages)
-        while seen["put"] > _PUTS_A_LOOKUP * (seen["lookups"] + 1) and seen["readers"] and not stop.is_set():
-            stop.wait(0.001)  # so that there is something to check, whatever the machine
         again = 2 if rng.random() < 0.02 else 1  # the same message twice is one answer
-        for _ in range(again):
-            while not stop.is_set():
-                ledger.offer(messages)
-                try:
-                    if alone:
-                        (message,) = messages
-                        keys = message.keys[0] if len(message.keys) == 1 else message.keys
-                        service.put(message.topic, message.queue_id, keys, *message.arguments[3:])
-                    else:
-                        service.put_batch(batch_of(messages, arrow=rng.random() < 0.5))
-                except BackPressure:
-                    seen["pushed back"] += 1
-                    assert bounded, "pushed back though no bound was reached"
-                    if rng.random() < 0.1:
-                        break  # refused whole, and not put again: it must never be found
-                    stop.wait(0.0005)
-                    continue
-                ledger.acknowledge(messages)
-                seen["put"] += len(messages)
-                break
+        while again and not stop.is_set():
+            try:
+                put(service, moments, messages)
+                again -= 1
+            except BackPressure:
+                if not bounded:
+                    raise
+                if rng.random() < 0.1:
+                    break  # refused whole, and not put again: it must never be found
+                stop.wait(0.0005)
 
 
-def look(index: Any, ledger: Ledger, rng: random.Random, seen: Counter[str]) -> None:
+def look(index: Any, moments: Moments, rng: random.Random, seen: Counter[str]) -> None:
     """Look something up in one of four ways, and check the answer."""
-    kind = rng.choice(("whole", "some", "pages", "many"))
+    kind = rng.choice(KINDS)
     seen[kind] += 1
     seen["lookups"] += 1
     if kind == "many":
         asked = [_lookup(rng, ALL if rng.random() < 0.5 else rng.randrange(1, 40)) for _ in range(rng.randrange(1, 12))]
-        moments = [ledger.moment(q.topic, q.key) for q in asked]
+        since = [moments.moment(q.topic, q.key) for q in asked]
         answers = index.query_many(asked)
         assert len(answers) == len(asked)
-        for q, since, result in zip(asked, moments, answers, strict=True):
-            ledger.check(q, result, since)
+        for q, begun, result in zip(asked, since, answers, strict=True):
+            moments.check(q, result, begun)
     elif kind == "pages":
         lookup = _lookup(rng, rng.randrange(8, 80))
-        seen["page"] += ledger.check_pages(index.query, lookup)
+        moments.check_pages(index.query, lookup)
     else:
         lookup = _lookup(rng, ALL if kind == "whole" else rng.randrange(1, 40))
-        since = ledger.moment(lookup.topic, lookup.key)
-        ledger.check(
+        since = moments.moment(lookup.topic, lookup.key)
+        moments.check(
             lookup, index.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, lookup.max_count), since
         )
 

@@ -1,23 +1,43 @@
-"""The reference model: what an index must answer, by plain lists and nothing clever.
+"""The reference model: what an index must answer, by plain lists and nothing clever. It is the oracle of every test.
 
 `ReferenceModel` keeps every entry that was put and answers a lookup by looking at each. It has no files, no order of
 work and no state but the list, so whatever an engine does to its entries (buffering, flushing, compacting, uploading,
-merging), its answers must equal these. For tests of this package and of others that speak its protocol. One thread.
+merging), its answers must equal these. `ReferenceModel.problem_with` judges an answer where some entries may be there
+or not. `Moments` keeps what threads put, and when, so that answers beside puts are judged as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
 from tiered_index.format.hashing import fingerprint, key_hash
-from tiered_index.types import IndexItem
+from tiered_index.types import IndexItem, Lookup, QueryResult
 
 # (second, offset, queue_id, further identity columns): where a page ended.
 OrderKey = tuple[int, int, int, tuple[int, ...]]
+# ("lost" or "wrong", a sentence)
+Problem = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one call of `put` takes; `keys` may repeat a key."""
+
+    topic: str
+    queue_id: int
+    keys: tuple[str, ...]
+    offset: int
+    size: int
+    timestamp_ms: int
+
+    @property
+    def arguments(self) -> tuple[str, int, tuple[str, ...], int, int, int]:
+        return (self.topic, self.queue_id, self.keys, self.offset, self.size, self.timestamp_ms)
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,7 @@ class Answer:
 
 
 class ReferenceModel:
-    """All entries ever put.
+    """All entries ever put. One thread.
 
     `keyed`: whether entries carry the key's fingerprint (preset ``native``), else keys of one topic whose hashes are
     equal answer for each other. `extra` names the further columns in order of declaration, `identity` those of them
@@ -137,6 +157,41 @@ class ReferenceModel:
         ordered = sorted(newest.values(), key=lambda entry: _rank(self.order_key(entry)))
         return [self._answer(entry, topic, key) for entry in ordered[:max_count]]
 
+    def problem_with(
+        self, result: QueryResult, asked: Lookup, may: Iterable[ModelEntry] = (), after: OrderKey | None = None
+    ) -> Problem | None:
+        """Return the trouble with a page behind `after`, or None. The page holds all entries of this model, and none
+        but these and those of `may`, in answer order and each once.
+        """
+        truncated = result.status == "truncated"
+        if not truncated and result.status != "complete":
+            return "wrong", f"{asked} is {result.status}"
+        if (result.cursor is not None) != truncated or (truncated and len(result) < asked.max_count):
+            return "wrong", f"{asked} is {result.status} with {len(result)} entries and cursor {result.cursor}"
+        return self.difference([Answer.of(item, self.extra) for item in result], asked, may, after, truncated=truncated)
+
+    def difference(
+        self,
+        found: list[Answer],
+        asked: Lookup,
+        may: Iterable[ModelEntry] = (),
+        after: OrderKey | None = None,
+        *,
+        truncated: bool,
+    ) -> Problem | None:
+        """As `problem_with`, of the entries of a page alone."""
+        places = {(answer.queue_id, answer.offset, answer.size, answer.timestamp_ms) for answer in found}
+        shown = copy(self)
+        shown.entries = self.entries + [e for e in may if (e.queue_id, e.offset, e.size, e.second * 1000) in places]
+        expected = shown.query(asked.topic, asked.key, asked.begin_ms, asked.end_ms, None, after)
+        page = expected[: len(found)] if truncated else expected
+        if found == page and len(found) <= asked.max_count:
+            return None
+        missing, strange = [a for a in page if a not in found], [a for a in found if a not in expected]
+        what = f"{len(missing)} missing, {missing[:3]}, {len(strange)} strange, {strange[:3]}"
+        kind = "lost" if missing and not strange else "wrong"
+        return kind, f"{what}: {asked} after {after}: {len(found)} found, truncated {truncated}"
+
     def order_key(self, entry: ModelEntry) -> OrderKey:
         """Return an entry's place in answer order."""
         return (entry.second, entry.offset, entry.queue_id, tuple(entry.extra[name] for name in self.identity))
@@ -160,6 +215,81 @@ class ReferenceModel:
     def _answer(self, entry: ModelEntry, topic: str, key: str) -> Answer:
         extra = tuple((name, entry.extra[name]) for name in self.extra)
         return Answer(topic, entry.queue_id, entry.offset, entry.size, entry.second * 1000, key_hash(topic, key), extra)
+
+
+class Moments:
+    """What threads put to one index, and when.
+
+    A message is offered before its put begins and acknowledged after that returned. An answer holds what was
+    acknowledged when the lookup began, and nothing but what was offered when it ended. Any number of threads.
+    """
+
+    def __init__(self) -> None:
+        # lists that only grow, one pair a key: their lengths are a moment in time
+        self._keys: dict[tuple[str, str], tuple[list[ModelEntry], list[ModelEntry]]] = {}
+
+    def _of(self, topic: str, key: str) -> tuple[list[ModelEntry], list[ModelEntry]]:
+        # in one step: two threads that meet a new key at once share its lists
+        return self._keys.setdefault((topic, key), ([], []))
+
+    def offer(self, messages: Iterable[Message]) -> None:
+        """Note that a put of these begins."""
+        self._note(0, messages)
+
+    def acknowledge(self, messages: Iterable[Message]) -> None:
+        """Note that the put has returned."""
+        self._note(1, messages)
+
+    def _note(self, which: int, messages: Iterable[Message]) -> None:
+        for message in messages:
+            for entry in ReferenceModel().put(*message.arguments):
+                self._of(entry.topic, entry.key)[which].append(entry)
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """What was acknowledged, as often as it was."""
+        return [entry for _, known in list(self._keys.values()) for entry in known]
+
+    def moment(self, topic: str, key: str) -> int:
+        """Return the moment: a lookup that begins now must find what was acknowledged so far."""
+        return len(self._of(topic, key)[1])
+
+    def check(self, asked: Lookup, result: QueryResult, since: int, after: OrderKey | None = None) -> OrderKey | None:
+        """Check a page behind `after` that was asked for at the moment `since`; return where it ends."""
+        offered, known = self._of(asked.topic, asked.key)
+        model = ReferenceModel()
+        model.entries = known[:since]
+        problem = model.problem_with(result, asked, offered, after)
+        assert problem is None, problem
+        return model.order_key_of(Answer.of(result.items[-1])) if len(result) else after
+
+    def check_pages(self, ask: Callable[..., QueryResult], asked: Lookup) -> None:
+        """Ask page after page with cursors, and check that all pages together are one answer."""
+        since, after, cursor = self.moment(asked.topic, asked.key), None, None
+        for _ in range(10**5):
+            result = ask(asked.topic, asked.key, asked.begin_ms, asked.end_ms, asked.max_count, cursor)
+            after, cursor = self.check(asked, result, since, after), result.cursor
+            if cursor is None:
+                return
+        raise AssertionError(f"pages without end: {asked}")
+
+    def check_whole(self, ask: Callable[..., QueryResult]) -> int:
+        """At rest: every key answers as the model does, and nothing of a refused put; return how many entries that
+        are.
+        """
+        names = list(self._keys)
+        # in preset rocketmq keys of one hash answer for each other
+        assert len({key_hash(*name) for name in names}) == len(names)
+        compared = 0
+        for topic, key in names:
+            model, asked = ReferenceModel(), Lookup(topic=topic, key=key, max_count=10**6)
+            model.entries = self._of(topic, key)[1]
+            result = ask(topic, key, max_count=asked.max_count)
+            assert result.status == "complete", (topic, key)
+            problem = model.problem_with(result, asked)
+            assert problem is None, problem
+            compared += len(result)
+        return compared
 
 
 @lru_cache(maxsize=1 << 16)
