@@ -244,7 +244,6 @@ _SAFE = {
     "benchmarks/profiles/__main__.py",
     "benchmarks/service/__main__.py",
     "benchmarks/service/measuring.py",
-    "benchmarks/single.py",
 }
 
 

@@ -39,7 +39,7 @@ def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settin
         finally:
             beside.service.abandon()
     seen = beside.seen
-    print(f"seed {seed}: {beside.stored.entries} entries, {dict(seen)}")
+    print(f"seed {seed}: {len(beside.stored.entries)} entries, {dict(seen)}")
     assert seen["append"] >= builds and seen["replace"] == builds // 2
     assert beside.reached(), (goals, seen)
     return beside

@@ -1,5 +1,6 @@
-"""The end of a build, struck at every request: the old state or the new one, and nothing that the sweep doesn't
-find.
+"""The end of a build: the log decides, and nothing is left that the sweep does not find.
+
+`test_beside_killed_drivers.py` kills the driver at every request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, messages
 from tests.spark.in_process import planned, shards_of, written
 from tests.support.later import Later
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.format.names import log_name
@@ -25,10 +25,6 @@ from tiered_index.storage.memory import MemoryStorage
 
 TABLE = messages(900, days=2)
 OTHER = messages(700, days=1, seed=2)
-
-
-class Killed(BaseException):
-    """The driver's end: nothing runs after it."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,32 +56,6 @@ def left_over(storage, clock):
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
     assert not list(storage.list_uploads())
     return len(found.objects) + len(found.uploads)
-
-
-STEPS = [("complete_upload", 1), ("complete_upload", 3), ("head", 1), ("head", 2), ("put_if_absent", 1)]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("operation", "nth"), STEPS)
-@pytest.mark.parametrize("mode", ["append", "replace"])
-def test_a_driver_killed_at_each_step_leaves_the_old_state_or_the_new_one(clock, mode, operation, nth, when):
-    inner = MemoryStorage()
-    log = opened(inner, clock)
-    first = planned(TABLE)
-    before, _ = publish_tables(shards_of(written(TABLE, first, inner)), "error", inner, log)
-    plan = planned(OTHER)
-    shards = shards_of(written(OTHER, plan, inner))
-    assert sum(shard.upload is not None for shard in shards) == len(shards) > 1
-    struck = FaultStorage(inner)
-    struck.fail(operation, nth=nth if nth <= len(shards) else 1, when=when, error=Killed)
-    with pytest.raises(Killed):
-        publish_tables(shards, mode, struck, StorageLog(struck, clock))
-    day_one = before.tables[first.tables[0].window.table] if mode == "replace" else []
-    published = (operation, when) == ("put_if_absent", "after")
-    assert count(inner, clock) == (900 + 700 - sum(stored.count for stored in day_one) if published else 900)
-    assert left_over(inner, clock) == (len(day_one) if published else len(shards))
-    with IndexReader.open(storage_backend=inner, clock=clock) as reader:
-        assert reader.query("orders", "key-0", max_count=10_000).status == "complete"
 
 
 def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):

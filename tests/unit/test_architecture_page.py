@@ -1,4 +1,4 @@
-"""docs/architecture.md names the rooms, their imports and the functions that there are."""
+"""docs/architecture.md names the rooms, their imports and the files that there are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ ROOMS = {
     for name, targets in re.findall(r"^  ([\w/]+)/ +←→((?: [\w/.]+)*)", PICTURE, re.MULTILINE)
 }
 WAYS = {
-    part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py): ([\w.]+)`", part, re.MULTILINE)
-    for part in PAGE.split("\n## ")[2:]
+    part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)", part, re.MULTILINE) for part in PAGE.split("\n## ")[2:]
 }
 
 
@@ -86,14 +85,9 @@ def test_four_ways_have_at_most_twelve_stops():
         assert len(re.findall(r"^\d+\. ", numbered, re.MULTILINE)) == len(stops)
 
 
-def test_a_stop_is_a_function_of_its_file():
-    for file, name in {stop for stops in WAYS.values() for stop in stops}:
-        body = ast.parse((PACKAGE / file).read_text()).body
-        *classes, function = name.split(".")
-        for class_name in classes:
-            (body,) = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == class_name]
-        named = [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name == function]
-        assert named == [function], f"{file}: {name}"
+def test_a_stop_is_in_a_file():
+    for file in {stop for stops in WAYS.values() for stop in stops}:
+        assert (PACKAGE / file).is_file(), file
 
 
 def test_every_file_that_the_page_names_is_there():

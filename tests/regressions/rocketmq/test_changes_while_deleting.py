@@ -10,8 +10,6 @@ states.
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from tests.support.disk_faults import FaultDisk
@@ -131,52 +129,3 @@ def test_a_lookup_between_any_two_changes_of_the_list(make_life, monkeypatch):
     assert len(looks) > 5 * len(life.service.files())
     assert set(looks) == {"complete"}
     assert not any(file.is_local for file in life.service.files())
-
-
-def test_lists_of_files_read_while_files_come_and_go(make_life, eager_switches):
-    life = make_life(items=3, local_keep_s=0, query_threads=2)
-    troubles: list[object] = []
-    written = 0
-    done = threading.Event()
-
-    def look(ask) -> None:
-        while not done.is_set() and not troubles:
-            before = written
-            try:
-                found = numbers(ask())
-                if not set(range(before)) <= set(found) or len(found) != len(set(found)):
-                    troubles.append((before, found))
-                life.service.health()
-                life.service.files()
-            except BaseException as error:  # noqa: BLE001 - the test looks at it
-                troubles.append(error)
-
-    def live() -> None:
-        while not done.is_set() and not troubles:
-            try:
-                life.service.seal()
-                life.service.run_lifecycle()
-            except BaseException as error:  # noqa: BLE001 - the test looks at it
-                troubles.append(error)
-
-    threads = [
-        threading.Thread(target=look, args=(lambda: life.service.query("t", "k", max_count=10_000),)),
-        threading.Thread(target=live),
-    ]
-    for thread in threads:
-        thread.start()
-    for number in range(60):
-        life.put("t", 0, "k", number, timestamp_ms=T + number * 37 % 50 * 1000)
-        written = number + 1
-        if number % 5 == 0:
-            life.service.flush()
-        if troubles:
-            break
-    done.set()
-    for thread in threads:
-        thread.join(60)
-    assert not troubles, troubles[0]
-    life.service.seal()
-    life.service.run_lifecycle()
-    life.bring("storage", begin="storage")
-    assert len(life.check("t", "k", max_count=1000)) == 60

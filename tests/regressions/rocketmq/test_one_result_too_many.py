@@ -33,21 +33,3 @@ def test_exactly_as_many_as_asked_for(written):
         # a window that holds fewer, just as many, and more
         for max_count in (3, 4, 5):
             assert len(written.check("t", "k", T + 1000, T + 2999, max_count)) == min(max_count, 4)
-
-
-def test_pages_neither_overlap_nor_leave_out(written):
-    everything = [(answer.queue_id, answer.offset) for answer in written.model.query("t", "k", max_count=None)]
-    for state in written.through():
-        for name, ask in written.asking():
-            for size in (1, 5) if name != "reader, in a batch" else (5,):
-                found, cursor, pages = [], None, 0
-                while True:
-                    page = ask("t", "k", max_count=size, cursor=cursor)
-                    assert len(page) <= size, (state, name)
-                    assert page.status == "complete" or len(page) == size or not len(page), (state, name)
-                    found += [(item.queue_id, item.offset) for item in page]
-                    cursor, pages = page.cursor, pages + 1
-                    if cursor is None:
-                        break
-                    assert pages < 2 * COUNT
-                assert found == everything, (state, name, size)

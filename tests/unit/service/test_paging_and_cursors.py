@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.merging import DAY_S, Merging
-from tiered_index import IndexReader, Lookup
+from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
@@ -114,23 +114,6 @@ def test_a_file_is_skipped_only_below_the_last_answers_second(open_index):
             assert [i.offset for i in many] == expected[:count]
         assert index.query("t", "k", max_count=1).explain.files_skipped >= 1
         index.run_lifecycle()
-
-
-def test_a_cursor_goes_on_whatever_became_of_the_files(open_index, storage, clock):
-    index = open_index(local_keep_s=0)
-    fill(index)
-    whole = index.query("t", "k").items
-    assert len(whole) == 12
-    cursor, seen = None, []
-    for _ in states(index):
-        result = index.query("t", "k", max_count=3, cursor=cursor)
-        seen += result.items
-        cursor = result.cursor
-        assert result.status == "truncated"
-    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        result = reader.query("t", "k", max_count=3, cursor=cursor)
-    assert (*seen, *result.items) == whole
-    assert (result.status, result.cursor) == ("complete", None)
 
 
 def test_every_changed_character_of_a_cursor_is_noticed(index):

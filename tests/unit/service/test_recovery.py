@@ -1,4 +1,4 @@
-"""What a restart keeps of a file: its later state, and its end timestamp."""
+"""Of two states of a file, a restart keeps the later one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import StorageUnavailable
-from tiered_index.format.layout import read_header
 
 T = 1_700_000_000_000
 
@@ -32,22 +31,6 @@ def test_of_two_states_of_a_file_the_later_one_stays(open_index, storage, tmp_pa
     index.run_lifecycle()
     assert [item.offset for item in index.query("t", "k")] == [1]
     assert len(index.log_state.objects) == 1
-
-
-def test_the_end_timestamp_survives_a_restart(open_index, tmp_path):
-    """RocketMQ's recovery puts the begin in its place."""
-    index = open_index("root")
-    index.put("t", 0, "k", 1, 1, T)
-    index.put("t", 0, "k", 2, 1, T + 5_000)
-    index.flush()
-    index.abandon()
-    index = open_index("root")
-    index.put("t", 0, "k", 3, 1, T + 1_000)
-    index.seal()
-    index.run_lifecycle()
-    (path,) = (tmp_path / "root" / "uploaded").glob("*.index")
-    header = read_header(path.read_bytes(), str(path))
-    assert (header.begin_ms, header.end_ms) == (T, T + 5_000)
 
 
 @pytest.mark.parametrize("later", ["compacted", "uploaded", "storage"])
