@@ -15,10 +15,11 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from tests.stress.census import census
-from tests.support.model import Problem, ReferenceModel
+from tests.support.model import ModelEntry, Problem, ReferenceModel
 from tiered_index import IndexReader
 from tiered_index.types import Lookup, QueryResult
 
@@ -62,11 +63,16 @@ class Shared:
 
 def wrong(result: QueryResult, key: int, flushed: int, begun: int) -> Problem | None:
     """Return what is wrong with an answer to everything under a key, or None."""
-    known, possible = ReferenceModel(), ReferenceModel()
-    for model, end in ((known, flushed), (possible, begun)):
-        for number in range(key, end, KEYS):
-            model.put(*message(number))
-    return known.problem_with(result, Lookup(topic="t", key=f"k{key}", max_count=10**6), possible.entries)
+    known = ReferenceModel()
+    known.entries = [_entry(number) for number in range(key, flushed, KEYS)]
+    possible = [_entry(number) for number in range(key, begun, KEYS)]
+    return known.problem_with(result, Lookup(topic="t", key=f"k{key}", max_count=10**6), possible)
+
+
+@cache
+def _entry(number: int) -> ModelEntry:
+    (made,) = ReferenceModel().put(*message(number))
+    return made
 
 
 def _ask(reader: IndexReader, shared: Shared, rng: random.Random, seen: Counter[str]) -> None:
