@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from tiered_index.retention import Retention
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 

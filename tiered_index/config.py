@@ -33,8 +33,8 @@ from tiered_index.format.schema import Schema
 from tiered_index.retention import Retention, parse_bytes, parse_duration
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
-from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage, split_uri
+from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 

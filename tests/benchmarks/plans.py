@@ -36,7 +36,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.plan import Target, distinct, lookups_of
 from tiered_index.spark.lookup.search import WINDOW_BYTES, request_bytes, worth_a_filter
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 __all__ = [
     "BYTES_A_SECOND",

@@ -18,7 +18,7 @@ from tests.benchmarks.machine.figures import Meter, Spec, Table
 from tests.benchmarks.machine.setting import require, scratch
 from tests.benchmarks.plans import BYTES_A_SECOND, EGRESS_PER_GIB_USD, IN_FLIGHT, REQUEST_S, SLOT
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, wanted_keys
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 __all__ = ["SparkLookup"]
 

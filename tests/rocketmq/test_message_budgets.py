@@ -16,7 +16,7 @@ from tiered_index import Fetched, IndexReader
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.service.lookup.messages import MessagesResult
-from tiered_index.storage.metering import remaining_s
+from tiered_index.storage.context import remaining_s
 from tiered_index.types import IndexItem
 
 

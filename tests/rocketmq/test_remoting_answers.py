@@ -42,7 +42,8 @@ from tiered_index.rocketmq.remoting.frames import (
 )
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
 from tiered_index.rocketmq.remoting.server import RemotingServer, serve_remoting
-from tiered_index.storage.metering import Usage, active_context
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import Usage
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
 GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10911"}

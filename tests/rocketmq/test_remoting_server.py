@@ -26,7 +26,7 @@ from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting import server as server_module
 from tiered_index.rocketmq.remoting.frames import BINARY, JSON, MAX_FRAME_BYTES, ONEWAY, RESPONSE, Command, encode_frame
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
-from tiered_index.storage.metering import active_context
+from tiered_index.storage.context import active_context
 
 AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN = 34, 12, 33, 106, 206
 

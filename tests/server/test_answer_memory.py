@@ -18,7 +18,7 @@ from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
 from tiered_index.server.memory import CountedMessages, MemoryBudget, PacedResponse, Reservation, entries_bytes
 from tiered_index.server.problems import Refused
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 T0 = 1_700_000_000_000
 

@@ -25,7 +25,8 @@ from tiered_index.server.gate import Rate
 from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import Tokens, add_token
 from tiered_index.storage.base import Call
-from tiered_index.storage.metering import PriceTable, active_context
+from tiered_index.storage.context import active_context
+from tiered_index.storage.prices import PriceTable
 
 QUERY = {"topic": "orders", "key": "order-4711"}
 

@@ -37,8 +37,8 @@ from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge, open_session
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.merge import compact
-from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 __all__ = ["JOBS", "TASKS"]

@@ -31,8 +31,8 @@ from tiered_index import IndexConfig
 from tiered_index.errors import NotAnIndex, StorageUnavailable, TieredIndexError
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, erase, merge, open_session
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build import plan as planning
-from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 _WAIT_S = 240.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.s3.retry import translate
 

@@ -21,7 +21,7 @@ from tiered_index.spark.lookup.packing import KeysCensus
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, plan_lookup
 from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_asked, search_task
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import Lookup
 
 SETTINGS = ColdSettings(query_threads=2, coalesce_gap_bytes=0, block_cache_bytes=0)

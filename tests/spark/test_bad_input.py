@@ -32,11 +32,12 @@ from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import SKIPPED, _entries
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import pack_batches, widened
 from tiered_index.spark.build.sources import frame_of
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.opening import open_storage
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"

@@ -26,7 +26,7 @@ from tiered_index.service.cold import path as cold_path
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.plan import LOOKUP, distinct, lookups_of
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 COUNT = 9_000
 HELD = [f"k{n}" for n in range(0, COUNT, 30)]

@@ -13,7 +13,7 @@ from tiered_index import IndexReader, IndexService, hash_key
 from tiered_index.errors import InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import merge, register
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.session import scans_are_apart
 from tiered_index.storage.opening import open_storage
 

@@ -16,7 +16,7 @@ from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.spark import register
 from tiered_index.spark.build.sources import entry_frame
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.failures import typed_errors
 
 AS_ENTRIES = {"key": "keys", "offset": "physical_offset", "size": "store_size", "timestamp_ms": "store_timestamp"}
 

@@ -15,7 +15,7 @@ from tests.spark.streaming_program import failing_once
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.spark import register
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.session import warn_of_denials
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), r
 
 PROGRAM = """
 import contextlib, ctypes, json, sys, threading
-from tiered_index.spark.executors import between_tasks
+from tiered_index.spark.workers import between_tasks
 
 libc = ctypes.CDLL(None)
 libc.fopen.restype = ctypes.c_void_p

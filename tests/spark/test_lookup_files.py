@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.sources import frame_of
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.lookup.keys import header_of, read_files, read_keys, write_answers
 from tiered_index.storage.s3.options import S3Options
 

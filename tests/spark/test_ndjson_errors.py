@@ -18,7 +18,7 @@ from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.places import LocalFile
 from tiered_index.spark import build
 from tiered_index.spark.build import sources
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.memory import MemoryStorage
 
 GOOD = {"topic": "t", "queue_id": 1, "keys": ["k"], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}

@@ -17,10 +17,10 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.sources import parquet as bounds
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, Entries, check_source, entries_of, entry_frame
-from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.lookup.keys import key_files
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options

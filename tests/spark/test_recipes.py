@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.pages import programs, section
-from tiered_index.spark.executors import local_path
+from tiered_index.spark.local_files import local_path
 
 
 def run(page: str, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tiered_index.errors import StorageMisconfigured
 from tiered_index.service.log.log import StorageLog
 from tiered_index.spark import look_up, lookup, register
 from tiered_index.spark.build.build import publish_tables
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.opening import open_storage
 
 ROWS = [

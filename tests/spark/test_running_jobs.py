@@ -23,11 +23,13 @@ from tiered_index.cli.session import Session
 from tiered_index.cli.spark import progress_of
 from tiered_index.format.layout import PRESETS
 from tiered_index.spark import build, merge
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, entries_of, frame_of
-from tiered_index.spark.executors import StorageAddress, large_batches, spare_collections
+from tiered_index.spark.frames import large_batches
+from tiered_index.spark.workers import spare_collections
 from tiered_index.storage.s3.options import S3Options
 
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"

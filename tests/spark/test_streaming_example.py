@@ -25,7 +25,7 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.spark import register
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.failures import typed_errors
 
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 300.0

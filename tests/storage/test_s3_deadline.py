@@ -13,7 +13,7 @@ import pytest
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PartInfo, UploadHandle
-from tiered_index.storage.metering import deadline_at
+from tiered_index.storage.context import deadline_at
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -47,7 +47,7 @@ def scripted() -> Iterator[ScriptedServer]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
-    monkeypatch.setattr("tiered_index.storage.metering.time", SimpleNamespace(monotonic=lambda: waits.now_s))
+    monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: waits.now_s))
     return waits
 
 

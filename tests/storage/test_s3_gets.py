@@ -19,7 +19,7 @@ from moto import mock_aws
 
 from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.metering import RequestContext, deadline_at
+from tiered_index.storage.context import RequestContext, deadline_at
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -258,7 +258,7 @@ def test_another_region_is_found_once(lean: S3Storage, scripted: ScriptedServer,
 def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(
     lean: S3Storage, scripted: ScriptedServer, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiered_index.storage.metering.time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: 100.0))
     scripted.answers(error(503, "SlowDown"))
     with deadline_at(100.0), pytest.raises(BudgetExceeded, match="data/a-1"):
         lean.get_range(NAME, 0, 10)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tiered_index import IndexConfig
 from tiered_index.retention import Retention
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
 
 _PAGE = Path(__file__).parents[2] / "docs" / "settings.md"

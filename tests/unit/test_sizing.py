@@ -10,7 +10,7 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.merge import run
 from tiered_index.service.merge import task as task_module
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 _TEXT = PAGE.read_text()
 _GIVEN = inputs_of(_TEXT)

@@ -18,8 +18,8 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.merge.plan import MergeJob, MergePlan
 from tiered_index.service.merge.run import MergeOptions, MergeReport, estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
-from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import format_time
 
 _LEFT_SHOWN = 5

@@ -22,7 +22,7 @@ from tiered_index.service.log.session import Writer
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.metering import deadline_at
+from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, Freshness, QueryResult, TopicsResult, format_time
 
 # The time given to a page when the command's time is up: it names what it would have read.

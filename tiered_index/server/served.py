@@ -23,7 +23,7 @@ from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.metering import deadline_at
+from tiered_index.storage.context import deadline_at
 
 Index = IndexReader | IndexService
 """What answers lookups: readers of storages, or the writer of one index."""

@@ -13,7 +13,7 @@ from tiered_index.server.handlers import Handlers, caller_of
 from tiered_index.server.parameters import DuParameters, Nothing
 from tiered_index.server.problems import Refused
 from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
-from tiered_index.storage.metering import deadline_at
+from tiered_index.storage.context import deadline_at
 
 
 class StoredHandlers(Handlers):

@@ -19,7 +19,8 @@ import pyarrow as pa
 from tiered_index.service.lookup.export import Export
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.threads import DaemonPool
-from tiered_index.storage.metering import Usage, active_context
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import Usage
 from tiered_index.types import QueryResult
 
 P = ParamSpec("P")

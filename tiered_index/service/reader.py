@@ -50,8 +50,9 @@ from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
 from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
+from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import ItemT, shortened
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, check_classic, counts_of
+from tiered_index.spark.addresses import READ, WRITTEN, StorageAddress, counts_of
+from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import StorageOptions
 from tiered_index.storage.metering import MeteredStorage
 

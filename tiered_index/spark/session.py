@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError, install_hint
-from tiered_index.spark.executors import check_classic, check_version
+from tiered_index.spark.versions import check_classic, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,13 +1,7 @@
-"""What requests are made for: who counts and limits them, what they cost, and by when they must be sent.
-
-A `RequestContext` is active for the storage's calls in its `active` block, so that `Storage` needs no argument for it
-and storages of others work as they are. Work handed to another thread has it if it runs in a copy of the context
-(`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
-before a wait and never interrupts an attempt. Contexts are immutable; threads: any number.
+"""Requests counted, and held to limits.
 
 Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
-call is made, so failed ones count. A backend reports its further requests (retries, pages) through `sending` just
-before it sends them, and bytes of bodies that are read again through `wasted`. Bytes are payload that was delivered.
+call is made, so failed ones count. Bytes are payload that was delivered. Threads: any number.
 
 A `Usage` with limits admits each call before it is passed on: a call that would exceed a limit raises `BudgetExceeded`,
 is not sent, and no usage in scope counts it. Admitting and counting are one step, and the bytes that calls under way
@@ -17,165 +11,19 @@ have asked for are reserved.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from tiered_index.errors import BudgetExceeded, ConfigError, IndexClosed, InvalidArgument
+from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.context import RequestContext, active_context
+from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import span
 
-_READS = frozenset({"get", "get_range", "get_suffix", "head"})
-_FREE = frozenset({"delete", "delete_many", "abort_upload"})
 _T = TypeVar("_T")
-
-
-class RequestContext(NamedTuple):
-    """`deadline_s` is a reading of `time.monotonic()`, None: none. `usages` count what is asked of a metered storage,
-    or of any (None). `listeners` are told of each request that a backend sends, the outer ones first. `submit` has a
-    part of the work run in another thread; None: the caller's thread does all of it.
-    """
-
-    deadline_s: float | None = None
-    usages: tuple[tuple[MeteredStorage | None, Usage], ...] = ()
-    listeners: tuple[RepeatCounter, ...] = ()
-    submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
-
-    def until(self, deadline_s: float | None) -> RequestContext:
-        """Return this context with a deadline; the earlier one holds, None adds none."""
-        if deadline_s is None or (self.deadline_s is not None and self.deadline_s <= deadline_s):
-            return self
-        return self._replace(deadline_s=deadline_s)
-
-    def without_deadline(self) -> RequestContext:
-        """Return this context for work that may outlive the call that began it."""
-        return self if self.deadline_s is None else self._replace(deadline_s=None)
-
-    def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> RequestContext:
-        """Return this context with `submit` for parts of the work."""
-        return RequestContext(self.deadline_s, self.usages, self.listeners, submit)
-
-    def counting(self, usage: Usage, storage: MeteredStorage | None = None) -> RequestContext:
-        """Return this context with `usage` counting, too, what is asked of `storage`; None: of any."""
-        return RequestContext(self.deadline_s, (*self.usages, (storage, usage)), self.listeners, self.submit)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether requests or bytes are limited."""
-        return any(usage.limited for _, usage in self.usages)
-
-    @property
-    def requests_left(self) -> int | None:
-        """How many more requests the limits allow; None: no limit."""
-        left = [usage.requests_left for _, usage in self.usages]
-        return min((number for number in left if number is not None), default=None)
-
-    def active(self) -> Activation[None]:
-        """Have the storage calls of this thread made for this context until the block ends."""
-        return Activation(self, None)
-
-
-class Activation(Generic[_T]):
-    """A block in which a context is active; it is entered once, and yields `value`."""
-
-    __slots__ = ("_context", "_token", "_value")
-
-    def __init__(self, context: RequestContext, value: _T) -> None:
-        self._context, self._value = context, value
-
-    def __enter__(self) -> _T:
-        self._token = request_context.set(self._context)
-        return self._value
-
-    def __exit__(self, *exc: object) -> None:
-        request_context.reset(self._token)
-
-
-UNBOUNDED = RequestContext()
-request_context: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
-"""What the storage calls of this thread are made for; a block of it is `RequestContext.active`."""
-
-
-def active_context() -> RequestContext:
-    """Return what the storage calls of this thread are made for."""
-    return request_context.get()
-
-
-def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[None]:
-    """Set a deadline, a reading of `time.monotonic()`, until the block ends; the earlier one holds, None sets none."""
-    return request_context.get().until(monotonic_s).active()
-
-
-def remaining_s() -> float | None:
-    """Return the seconds left to this thread's storage calls, negative past the deadline; None where there is none."""
-    deadline_s = request_context.get().deadline_s
-    return None if deadline_s is None else deadline_s - time.monotonic()
-
-
-def check_deadline(doing: str) -> None:
-    """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached while `doing`."""
-    deadline_s = request_context.get().deadline_s
-    if deadline_s is not None and deadline_s <= time.monotonic():
-        raise BudgetExceeded(f"timeout_s was reached while {doing}")
-
-
-def sending() -> None:
-    """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
-    for listener in request_context.get().listeners:
-        listener.sending()
-
-
-def wasted(size_bytes: int) -> None:
-    """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
-    for listener in request_context.get().listeners:
-        listener.wasted(size_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceTable:
-    """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
-
-    Raises `ConfigError` for a price that is negative or not finite.
-    """
-
-    # PUT, COPY, POST, LIST, and each call of a multipart upload.
-    put_per_1000_usd: float = 0.005
-    # GET and HEAD.
-    get_per_1000_usd: float = 0.0004
-    # DELETE and aborting an upload.
-    delete_per_1000_usd: float = 0.0
-    # Bytes read; 0 within the region.
-    egress_per_gib_usd: float = 0.0
-    # Bytes stored for a month.
-    storage_per_gib_month_usd: float = 0.023
-    as_of: str = "2026-11"
-
-    def __post_init__(self) -> None:
-        for name in [name for name in self.__slots__ if name.endswith("_usd")]:
-            price = getattr(self, name)
-            if not (math.isfinite(price) and price >= 0):
-                raise ConfigError(f"{name} must be finite and not negative, not {price!r}")
-
-    def month_usd(self, stored_bytes: int) -> float:
-        """Return the price of keeping bytes for a month."""
-        return stored_bytes / 2**30 * self.storage_per_gib_month_usd
-
-    def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
-        """Return the price of `requests` (operation -> count) and `bytes_read`."""
-        total = bytes_read / 2**30 * self.egress_per_gib_usd
-        for operation, count in requests.items():
-            if operation in _FREE:
-                price = self.delete_per_1000_usd
-            else:
-                price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd
-            total += count * price / 1000
-        return total
 
 
 class Usage:

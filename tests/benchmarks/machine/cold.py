@@ -47,8 +47,9 @@ from tiered_index.service.files.compacted import CompactedFile, StorageBytes
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.metering import MeteredStorage, PriceTable
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.prices import PriceTable
 
 _MEDIAN_MS = 30.0
 _SIGMA = 0.3

@@ -12,8 +12,8 @@ from tests.support.settings_stub import STUB, stub
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.prices import PriceTable
 
 
 @pytest.fixture

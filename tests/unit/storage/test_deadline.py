@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
 
 from tiered_index.errors import BudgetExceeded, StorageError
-from tiered_index.storage.metering import check_deadline, deadline_at, remaining_s
+from tiered_index.storage.context import check_deadline, deadline_at, remaining_s
 from tiered_index.storage.s3.retry import PassingFault, RetryLoop
 
 FAR_S = 3600.0

@@ -13,9 +13,11 @@ import pytest
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PAGE, ObjectInfo
+from tiered_index.storage.context import sending
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage, sending
+from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import PrefixedStorage
+from tiered_index.storage.prices import PriceTable
 
 
 def test_every_kind_of_call_is_counted_and_priced() -> None:

@@ -17,7 +17,7 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.lifecycle.expiry import ExpiryPlan
 from tiered_index.service.lifecycle.expiry import expire as expire_index
 from tiered_index.service.lifecycle.orphans import Orphans
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import format_time
 
 

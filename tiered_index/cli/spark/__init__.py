@@ -20,7 +20,7 @@ from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def spark_of(given: SparkOptions) -> SparkSession:
 
     Raises `ConfigError` where PySpark or Java is missing, or it is a session of Spark Connect.
     """
-    from tiered_index.spark.executors import check_classic
     from tiered_index.spark.session import open_session
+    from tiered_index.spark.versions import check_classic
 
     with _interrupts_after(), java_apart():
         spark = open_session(given.master, settings=pairs("--conf", given.conf))

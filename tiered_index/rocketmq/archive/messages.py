@@ -41,7 +41,7 @@ from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.threads import DaemonPool
-from tiered_index.storage.metering import check_deadline
+from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ConsumeQueue, queues_of
 from tiered_index.rocketmq.remoting.frames import ResponseCode
-from tiered_index.storage.metering import check_deadline
+from tiered_index.storage.context import check_deadline
 
 # What a broker gives at once of messages that are in its memory, and how many entries it looks at for them.
 _MOST_MESSAGES, _MOST_BYTES, _MOST_ENTRIES = 32, 256 << 10, 800

@@ -35,7 +35,7 @@ from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.threads import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import active_context, check_deadline, remaining_s
+from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
 T = TypeVar("T")
 MAX_SPAN_BYTES = 8 << 20

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, concatenate, first_answers
-from tiered_index.storage.metering import Activation, PriceTable, Usage, active_context
+from tiered_index.storage.context import Activation, active_context
+from tiered_index.storage.metering import Usage
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import Explain, FileReport
 
 # no thread can wait longer; a longer bound is none

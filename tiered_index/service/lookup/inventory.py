@@ -22,7 +22,7 @@ from tiered_index.service.log.log import Removals, StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,7 +28,7 @@ from tiered_index.service.lookup.inventory import Leftovers, du_table, files_tab
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
 from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
-from tiered_index.storage.metering import check_deadline
+from tiered_index.storage.context import check_deadline
 from tiered_index.types import (
     MAX_TIMESTAMP_MS,
     Answer,

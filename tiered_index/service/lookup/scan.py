@@ -31,7 +31,9 @@ from tiered_index.service.cold.path import MissingObject, lost_error
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
 from tiered_index.service.threads import DaemonPool, NoThread
-from tiered_index.storage.metering import UNBOUNDED, PriceTable, RequestContext, Usage, request_context
+from tiered_index.storage.context import UNBOUNDED, RequestContext, request_context
+from tiered_index.storage.metering import Usage
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport
 
 # requests of a search in a file whose directory is in no cache

@@ -28,8 +28,8 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge, window_seconds
 from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage, StorageOptions
-from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.prices import PriceTable
 
 _log = logging.getLogger(__name__)
 

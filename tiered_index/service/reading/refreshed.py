@@ -16,7 +16,9 @@ from tiered_index.clock import Clock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.storage.metering import PriceTable, Usage, active_context
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import Usage
+from tiered_index.storage.prices import PriceTable
 
 # a storage that did not answer is tried again after this time at the latest
 _RETRY_S = 1.0

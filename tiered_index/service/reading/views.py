@@ -47,8 +47,9 @@ from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
+from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Freshness
 
 _log = logging.getLogger(__name__)

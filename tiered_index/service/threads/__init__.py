@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable, TieredIndexError
-from tiered_index.storage.metering import active_context, remaining_s
+from tiered_index.storage.context import active_context, remaining_s
 
 T = TypeVar("T")
 _CLOSE_S = 1.0

@@ -38,11 +38,13 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME
 from tiered_index.spark.audit.ranges import Sides
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of
-from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import arrow_schema, broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.metering import MeteredStorage

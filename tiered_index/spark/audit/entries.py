@@ -28,7 +28,7 @@ from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import cells_of
+from tiered_index.spark.frames import cells_of
 from tiered_index.storage.base import Storage
 
 SOURCE, INDEX = range(2)

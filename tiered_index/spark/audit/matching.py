@@ -22,7 +22,7 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
 from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked
 from tiered_index.spark.audit.ranges import Blocks, Ranges, Sides
-from tiered_index.spark.executors import cells_of
+from tiered_index.spark.frames import cells_of
 
 # `topic` is 0 where an object has no table of topics.
 DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])

@@ -21,10 +21,12 @@ import pyarrow as pa
 from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit import entries
 from tiered_index.spark.audit.entries import Part, Picked, Unread
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, large_batches
+from tiered_index.spark.frames import arrow_schema, broadcast, large_batches
+from tiered_index.spark.workers import between_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -32,6 +32,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.plan import (
     QUARANTINE_S,
     BuildPlan,
@@ -44,7 +45,7 @@ from tiered_index.spark.build.plan import (
 from tiered_index.spark.build.positions import MicroBatch, SourceRange
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage

@@ -20,11 +20,13 @@ from tiered_index.service.erasure.erase import erase as erase_by
 from tiered_index.service.erasure.find import Found, find_hidden
 from tiered_index.service.erasure.segments import FindMessages, RewrittenSegment, rewrite_segment
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.merge import DRIVEN, opened_by_driver, tasks_on
-from tiered_index.spark.executors import StorageAddress, between_tasks, typed_errors
+from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage, StorageOptions
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.tombstones import Tombstones
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.sources.places import NDJSON
-from tiered_index.spark.executors import AddressOf
+from tiered_index.spark.addresses import AddressOf
 
 _HEAD_BYTES = 64
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

@@ -27,7 +27,8 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.executors import AddressOf, arrow_schema, each_split, frame_of_splits
+from tiered_index.spark.addresses import AddressOf
+from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:

@@ -21,11 +21,15 @@ from tiered_index.service.merge.plan import MergeJob, window_seconds
 from tiered_index.service.merge.run import MergeOptions, MergeReport, RunTasks, writing_requests
 from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.task import TaskResult, run_task
-from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
+from tiered_index.spark.addresses import StorageAddress
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import broadcast
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import StorageOptions
-from tiered_index.storage.metering import MeteredStorage, PriceTable
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.prices import PriceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
-from tiered_index.spark.executors import AddressOf
+from tiered_index.spark.addresses import AddressOf
 from tiered_index.storage.base import Storage
 
 # Whether an entry has a key, for those who don't need it.

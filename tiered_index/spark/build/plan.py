@@ -31,7 +31,7 @@ from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import large_batches
+from tiered_index.spark.frames import large_batches
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 # Length of a quarantine window: what a time difference of 32 bits can say.

@@ -27,18 +27,12 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.answers.validation import Columns, TopicTable, batch_columns
 from tiered_index.service.merge.task import FinishedShard, Piece, TableRun
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan, naming_rows
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import (
-    StorageAddress,
-    arrow_schema,
-    between_tasks,
-    broadcast,
-    cells_of,
-    gathered,
-    large_batches,
-)
+from tiered_index.spark.frames import arrow_schema, broadcast, cells_of, gathered, large_batches
+from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage
 
 _CHUNK = 1 << 17

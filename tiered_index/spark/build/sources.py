@@ -26,6 +26,7 @@ from tiered_index.sources.columns import Message, check_unicode, columns_of
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
 from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
 from tiered_index.spark.build.log_sources import (
     LOG_COLUMNS,
@@ -36,17 +37,9 @@ from tiered_index.spark.build.log_sources import (
     log_entries,
 )
 from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, columns_not_in_all, spark_type
-from tiered_index.spark.executors import (
-    AddressOf,
-    StorageAddress,
-    arrow_schema,
-    each_split,
-    frame_of_splits,
-    is_local,
-    local_path,
-    spare_collections,
-    to_read,
-)
+from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
+from tiered_index.spark.local_files import is_local, local_path, to_read
+from tiered_index.spark.workers import spare_collections
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

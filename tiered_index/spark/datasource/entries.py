@@ -22,10 +22,11 @@ from pyspark.sql.types import StructType
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
-from tiered_index.spark.executors import StorageAddress, arrow_schema
+from tiered_index.spark.frames import arrow_schema
 
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "explain")
 _PARTITION_BYTES = 64 << 20

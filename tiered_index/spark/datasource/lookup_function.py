@@ -22,8 +22,8 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import columns_of
-from tiered_index.spark.executors import StorageAddress
 
 NAME = "tiered_index_lookup"
 # of one page: more than a lookup finds, unless its key is very hot

@@ -35,6 +35,7 @@ from tiered_index.rocketmq.log.layout import BLANK_BYTES, TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import (
@@ -46,7 +47,8 @@ from tiered_index.spark.datasource.options import (
     TaskPartition,
     telling,
 )
-from tiered_index.spark.executors import StorageAddress, arrow_schema, gathered, is_local, local_path
+from tiered_index.spark.frames import arrow_schema, gathered
+from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")

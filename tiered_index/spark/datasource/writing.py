@@ -32,13 +32,14 @@ from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.build import publish_batch, publish_tables, stored_genesis
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
 from tiered_index.spark.build.sources import FIELDS, check_kind
 from tiered_index.spark.datasource.options import Options
-from tiered_index.spark.executors import StorageAddress, arrow_schema
+from tiered_index.spark.frames import arrow_schema
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 

@@ -26,7 +26,8 @@ from tiered_index.service.answers.batch import Matches, best_answers
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
-from tiered_index.spark.executors import StorageAddress, arrow_schema, cells_of
+from tiered_index.spark.addresses import StorageAddress
+from tiered_index.spark.frames import arrow_schema, cells_of
 from tiered_index.spark.lookup.plan import LOOKUP, LookupPlan, PackedBatch, distinct, places_of, records_of
 from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
 from tiered_index.types import IndexItem

@@ -25,21 +25,12 @@ import pyarrow.parquet as pq
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.keys import csv_rows
 from tiered_index.sources.places import CSV, NDJSON, PARQUET
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.folders import find_stored, kind_of_all
 from tiered_index.spark.build.sources import column_of, frame_of, is_frame, shown_column, shown_kind
-from tiered_index.spark.executors import (
-    StorageAddress,
-    cells_of,
-    check_each_line,
-    check_lines,
-    each_split,
-    frame_of_splits,
-    gathered,
-    is_local,
-    local_path,
-    to_read,
-    typed_errors,
-)
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import cells_of, each_split, frame_of_splits, gathered
+from tiered_index.spark.local_files import check_each_line, check_lines, is_local, local_path, to_read
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, times_of
 from tiered_index.storage.base import StorageOptions
 

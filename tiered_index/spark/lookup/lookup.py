@@ -32,7 +32,9 @@ from tiered_index.service.cold.path import ColdSettings, lost_error
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.spark.executors import StorageAddress, broadcast, check_classic, typed_errors
+from tiered_index.spark.addresses import StorageAddress
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import broadcast
 from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.answers import (
     STATUSES,
@@ -46,6 +48,7 @@ from tiered_index.spark.lookup.keys import Keys, keys_of
 from tiered_index.spark.lookup.packing import KeysCensus, take_census
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
+from tiered_index.spark.versions import check_classic
 from tiered_index.storage.base import Storage
 from tiered_index.types import LostFile
 

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_topic
-from tiered_index.spark.executors import arrow_schema, gathered, typed_errors
+from tiered_index.spark.failures import typed_errors
+from tiered_index.spark.frames import arrow_schema, gathered
 from tiered_index.spark.lookup.plan import LOOKUP, Array, distinct, lookups_of, records_of
 from tiered_index.spark.metrics import Progress, watched
 

@@ -27,7 +27,7 @@ from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
 
 _SHOWN = 40

@@ -30,8 +30,10 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import lookup_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, cells_of, gathered
+from tiered_index.spark.addresses import StorageAddress
+from tiered_index.spark.frames import arrow_schema, cells_of, gathered
 from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
+from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 

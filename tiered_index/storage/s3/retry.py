@@ -30,7 +30,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.storage.metering import check_deadline, remaining_s, sending, wasted
+from tiered_index.storage.context import check_deadline, remaining_s, sending, wasted
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -6,7 +6,7 @@ import pytest
 
 from tiered_index.service import reader as reader_module
 from tiered_index.service.reading import views
-from tiered_index.storage.metering import remaining_s
+from tiered_index.storage.context import remaining_s
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
 from tiered_index.service import reader as reader_module
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
-from tiered_index.storage.metering import remaining_s
+from tiered_index.storage.context import remaining_s
 from tiered_index.storage.opening import open_storage
 
 FILES = 3

@@ -24,8 +24,8 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavaila
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import parts
 from tiered_index.storage.base import Call, Storage
+from tiered_index.storage.context import remaining_s
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import remaining_s
 from tiered_index.storage.opening import PrefixedStorage
 
 SHORT_S, LONG_S = 0.02, 300.0

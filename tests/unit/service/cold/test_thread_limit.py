@@ -17,8 +17,8 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.threads import side_by_side
+from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import RequestContext
 from tiered_index.storage.opening import PrefixedStorage, child_storages
 
 LONG_S = 300.0

@@ -21,7 +21,7 @@ from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows
 from tiered_index.service.merge.run import estimate, merge
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 PART = 1 << 10
 ROWS = 160

@@ -17,8 +17,8 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.threads import NoThread, side_by_side
 from tiered_index.storage.base import Storage
+from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import RequestContext
 
 SHARDS = 8
 KEYS = [f"k{number}" for number in range(200)]

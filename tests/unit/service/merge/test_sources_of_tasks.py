@@ -9,7 +9,7 @@ from collections import Counter
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tiered_index.service.merge.run import estimate
-from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.prices import PriceTable
 
 _SHARD = 1 << 20
 _ENTRIES = 40_000

@@ -1,0 +1,65 @@
+"""Addresses of storages for tasks. Threads: any.
+
+A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tiered_index.errors import ConfigError
+from tiered_index.storage.base import Storage, StorageOptions
+from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.opening import open_storage
+
+_S3A = re.compile(r"s3a://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAddress:
+    """Names a storage for any process; `s3a://` is `s3://`. Raises `ConfigError` where others can't reach it.
+
+    `request_stats` is the Spark accumulator that gets the counts of each storage opened by it, when that is closed.
+    """
+
+    uri: str
+    options: StorageOptions | None = None
+    request_stats: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", _S3A.sub("s3://", self.uri, count=1))
+        if self.uri.startswith("memory:"):
+            raise ConfigError("memory:// is one process's memory, and Spark's tasks run in others")
+
+    def open(self) -> Storage:
+        """Return the storage; the caller closes it. Raises `ConfigError`."""
+        storage = open_storage(self.uri, options=self.options)
+        return storage if self.request_stats is None else _CountedStorage(storage, self.request_stats)
+
+
+# What makes the address of a storage's URI.
+AddressOf: TypeAlias = Callable[[str], StorageAddress]
+READ, WRITTEN = "bytes read", "bytes written"
+
+
+def counts_of(usage: Usage) -> Counter[str]:
+    """Return requests by operation, and bytes as `READ` and `WRITTEN`."""
+    return Counter({**usage.requests_by_kind, READ: usage.bytes_read, WRITTEN: usage.bytes_written})
+
+
+class _CountedStorage(MeteredStorage):
+    def __init__(self, inner: Storage, request_stats: Any) -> None:
+        super().__init__(inner)
+        self._request_stats: Any = request_stats
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            request_stats, self._request_stats = self._request_stats, None
+            if request_stats is not None:
+                request_stats.add(counts_of(self.total))

@@ -1,0 +1,110 @@
+"""The data that passes between driver and executors: splits, broadcasts, packed records. Threads: any."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
+    """Return a DataFrame with one split to a partition."""
+    rows = [(json.dumps(split),) for split in splits]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, max(1, len(rows))), "split string")
+
+
+def each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
+    """Yield the splits in a task's batches."""
+    for batch in batches:
+        for split in batch.column(0).to_pylist():
+            yield json.loads(split)
+
+
+_T = TypeVar("_T")
+
+
+@contextlib.contextmanager
+def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
+    """Send a value to each executor once; yield its handle, which is void when the block ends."""
+    shared = spark.sparkContext.broadcast(value)
+    try:
+        yield shared
+    finally:
+        shared.destroy()
+
+
+_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_rows_lock = threading.Lock()
+# of sessions by their identity: blocks under way, and the setting before the first
+_rows_held: dict[int, tuple[int, str]] = {}
+
+
+@contextlib.contextmanager
+def large_batches(spark: SparkSession) -> Iterator[None]:
+    """Have Spark hand rows to Python in batches of 2^17 in this block, fewer where they pass its bound
+    of bytes (64 MiB).
+    """
+    # jobs of several threads share a session: the first one sets it, the last one sets it back
+    with _rows_lock:
+        held, before = _rows_held.get(id(spark), (0, ""))
+        if not held:
+            before = str(spark.conf.get(_ROWS))
+            spark.conf.set(_ROWS, str(1 << 17))
+        _rows_held[id(spark)] = held + 1, before
+    try:
+        yield
+    finally:
+        with _rows_lock:
+            held, before = _rows_held.pop(id(spark))
+            if held > 1:
+                _rows_held[id(spark)] = held - 1, before
+            else:
+                spark.conf.set(_ROWS, before)
+
+
+_ARROW_TYPES = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "array<string>": pa.list_(pa.string()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+
+
+def gathered(items: Iterable[_T], size: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """Yield the items in lists whose sizes add up to at least `most`, the last one to less."""
+    held: list[_T] = []
+    total = 0
+    for item in items:
+        held.append(item)
+        total += size(item)
+        if total >= most:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """Return the Arrow schema of columns as Spark's text has them: ``side int, identity binary``."""
+    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (one.split() for one in columns.split(", "))])
+
+
+def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
+    """Return runs of records, each from one of `starts` (i64, n) up to the next, as a binary column below 2 GiB."""
+    data = np.ascontiguousarray(records)
+    offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), buffers)

@@ -1,0 +1,34 @@
+"""The sessions and versions of Spark that jobs can run on. Driver and executors."""
+
+from __future__ import annotations
+
+import re
+
+from tiered_index.errors import ConfigError
+
+# repartitionById and filters of Python data sources came with it
+OLDEST = (4, 2)
+
+
+def check_classic(spark: object) -> None:
+    """Raise `ConfigError` for a session of Spark Connect, which has no context by which the driver could run tasks, and
+    for a Spark that is too old.
+    """
+    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+        raise ConfigError(
+            "this is a session of Spark Connect, and a classic one is needed: run it as a job of the cluster "
+            "(spark-submit, or tiered-index spark ...), or use the data source: register(spark), then spark.read and "
+            "df.write of format tiered_index"
+        )
+    check_version("Spark", str(getattr(spark, "version", "")))
+
+
+def check_version(what: str, found: str) -> None:
+    """Raise `ConfigError` where a version is older than jobs need; one without numbers is taken for new enough."""
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigError(
+            f"{what} {found} is too old: jobs and data sources need {oldest} or later, on driver and executors: "
+            f"pip install 'pyspark[sql]>={oldest}', and a cluster of that version"
+        )

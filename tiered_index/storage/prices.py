@@ -1,0 +1,53 @@
+"""Prices of requests and bytes. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tiered_index.errors import ConfigError
+
+_READS = frozenset({"get", "get_range", "get_suffix", "head"})
+_FREE = frozenset({"delete", "delete_many", "abort_upload"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable:
+    """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
+
+    Raises `ConfigError` for a price that is negative or not finite.
+    """
+
+    # PUT, COPY, POST, LIST, and each call of a multipart upload.
+    put_per_1000_usd: float = 0.005
+    # GET and HEAD.
+    get_per_1000_usd: float = 0.0004
+    # DELETE and aborting an upload.
+    delete_per_1000_usd: float = 0.0
+    # Bytes read; 0 within the region.
+    egress_per_gib_usd: float = 0.0
+    # Bytes stored for a month.
+    storage_per_gib_month_usd: float = 0.023
+    as_of: str = "2026-11"
+
+    def __post_init__(self) -> None:
+        for name in [name for name in self.__slots__ if name.endswith("_usd")]:
+            price = getattr(self, name)
+            if not (math.isfinite(price) and price >= 0):
+                raise ConfigError(f"{name} must be finite and not negative, not {price!r}")
+
+    def month_usd(self, stored_bytes: int) -> float:
+        """Return the price of keeping bytes for a month."""
+        return stored_bytes / 2**30 * self.storage_per_gib_month_usd
+
+    def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
+        """Return the price of `requests` (operation -> count) and `bytes_read`."""
+        total = bytes_read / 2**30 * self.egress_per_gib_usd
+        for operation, count in requests.items():
+            if operation in _FREE:
+                price = self.delete_per_1000_usd
+            else:
+                price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd
+            total += count * price / 1000
+        return total
