@@ -139,6 +139,10 @@ class Truth:
         elif name.startswith(LOG_PREFIX):
             self._appended(name, data)
 
+    def bytes_of(self, name: str) -> bytes:
+        """Return what an object held, whether it is there or not."""
+        return self._graveyard.get(name)
+
     def deleted(self, name: str) -> None:
         """An object is gone."""
         self._here.discard(name)

@@ -1,5 +1,6 @@
-"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs, expiry, erasures and sweeps,
-beside faults of every kind. Before the end, roots and storages go back in time.
+"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs, expiry, erasures, copies and
+sweeps, beside faults of every kind. Before the end, roots and storages go back in time. At the end an object is damaged
+or lost, and a repair puts it back from the copy.
 
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
@@ -43,6 +44,7 @@ from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
+    InvalidArgument,
     NotAnIndex,
     PartialAnswer,
     RootBehind,
@@ -52,13 +54,19 @@ from tiered_index.errors import (
 )
 from tiered_index.retention import LEAST_GRACE_S, Expired, Retention
 from tiered_index.service.anew import begin_anew
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.repair import Repairs
+from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, erase
+from tiered_index.service.lifecycle.copying import COPY_OF, Copier
 from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import JobOverdue
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.memory import MemoryStorage
 
 ALL = 10_000
 # what is imported at its first use takes locks of the first life only
@@ -124,6 +132,10 @@ class World(Writers):
         self.rules = chance.choices(_RULES, k=2) if "expiry" in self.has else [Retention()] * 2
         # what goes back in time before the end, and the backup that it goes back to
         self.past = random.Random(f"the past of {seed}")
+        self.copying = random.Random(f"the copies of {seed}")
+        if self.copying.random() < 0.5:
+            self.has.add("copies")
+        self.standby = MemoryStorage(clock=self.clock)
         self.goes_back = self.past.choice([None, None, "root", "storage", "both"])
         self.backups: dict[str, Callable[[], None]] = {}
         self.went_back = self.told = 0
@@ -145,6 +157,7 @@ class World(Writers):
             "beside": self.read_beside,
             "expiry": self.expire,
             "erasures": self.erase,
+            "copies": self.copy,
         }
         actors = [("host A", partial(self.host, self.hosts[0]))]
         if "second" in self.has:
@@ -375,6 +388,63 @@ class World(Writers):
             if not done.remaining and (held := left - self.truth.kept(left, Expired(tombstones=done.tombstones))):
                 self.truth.fail(Wrong(f"nothing remains, says the certificate of {request}, but {held} does"))
 
+    def copy(self, process: Process) -> None:
+        """A round of a copy, which is none or what the source is at one record."""
+        client = self.client()
+        with self.working_on(client):
+            copier = Copier(client, self.standby, self.host_clock(), threads=1)
+            try:
+                copier.open()
+                copier.run_once()
+            except InvalidArgument:
+                if not client.mangled:  # a listing that hides the log's end shows another storage
+                    raise
+        self.check_copy()
+
+    def check_copy(self) -> int:
+        """Return the record that the copy holds everything of, byte by byte; 0: there is no copy."""
+        own, log = StorageLog(self.server, self.clock), StorageLog(self.standby, self.clock)
+        try:
+            copied, genesis = log.open(), own.open().genesis
+        except NotAnIndex:
+            return 0
+        assert genesis is not None
+        at = copied.positions[f"{COPY_OF}{genesis.index_id}"]
+        source = LogState().replayed([(own.record(n), str(n)) for n in range(1, at + 1)])
+        if (copied.objects, copied.archive, copied.expired) != (source.objects, source.archive, source.expired):
+            self.truth.fail(
+                Wrong(f"a copy of record {at} names {sorted(copied.objects)}, not {sorted(source.objects)}")
+            )
+        for name in (*copied.objects, *copied.archive):
+            if self.standby.get(name) != self.truth.bytes_of(name):
+                self.truth.fail(Lost(f"{name} has other bytes in the copy"))
+        return at
+
+    def repair(self) -> None:
+        """Damage or lose an object that the log names, and put it back from the copy."""
+        names = sorted(self.truth.state.objects)
+        if self.went_back:
+            self.standby = MemoryStorage(clock=self.clock)
+        self.copy(Process("end"))
+        if self.check_copy() != self.truth.state.number:
+            self.truth.fail(Lost("the copy is not whole at the end"))
+        if not names:
+            return
+        name = self.copying.choice(names)
+        data = bytearray(self.server.get(name))
+        # past the server of the simulation: nobody wrote or deleted it
+        if self.copying.random() < 0.5:
+            MemoryStorage.delete(self.server, name)
+        else:
+            data[len(data) // 2] ^= 1
+            MemoryStorage.put(self.server, name, data)
+        log, report = StorageLog(self.server, self.clock), Report()
+        log.open()
+        check_storage(self.server, {}, report, lambda *_: None, deep=True, threads=1)
+        Repairs(self.server, log, standby=self.standby).run(report, yes=True)
+        if name in self.truth.state.objects or self.truth.state.lost:
+            self.truth.fail(Lost(f"{name} was not put back"))
+
     def host_clock(self) -> HostClock:
         return HostClock(self.scheduler, self.clock)
 
@@ -508,6 +578,8 @@ class World(Writers):
                 self.merge(Process("end"))
             if "erasures" in self.has:
                 self.erase(Process("end"))
+            if "copies" in self.has:
+                self.repair()
             with self.reading(self.client()) as (reader, chance):
                 self.ask_all(reader, durable)
                 for _ in range(6):

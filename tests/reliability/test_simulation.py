@@ -15,6 +15,7 @@ import pytest
 from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulation import campaign
 from tests.reliability.tally import Tally
+from tiered_index.service.lifecycle.copying import Copier, CopyReport
 
 AGAIN = 2
 """Seeds that are lived more than once."""
@@ -57,6 +58,20 @@ def test_a_life_is_a_function_of_its_seed() -> None:
         [sys.executable, "-c", program], env=environment, cwd=top, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == digests
+
+
+def test_a_copy_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(copier: Copier) -> CopyReport:
+        done = copy(copier)
+        for name in copier.copied.state.objects:
+            copier.target.put(name, copier.target.get(name)[:-1])
+        return done
+
+    copy = Copier.run_once
+    monkeypatch.setattr(Copier, "run_once", cut)
+    tally = Tally("simulation")
+    campaign(range(6), tally)
+    assert tally.found["lost"]
 
 
 def run(act: Callable[[Scheduler], None], seed: int = 0) -> Scheduler:
