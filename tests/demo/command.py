@@ -157,12 +157,12 @@ class Stages:
             return taken and follower.is_idle()
 
         with open_storage(self.config.storage, options=self.config.s3) as storage:
-            moments: list[tuple[str, Callable[[], bool]]] = [
-                ("while writing", lambda: follower.files_begun() >= _FIRST_KILL_FILES),
-                ("in the middle of an upload", lambda: upload_under_way(storage)),
+            moments: list[tuple[str, Callable[[], bool], bool]] = [
+                ("while writing", lambda: follower.files_begun() >= _FIRST_KILL_FILES, False),
+                ("in the middle of an upload", lambda: upload_under_way(storage), True),
             ]
-            for text, moment in moments:
-                if follower.run_until(moment, over):
+            for text, moment, hold_uploads in moments:
+                if follower.run_until(moment, over, hold_uploads=hold_uploads):
                     written = store.log_end()
                     recovered = follower.recover()
                     position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]

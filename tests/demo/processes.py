@@ -38,6 +38,7 @@ _POLL_S = 0.002
 # What a stopped process has sent already may still be carried out: how long that is waited for.
 _IN_FLIGHT_S = 0.05
 _LIMIT_S = 300.0
+_HOLD_S = 60.0
 
 
 class ProcessFailed(TieredIndexError):
@@ -56,12 +57,13 @@ class Follower:
     layout: Layout
     config_file: Path | None = None
 
-    def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
+    def run_until(self, moment: Callable[[], bool], over: Callable[[], bool], *, hold_uploads: bool = False) -> bool:
         """Start it and kill it as soon as `moment` is true; return whether it was killed.
 
-        It is stopped first: its upload can't end meanwhile. Once `over` is true the process is ended in good order.
+        It is stopped first: its upload can't end meanwhile. With `hold_uploads` no upload ends for a minute, so that a
+        busy machine has the time to see one. Once `over` is true the process is ended in good order.
         """
-        with self._started(*self._ingest()) as process:
+        with self._started(*self._ingest(), hold_uploads=hold_uploads) as process:
             deadline, asked = time.monotonic() + _LIMIT_S, False
             while process.poll() is None and time.monotonic() < deadline:
                 if moment():
@@ -120,7 +122,7 @@ class Follower:
         return ("ingest", str(self.source), "--follow", *geometry)
 
     @contextlib.contextmanager
-    def _started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def _started(self, *arguments: str, hold_uploads: bool = False) -> Iterator[subprocess.Popen[str]]:
         """Yield a process of the command line; it is killed at the block's end if it still lives."""
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         if self.config_file is not None:
@@ -132,6 +134,7 @@ class Follower:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | ({"HOLD_UPLOADS_S": str(_HOLD_S)} if hold_uploads else {}),
         ) as process:
             try:
                 yield process

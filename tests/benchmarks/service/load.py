@@ -51,13 +51,16 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which asks `requests` until the load ends; it waits before the first one, and between them."""
+    """One connection, which asks `requests` until the load ends, once in any case; it waits before the first one, and
+    between them.
+    """
 
     def __init__(
         self, load: Load, requests: Iterator[Request], until_s: float, first_s: float = 0.0, pause_s: float = 0.0
     ) -> None:
         self._load, self._requests = load, requests
         self._until_s, self._first_s, self._pause_s = until_s, first_s, pause_s
+        self._request: Request | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -66,7 +69,8 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(self._first_s, self._ask)
 
     def _ask(self) -> None:
-        if time.perf_counter() >= self._until_s or self._transport.is_closing():
+        is_over = self._request is not None and time.perf_counter() >= self._until_s
+        if is_over or self._transport.is_closing():
             self._transport.close()
             return
         self._request, self._received = next(self._requests), bytearray()
@@ -86,6 +90,7 @@ class Connection(asyncio.Protocol):
             self._load.refused += 1
             self._next()
             return
+        assert self._request is not None
         self._load.latencies_s.append(time.perf_counter() - self._began_s)
         found = self._received.count(self._request.marker, body_at)
         if head[_STATUS] != b"200" or found != self._request.count:

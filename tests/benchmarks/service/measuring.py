@@ -268,6 +268,8 @@ def _writing(url: str) -> Iterator[list[int]]:
     before = count.value
     try:
         yield written
+        while count.value == before and writer.is_alive():
+            time.sleep(0.01)  # a short load ends before the next put
     finally:
         end.set()
         writer.join()
