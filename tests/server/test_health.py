@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import signal
-import socket
 import threading
 import time
 
@@ -24,6 +23,7 @@ from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
+from tiered_index.server.listening import HttpListener
 from tiered_index.service.cold import caches
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
@@ -111,17 +111,22 @@ def test_probes_answer_who_asks_for_the_head_only(client):
 
 
 def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    heard = []
+    heard, made, twin = [], [], HttpListener.twin
+
+    def made_twin(listener):
+        made.append(twin(listener))
+        return made[-1]
 
     def opening(self, config):
-        heard.extend(httpx.get(url + path, trust_env=False) for path in ("/livez", "/readyz", "/v1/topics"))
+        (listener,) = made
+        with httpx.Client(base_url=listener.url, timeout=PATIENCE_S, trust_env=False) as asking:
+            heard.extend(asking.get(path) for path in ("/livez", "/readyz", "/v1/topics"))
         raise ConfigError("it ends here")
 
+    monkeypatch.setattr(HttpListener, "twin", made_twin)
     monkeypatch.setattr(Session, "open_reader", opening)
     with pytest.raises(SystemExit):
-        run(["serve", "--storage", tmp_path.as_uri(), "--port", url.rpartition(":")[2]])
+        run(["serve", "--storage", tmp_path.as_uri(), "--port", "0"])
     live, ready, topics = heard
     assert (live.status_code, live.json()) == (200, {"status": "alive"})
     assert (ready.status_code, topics.status_code) == (503, 503)

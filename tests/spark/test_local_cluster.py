@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
@@ -100,9 +100,6 @@ def two_hosts(folder: Path) -> Iterator[str]:
     """Yield the URL of a standalone cluster of two workers of one core each, on two addresses."""
     folder.mkdir()
     home = Path(pyspark.__file__).parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"spark://127.0.0.1:{free.getsockname()[1]}"
     environment = {
         **os.environ,
         "SPARK_HOME": str(home),
@@ -111,31 +108,19 @@ def two_hosts(folder: Path) -> Iterator[str]:
     }
     start = str(home / "bin" / "spark-class")
     deploy = "org.apache.spark.deploy"
-    commands = [
-        [start, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--webui-port", "0"]
-    ]
-    for host in ("127.0.0.2", "127.0.0.3"):
-        commands.append(
-            [
-                start,
-                f"{deploy}.worker.Worker",
-                "--host",
-                host,
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--webui-port",
-                "0",
-                url,
-            ]
-        )
     processes = []
+
+    def begin(*command: str) -> Path:
+        path = folder / f"log{len(processes)}"
+        with path.open("w") as log:
+            processes.append(subprocess.Popen([start, *command], env=environment, stdout=log, stderr=subprocess.STDOUT))
+        return path
+
     try:
-        for command in commands:
-            with (folder / f"log{len(processes)}").open("w") as log:
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-            _wait_for(url) if len(processes) == 1 else None
+        url = _url_in(begin(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"))
+        for host in ("127.0.0.2", "127.0.0.3"):
+            limits = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
+            begin(f"{deploy}.worker.Worker", "--host", host, *limits, url)
         yield url
     finally:
         for process in reversed(processes):
@@ -144,11 +129,11 @@ def two_hosts(folder: Path) -> Iterator[str]:
             process.wait(30)
 
 
-def _wait_for(url: str) -> None:
-    host, _, port = url.removeprefix("spark://").partition(":")
-    end = time.monotonic() + 60
+def _url_in(log: Path) -> str:
+    """Return the URL of the master whose log this is, once it says which port it has taken."""
+    end = time.monotonic() + 120
     while time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
-            return
+        if said := re.search(r"Starting Spark master at (spark://[0-9.]+:[1-9][0-9]*)\n", log.read_text()):
+            return said[1]
         time.sleep(0.1)
-    raise TimeoutError(f"no master at {url}")
+    raise TimeoutError(f"no master: {log.read_text()}")
