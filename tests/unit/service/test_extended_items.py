@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
-from tiered_index.cli.keys import _Found, _table
+from tiered_index.cli.keys import _table
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
@@ -413,6 +413,6 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
             assert (answer.status, answer.items[0].status, answer.items[0].lookup) == ("complete", 3, 4)
             # a table has one column of a name
             with pytest.raises(InvalidArgument, match="have a column 'status', which is the name of a column of answ"):
-                _table([Lookup(topic="t", key="k")], _Found.of(results))
+                _table([Lookup(topic="t", key="k")], results)
             with pytest.raises(InvalidArgument, match="have a column 'lookup'"):
                 batch_table(results, Redaction())
