@@ -3,8 +3,8 @@ whom it takes memory.
 
 The messages are those of `messages`, in tables of a day. Keys are taken evenly from all of them, without a range of
 time, or from the newest day, with that day as their range; one in twenty is a key of no message. Every answer is
-compared with how its message was made, and those of a sample with what `IndexReader.query` says. At last other ways to
-read the index are compared (`plans`). Runs on the driver; one thread.
+compared with how its message was made, and those of a sample with what `IndexReader.query` says. Runs on the driver.
+One thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,15 +36,10 @@ from tests.benchmarks.messages import (
     message_frame,
     shared_step,
 )
-from tests.benchmarks.plans import plan_costs, questions_for
-from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.service.cold.path import ColdSettings
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark import build, look_up
 from tiered_index.spark.lookup.keys import write_answers
-from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
@@ -131,7 +126,7 @@ def look_up_many(
     watch: ProcessWatch,
     tell: Callable[..., None],
 ) -> None:
-    """Build the index in `folder`, look up each number of keys, and tell what that cost and other plans would.
+    """Build the index in `folder`, look up each number of keys, and tell what that cost.
 
     Raises `RuntimeError` where an answer is wrong.
     """
@@ -167,33 +162,6 @@ def look_up_many(
                 java_mib=peaks.get("java", []),
                 checked=checked,
                 load_average=os.getloadavg()[0],
-            )
-    _tell_plans(storage, entries, days, counts, config, tell)
-
-
-def _tell_plans(
-    storage: str, entries: int, days: int, counts: Sequence[int], config: IndexConfig, tell: Callable[..., None]
-) -> None:
-    """Tell what each plan reads for each number of keys of all days, the most first."""
-    batches = [
-        KeyBatch(kind, count, entries, days) for kind, count in counts_of(counts, entries, days) if kind == SPREAD
-    ]
-    batches.sort(key=lambda batch: -batch.count)
-    with open_storage(storage) as opened:
-        state = StorageLog(opened, SystemClock()).open()
-        keyed = config.geometry().schema.keyed
-        questions = [questions_for(batch.numbers, keyed=keyed) for batch in batches]
-        costs = plan_costs(opened, state, questions, ColdSettings.of(config))
-    for batch, plans in zip(batches, costs, strict=True):
-        for plan in plans:
-            usd_requests, usd_bytes = plan.usd(config.prices)
-            tell(
-                "plan",
-                keys=batch.count,
-                **asdict(plan),
-                usd_requests=usd_requests,
-                usd_bytes=usd_bytes,
-                seconds=plan.seconds,
             )
 
 

@@ -2,8 +2,7 @@
 1 GiB.
 
 Messages have a key of their own each but for some (`messages`); keys are taken evenly from all of them, from 1,000 up
-to 1,000,000 (`bulk`). A second table says what other ways to read the same index would ask for (`plans`). CPU time
-beside a join is suite `spark`'s.
+to 1,000,000 (`bulk`). CPU time beside a join is suite `spark`'s.
 """
 
 from __future__ import annotations
@@ -12,31 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.bulk import SPREAD, counts_of
-from tests.benchmarks.job import Job, index_config, run_process
+from tests.benchmarks.bulk import counts_of
+from tests.benchmarks.job import Job, run_process
 from tests.benchmarks.machine.figures import Meter, Spec, Table
 from tests.benchmarks.machine.setting import require, scratch
-from tests.benchmarks.plans import BYTES_A_SECOND, EGRESS_PER_GIB_USD, IN_FLIGHT, REQUEST_S, SLOT
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, wanted_keys
-from tiered_index.storage.prices import PriceTable
 
 __all__ = ["SparkLookup"]
 
 _FULL, _QUICK = 20_000_000, 400_000
 _MIB = 1 << 20
-_PLAN_COLUMNS = (
-    "keys",
-    "unit",
-    "gap",
-    "requests",
-    "MiB read",
-    "of the index",
-    "US cents for requests",
-    "for bytes that leave",
-    "seconds by the model",
-    "directories and filters: requests",
-    "MiB",
-)
 
 
 class SparkLookup:
@@ -74,7 +58,6 @@ class SparkLookup:
         for entries in _scale(setting):
             index: dict[str, Any] = {}
             rows: list[tuple[Any, ...]] = []
-            plans: list[tuple[Any, ...]] = []
 
             def told(
                 name: str,
@@ -82,7 +65,6 @@ class SparkLookup:
                 entries: int = entries,
                 index: dict[str, Any] = index,
                 rows: list[tuple[Any, ...]] = rows,
-                plans: list[tuple[Any, ...]] = plans,
             ) -> None:
                 if name == "index":
                     index.update(values)
@@ -105,8 +87,6 @@ class SparkLookup:
                             round(values["load_average"], 1),
                         )
                     )
-                elif name == "plan":
-                    plans.append(_plan_row(values, index["bytes"]))
 
             with scratch(folder) as place:
                 job = Job(
@@ -127,7 +107,6 @@ class SparkLookup:
                 f"MiB; on {master}"
             )
             meter.tables.append(Table(title, columns, tuple(rows)))
-            meter.tables.append(Table(_plans_title(entries, index_config(job).prices), _PLAN_COLUMNS, tuple(plans)))
 
 
 def _scale(setting: SparkSetting) -> tuple[int, ...]:
@@ -142,33 +121,3 @@ def _at_scale(setting: SparkSetting, entries: int) -> list[tuple[str, int]]:
 
 def _part_read(entries: int, kind: str, count: int) -> str:
     return f"{count:,} keys {kind} in {entries:,} entries: bytes read, of the index"
-
-
-def _plan_row(values: dict[str, Any], index_bytes: int) -> tuple[Any, ...]:
-    unit = "slot" if values["unit"] == SLOT else _size(values["unit"])
-    return (
-        values["keys"],
-        f"{unit}, as looked up" if values["used"] else unit,
-        _size(values["gap_bytes"]),
-        values["requests"],
-        round(values["read_bytes"] / _MIB, 2),
-        round(values["read_bytes"] / index_bytes, 4),
-        round(100 * values["usd_requests"], 6),
-        round(100 * values["usd_bytes"], 6),
-        round(values["seconds"], 2),
-        values["opening_requests"],
-        round(values["opening_bytes"] / _MIB, 2),
-    )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1024:g} KiB" if count >= 1024 else f"{count} B"
-
-
-def _plans_title(entries: int, prices: PriceTable) -> str:
-    egress = prices.egress_per_gib_usd or EGRESS_PER_GIB_USD
-    return (
-        f"plans for keys {SPREAD} in {entries:,} entries; {prices.get_per_1000_usd:g} USD for 1,000 requests, "
-        f"{egress:g} USD for a GiB "
-        f"that leaves the region; {REQUEST_S * 1000:g} ms a request, {IN_FLIGHT} at once, {BYTES_A_SECOND / 1e6:g} MB/s"
-    )
