@@ -514,7 +514,7 @@ def test_nothing_is_written_and_what_is_unknown_says_so(index):
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
     for code in (11, 30, 31, 202):
         answer = broker.answer_at_once(Command(code=code), local)
-        lacking = "offsets of queues are in the broker's store: start the server with --store or --follow"
+        lacking = broker_module._NO_QUEUES
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported: {lacking}")
     unsupported = golden_frames.frames()["resp.unsupported.rmq.bin"]["frame"]
     answer = broker.answer_at_once(Command(code=311, opaque=4660, serialisation=BINARY), local)

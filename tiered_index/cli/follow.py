@@ -33,17 +33,20 @@ def open_follower(
     poll_s: float = 0.2,
     patience_s: float = 60.0,
     archive: bool = False,
+    archive_queues: bool = False,
     skip_corrupt: bool = False,
     **of_source: Any,
 ) -> Follower:
-    """Return a follower of a store; `of_source` are further arguments of `Dispatcher`, and it raises as that does."""
+    """Return a follower of a store, which archives segments with `archive`, and with `archive_queues` also their queue
+    offsets; `of_source` are further arguments of `Dispatcher`, and it raises as that does."""
     source = Dispatcher(index, store, follow=follow, skip_corrupt=skip_corrupt, stopping=stop.is_set, **of_source)
     if source.selected_before is not None:
         session.out.note(
             f"from commit log offset {source.position} on {source.fingerprints.selection} is indexed, before it "
             f"{source.selected_before}: --restart takes the log from its beginning"
         )
-    archiver = SegmentArchiver(index, store.name, store.commitlog, skip_corrupt=skip_corrupt, dispatcher=source)
+    chosen: dict[str, Any] = {"skip_corrupt": skip_corrupt, "dispatcher": source, "queues": archive_queues}
+    archiver = SegmentArchiver(index, store.name, store.commitlog, **chosen)
     return Follower(
         index,
         source,
@@ -51,7 +54,7 @@ def open_follower(
         poll_s=poll_s,
         patience_s=patience_s,
         stop=stop,
-        archiver=archiver if archive else None,
+        archiver=archiver if archive or archive_queues else None,
         note=session.out.note,
     )
 

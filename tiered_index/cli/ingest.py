@@ -267,6 +267,9 @@ def ingest(
     archive_segments: bool = _of_store(
         False, "--archive-segments", help="Upload each closed segment of the commit log."
     ),
+    archive_queues: bool = _of_store(
+        False, "--archive-queues", help="As --archive-segments, with queue offsets, for pulls from the archive."
+    ),
     check_bodies: bool = _of_store(
         True, "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC."
     ),
@@ -344,6 +347,7 @@ def ingest(
             start=begin_from,
             poll_s=poll,
             archive=archive_segments,
+            archive_queues=archive_queues,
             reader=CommitLogReader(store.commitlog, check_crc=check_bodies, selection=selection),
         )
     of_stores = {
@@ -352,6 +356,7 @@ def ingest(
         "--skip-missing": skip_missing,
         "--from": begin_from != "begin",
         "--archive-segments": archive_segments,
+        "--archive-queues": archive_queues,
         "--no-check-bodies": not check_bodies,
         "--topics": topics,
         "--exclude-topics": exclude_topics,

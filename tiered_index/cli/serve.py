@@ -81,6 +81,10 @@ def serve(
     archive_segments: Annotated[
         bool, _writing("--archive-segments", help="Upload each closed segment of the store's commit log.")
     ] = False,
+    archive_queues: Annotated[
+        bool,
+        _writing("--archive-queues", help="As --archive-segments, with queue offsets, for pulls from the archive."),
+    ] = False,
     max_lag: MaxLag = None,
     rocketmq_port: Annotated[
         int | None,
@@ -169,8 +173,9 @@ def serve(
     if not is_local(host) and tokens is None and not insecure:
         raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
     writes = write or follow is not None
-    if follow is None and (store_name is not None or archive_segments or max_lag is not None):
-        raise InvalidArgument("--store-name, --archive-segments and --max-lag are of a store: give --follow, too")
+    if follow is None and (store_name is not None or archive_segments or archive_queues or max_lag is not None):
+        options = "--store-name, --archive-segments, --archive-queues and --max-lag"
+        raise InvalidArgument(f"{options} are of a store: give --follow, too")
     tools: RemotingOptions | None = None
     if rocketmq_port is not None:
         tools = RemotingOptions(
@@ -211,7 +216,8 @@ def serve(
                 if follow is not None:
                     check_apart(index.config, follow)
                     log = StoreDirectory.open(follow, store_name)
-                    opened = open_follower(session, index, log, threading.Event(), archive=archive_segments)
+                    archived = {"archive": archive_segments, "archive_queues": archive_queues}
+                    opened = open_follower(session, index, log, threading.Event(), **archived)
                     following = stack.enter_context(opened).in_background()
             else:
                 lookups = stack.enter_context(session.open_reader(config))

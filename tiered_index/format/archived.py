@@ -1,4 +1,4 @@
-"""An archived segment: the bytes of a source's log file, followed by their CRC32s. SPEC.md section 9.
+"""An archived segment: the bytes of a source's log file, perhaps queue offsets, and CRC32s. SPEC.md section 9.
 
 Offset o of the log is byte o - start of the object, so one range is one message. Pure.
 """
@@ -17,8 +17,10 @@ from tiered_index.errors import CorruptFile, UnsupportedVersion
 
 SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 2
+# With queue offsets between the segment and the table.
+QUEUES_VERSION = 3
 # Version 1 has the same layout, and pieces of 1 MiB.
-_VERSIONS = (1, SEGMENT_VERSION)
+_VERSIONS = (1, SEGMENT_VERSION, QUEUES_VERSION)
 PIECE_BYTES = 16 << 10
 """Bytes with one checksum. A lookup reads whole pieces; the table of a segment of 1 GiB takes 256 KiB."""
 HEAD_BYTES = 1 << 20
@@ -30,8 +32,13 @@ _TAIL = struct.Struct(">8sIIQQIIII")
 
 
 def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
-    """Return the size of the object that holds a segment of `size_bytes`."""
+    """Return the size of the object that holds a segment of `size_bytes`, without queue offsets."""
     return size_bytes + 4 * -(-size_bytes // piece_bytes) + _TAIL.size
+
+
+def queues_bytes_of(size_bytes: int, object_bytes: int) -> int:
+    """Return how many bytes of an object of `object_bytes` are queue offsets; 0: it has none."""
+    return max(0, object_bytes - segment_object_bytes(size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +51,15 @@ class SegmentTable:
     piece_bytes: int
     # CRC32 of each piece, in order; the last piece may be shorter
     pieces: npt.NDArray[np.uint32]
+    # bytes of queue offsets between the segment and this; 0: none
+    queues_bytes: int = 0
 
     def encode(self) -> bytes:
-        """Return the bytes that follow the segment."""
+        """Return the bytes that follow the segment and its queue offsets."""
+        version = QUEUES_VERSION if self.queues_bytes else SEGMENT_VERSION
         table = self.pieces.astype(">u4").tobytes()
         sizes = (self.piece_bytes, self.start, self.size_bytes)
-        tail = _TAIL.pack(SEGMENT_MAGIC, SEGMENT_VERSION, *sizes, self.crc32, zlib.crc32(table), 0, 0)[:-4]
+        tail = _TAIL.pack(SEGMENT_MAGIC, version, *sizes, self.crc32, zlib.crc32(table), 0, 0)[:-4]
         return table + tail + zlib.crc32(tail).to_bytes(4, "big")
 
     @classmethod
@@ -63,14 +73,16 @@ class SegmentTable:
             raise damage("wrong magic of an archived segment", expected=SEGMENT_MAGIC, found=magic)
         if version not in _VERSIONS:
             problem = f"archived segment of version {version}"
-            raise UnsupportedVersion(file, problem, expected=SEGMENT_VERSION, found=version)
-        if zero or not piece_bytes or segment_object_bytes(size_bytes, piece_bytes) != object_bytes:
+            raise UnsupportedVersion(file, problem, expected=_VERSIONS[-1], found=version)
+        queues_bytes = object_bytes - segment_object_bytes(size_bytes, piece_bytes) if piece_bytes else -1
+        if zero or queues_bytes < 0 or (queues_bytes > 0) != (version == QUEUES_VERSION):
             problem = "the sizes in the tail of an archived segment don't add up to the object's"
             raise damage(problem, expected=object_bytes, found=(size_bytes, piece_bytes))
-        table = data[-(object_bytes - size_bytes) : -_TAIL.size]
-        if len(table) != object_bytes - size_bytes - _TAIL.size or zlib.crc32(table) != table_crc32:
+        table = data[-(object_bytes - size_bytes - queues_bytes) : -_TAIL.size]
+        if len(table) != object_bytes - size_bytes - queues_bytes - _TAIL.size or zlib.crc32(table) != table_crc32:
             raise CorruptFile(file, "the table of an archived segment does not match its CRC32", offset=size_bytes)
-        return cls(start, size_bytes, crc32, piece_bytes, np.frombuffer(table, ">u4").astype(np.uint32))
+        pieces = np.frombuffer(table, ">u4").astype(np.uint32)
+        return cls(start, size_bytes, crc32, piece_bytes, pieces, queues_bytes)
 
     def whole_pieces(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range of whole pieces that covers bytes [begin, end) of the segment."""
@@ -111,6 +123,7 @@ class SegmentSums:
             at += len(part)
             self.size_bytes += len(part)
 
-    def table(self, start: int) -> SegmentTable:
+    def table(self, start: int, queues_bytes: int = 0) -> SegmentTable:
         """Return the table of the segment, which begins at offset `start` of its log."""
-        return SegmentTable(start, self.size_bytes, self.crc32, PIECE_BYTES, np.array(self._pieces, np.uint32))
+        pieces = np.array(self._pieces, np.uint32)
+        return SegmentTable(start, self.size_bytes, self.crc32, PIECE_BYTES, pieces, queues_bytes)

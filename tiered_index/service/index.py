@@ -46,7 +46,7 @@ from tiered_index.service.answers.validation import (
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lifecycle.lifecycle import Progress
-from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
+from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
@@ -295,6 +295,7 @@ class IndexService(Lookups[ItemT]):
         read: ReadSegment,
         modified_ms: int | None = None,
         rewritten_ms: int | None = None,
+        queues: QueuesOf | None = None,
     ) -> bool:
         """Upload a closed segment of a source's log unless it is archived; return whether it was uploaded.
 
@@ -304,14 +305,15 @@ class IndexService(Lookups[ItemT]):
         An archived segment is compared with its copy: the first MiB, and all of it where `modified_ms` (when the
         segment's file was last changed, epoch milliseconds) is missing or not before the upload. `rewritten_ms` is when
         the source's log was found to have been rewritten within this segment: a copy from before that differs is
-        replaced by one log record.
+        replaced by one log record. `queues()` returns the queue offsets that are archived with the segment. A copy that
+        has none is replaced likewise.
 
         Raises `CorruptFile` where the segment differs from its copy or overlaps another one, `StorageUnavailable`
         (repeat the call), `WriterFenced`.
         """
         self._check_open()
         return self._archiver.call(
-            partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms)
+            partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
         )
 
     def export(

@@ -122,6 +122,10 @@ def test_a_store_is_continued_and_a_second_one_refused(run_here, tmp_path):
     again = run_here("ingest", store, *where, "--archive-segments").document
     assert (again["messages"], again["resumed_from"], again["archived_segments"]) == (10, first["position"], 0)
     assert (again["tail"], again["lag"]) == ("open", {"end_offset": again["position"], "bytes": 0, "seconds": 0.0})
+    queued = run_here("ingest", store, *where, "--archive-queues").document
+    assert queued["archived_segments"] == first["archived_segments"]
+    with IndexReader.open(root=root) as reader:
+        assert all(segment.queues_bytes for segment in reader.archived())
     write(tmp_path / "other", 0, 3)
     other = run_here("ingest", tmp_path / "other", *where)
     assert (other.code, other.error["type"]) == (2, "ConfigError")
@@ -170,8 +174,7 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
 
 
 @pytest.mark.parametrize(
-    "option",
-    [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--archive-segments",), ("--from", "checkpoint")],
+    "option", [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--archive-queues",), ("--from", "checkpoint")]
 )
 def test_options_of_stores_are_refused_for_files(in_process, tmp_path, option):
     source = tmp_path / "m.ndjson"

@@ -12,6 +12,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.follow import Loss
+from tiered_index.rocketmq.archive.queues import queue_offsets
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
@@ -53,7 +55,8 @@ class SegmentArchiver:
 
     Every store of an index has its own name. With `skip_corrupt` a segment that can't be archived is a loss instead of
     an error, and is left alone until its file changes. `dispatcher` is the one that follows this store, if any; without
-    it every closed segment is archived as it is.
+    it every closed segment is archived as it is. With `queues` a segment is archived with its queue offsets, unless it
+    is damaged.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class SegmentArchiver:
         *,
         skip_corrupt: bool = False,
         dispatcher: Dispatcher | None = None,
+        queues: bool = False,
     ) -> None:
         self.index = index
+        self._queues = queues
         self.store_name = store_name
         self.folder = commitlog_folder
         # How many segments it has archived so far, those of a round under way among them.
@@ -144,8 +149,9 @@ class SegmentArchiver:
                 raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")
             return data
 
+        queues = partial(queue_offsets, segment.start, segment.file_size, read) if self._queues else None
         fresh = self.index.archive(
-            self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000, rewritten_ms
+            self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000, rewritten_ms, queues
         )
         self._done[segment.start] = seen
         self._passed_over.pop(segment.start, None)

@@ -158,6 +158,10 @@ class RocketmqMessages:
             raise fetched.error
         return fetched
 
+    def at_places(self, places: Sequence[tuple[int, int]]) -> list[Fetched]:
+        """Return the messages at commit log offsets, each with its size. Errors of places are in the answers."""
+        return self._settle([Search(offset, size, None, None, sees=self._sees) for offset, size in places])
+
     def by_msg_id(self, msg_id: str) -> Fetched:
         """Return the message that an offset message id names. Raises as `at`, and `InvalidArgument` for no such id."""
         host, offset = decode_offset_msg_id(msg_id)
@@ -411,7 +415,7 @@ def _read_table(
     with _failing(searches):
         with _charged(segment, searches[0]):
             tables[segment.name] = archive.table(segment)
-        searches[0].bytes += segment.object_bytes - segment.size_bytes
+        searches[0].bytes += segment.object_bytes - segment.size_bytes - segment.queues_bytes
 
 
 def _read_run(archive: SegmentArchive, run: _Run) -> None:

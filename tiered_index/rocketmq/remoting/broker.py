@@ -17,14 +17,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tiered_index._version import __version__
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageError, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import list_queues
+from tiered_index.rocketmq.remoting.archived_queues import ArchivedQueues, Directories
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -39,9 +49,10 @@ from tiered_index.rocketmq.remoting.frames import (
     text_of,
     topic_of,
 )
-from tiered_index.rocketmq.remoting.pulling import Pulled, StoreQueues, hashes_of_tags
+from tiered_index.rocketmq.remoting.pulling import Pulled, Queues, StoreQueues, UnknownOffsets, hashes_of_tags
 from tiered_index.rocketmq.remoting.seldom import SeldomLog
 from tiered_index.service.answers.rows import check_key
+from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
@@ -58,6 +69,8 @@ _MOST_MESSAGES = 1_000
 _MOST_OF_UNIQUE_KEY = 32
 # How old a list of topics may be, and one that lacks the topic that is asked for.
 _TOPICS_S, _UNKNOWN_TOPIC_S = 30.0, 1.0
+# Directories of queue offsets that are kept.
+_DIRECTORIES_BYTES = 64 << 20
 _READABLE = 4
 # Of messages that are taken and given, which are none: a second, and since a day began. 4.x misspells one.
 _RATES = ("putTps", "getTotalTps", "getTransferredTps", "getTransferedTps")
@@ -86,7 +99,10 @@ _LAST_KEY = re.compile(r"([0-9]{1,15})@.*@([0-9]{1,19})", re.ASCII | re.DOTALL)
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]*[A-Za-z0-9]:([0-9]{1,5})", re.ASCII)
 # Bits of a pull's `sysFlag`.
 _SUSPENDS, _HAS_SUBSCRIPTION = 2, 4
-_NO_STORE = "offsets of queues are in the broker's store: start the server with --store or --follow"
+_NO_QUEUES = (
+    "offsets of queues are in the broker's store (start the server with --store or --follow), or in segments that were "
+    "archived with --archive-queues"
+)
 _BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 # Codes by which clients, brokers and tools write: messages, offsets, topics, groups, configuration, users.
 _WRITES = frozenset(
@@ -233,6 +249,7 @@ class ReadOnlyBroker:
         self._clock = clock or SystemClock()
         self._topics = _Topics(index, self._clock)
         self._counted_queues: tuple[float, dict[str, int]] | None = None
+        self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
         self.log = SeldomLog(_log, self._clock)
         # raises for what is no store
         self._messages()
@@ -242,8 +259,8 @@ class ReadOnlyBroker:
         answer = _AT_ONCE.get(request.code)
         if answer is not None:
             return answer(self, request, local)
-        if request.code in _OF_QUEUES and self._store is None:
-            text = f" request type {request.code} not supported: {_NO_STORE}"
+        if request.code in _OF_QUEUES and self._store is None and not self._has_archived_queues():
+            text = f" request type {request.code} not supported: {_NO_QUEUES}"
             return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
         if request.code in _LOOKED_UP:
             return None
@@ -268,11 +285,16 @@ class ReadOnlyBroker:
                 return _LOOKED_UP[request.code](self, request, local, asker)
         except BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
+        except ObjectNotFound:
+            return busy(request)  # removed since the log was read, as the log, read again, says
         except (BudgetExceeded, StorageUnavailable) as error:
             # where time is left the client is gone, and with it the lookup's right to further requests
             if isinstance(error, StorageUnavailable) or budget.remaining_s() == 0:
                 self.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
+        except UnknownOffsets as error:
+            self.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
+            return request.answered(ResponseCode.SYSTEM_ERROR, error.problem)
         except TieredIndexError as error:
             self.log.tell(logging.ERROR, "request %d of RocketMQ's protocol: %s", request.code, error)
         except Exception:  # noqa: BLE001 - a defect must not end the connection, and the log shows it
@@ -362,15 +384,16 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.SUCCESS, body=body)
 
     def _queues(self) -> dict[str, int]:
-        """Return how many queues the store has of each topic; nothing without a store: entries don't tell."""
-        if self._store is None:
-            return {}
+        """Return how many queues the store, or the archive, has of each topic, as far as it is known."""
         now_s = self._clock.monotonic_s()
         if self._counted_queues is None or now_s - self._counted_queues[0] >= _TOPICS_S:
             counts: dict[str, int] = {}
-            with contextlib.suppress(StorageError):  # no query depends on them
-                for queue in list_queues(self._store / "consumequeue"):
-                    counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+            with contextlib.suppress(StorageError, CorruptFile, BudgetExceeded):  # no query depends on them
+                if self._store is not None:
+                    for queue in list_queues(self._store / "consumequeue"):
+                        counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+                elif self._has_archived_queues():
+                    counts = self._archived_queues().counts()
             self._counted_queues = now_s, counts
         return self._counted_queues[1]
 
@@ -535,18 +558,31 @@ class ReadOnlyBroker:
         held, is_damaged = self._at(offset, asker)
         return [one for one in held if one.store_host == host and one.topic == topic], is_damaged
 
-    # what the queues of a store say
+    # what queues say
 
-    def _store_queues(self, topic: str, asker: _Asker) -> StoreQueues | None:
-        """Return the queues; None where the topic is none for who asks, or the store has no queue of it."""
-        if self._store is None or not asker.sees(topic) or topic not in self._topics.names(topic):
+    def _queues_of(self, topic: str, asker: _Asker) -> Queues[Any] | None:
+        """Return the queues; None where the topic is none for who asks, or has no queue."""
+        if not asker.sees(topic) or topic not in self._topics.names(topic):
             return None
-        queues = StoreQueues(self._store, self._root)
+        queues: Queues[Any]
+        queues = self._archived_queues() if self._store is None else StoreQueues(self._store, self._root)
         return queues if queues.of_topic(topic) else None
+
+    def _has_archived_queues(self) -> bool:
+        archives = self._archives().values()
+        return any(one.queues_bytes for archive in archives for one in archive.state().archive.values())
+
+    def _archived_queues(self) -> ArchivedQueues:
+        """Return the queues of the one store whose log is archived. Raises `UnknownOffsets` where several are."""
+        places = [(archive, name) for archive in self._archives().values() for name in archive.state().stores]
+        if len(places) != 1:
+            text = f"the logs of {len(places)} brokers are archived, and each has queues of its own: serve one of them"
+            raise UnknownOffsets("the archive", text)
+        return ArchivedQueues(*places[0], self._directories)
 
     def _end_of_queue(self, request: Command, local: Host, asker: _Asker) -> Command:
         topic, queue_id = topic_of(request), number_of(request, "queueId")
-        if (queues := self._store_queues(topic, asker)) is None:
+        if (queues := self._queues_of(topic, asker)) is None:
             return _no_topic(request, topic)
         queue = queues.find(topic, queue_id)
         offset = 0
@@ -562,10 +598,10 @@ class ReadOnlyBroker:
 
     def _topic_stats(self, request: Command, local: Host, asker: _Asker) -> Command:
         topic = topic_of(request)
-        if (queues := self._store_queues(topic, asker)) is None:
+        if (queues := self._queues_of(topic, asker)) is None:
             return _no_topic(request, topic)
         rows = []
-        for queue in queues.of_topic(topic):
+        for queue in queues.of_topic(topic, whole=True):
             ends = queues.ends(queue)
             last_ms = queues.last_store_ms(queue, ends)
             name = {"brokerName": self.name, "queueId": queue.queue_id, "topic": topic}
@@ -588,10 +624,10 @@ class ReadOnlyBroker:
         tags = hashes_of_tags(request.fields.get("subscription", ""))
         if tags is not None and not tags:
             return request.answered(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
-        if (queues := self._store_queues(topic, asker)) is None:
+        if (queues := self._queues_of(topic, asker)) is None:
             return _no_topic(request, topic)
         count = queues.of_topic(topic)[-1].queue_id + 1
-        if not 0 <= queue_id < count:
+        if queue_id < 0 or (queue_id >= count and queues.find(topic, queue_id) is None):
             text = f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{count}]"
             return request.answered(ResponseCode.INVALID_PARAMETER, text)
         return _pulled(request, queues.pull(topic, queue_id, offset, most, most_bytes, tags))
@@ -698,7 +734,7 @@ _LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Asker], Comma
     RequestCode.GET_TOPIC_STATS_INFO: ReadOnlyBroker._topic_stats,
     RequestCode.PULL_MESSAGE: ReadOnlyBroker._pull,
 }
-# Without a store nothing says where the queues' messages are.
+# Without a store or queue offsets in the archive nothing says where the queues' messages are.
 _OF_QUEUES = frozenset(
     (RequestCode.PULL_MESSAGE, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET, RequestCode.GET_TOPIC_STATS_INFO)
 )

@@ -1,15 +1,17 @@
-"""The ends of a queue and the messages from a queue offset on, by the consume queues of a broker's store.
+"""The ends of a queue and the messages from a queue offset on: by the consume queues of a broker's store, or by the
+queue offsets of archived segments.
 
-Codes, statuses and bounds are those of RocketMQ's `DefaultMessageStore.getMessage` and `PullMessageProcessor`. Messages
-come from the store's own commit log. A queue begins, as for its broker, at the first message that the log still has.
-One object serves one request.
+Codes, statuses and bounds are those of RocketMQ's `DefaultMessageStore.getMessage` and `PullMessageProcessor`. A queue
+begins, as for its broker, at the first message that the log, or the archive, still has. One object serves one request.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,8 @@ _LEAST_BYTES = 100
 # A smaller tags code is no hash: it is an address in the queue's extension, which is not read.
 _LEAST_HASH = -(2**31)
 EVERY_TAG = "*"
+# The code of an entry that says nothing about the tags: the message does.
+NO_CODE = -(2**63)
 
 
 class Ends(NamedTuple):
@@ -59,18 +63,136 @@ def hashes_of_tags(subscription: str) -> frozenset[int] | None:
     return frozenset(java_string_hash(tag.strip()) for tag in subscription.split("||") if tag.strip())
 
 
-class StoreQueues:
-    """Reads the queues of the store in `folder`. `root` is that of an index that follows it, else None.
+class UnknownOffsets(CorruptFile):
+    """What a queue has can't be told; `problem` says why, and names no object."""
+
+
+class Queue(Protocol):
+    """A queue of a topic."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def queue_id(self) -> int:
+        """Its number within the topic."""
+
+
+Q = TypeVar("Q", bound=Queue)
+
+
+class Queues(ABC, Generic[Q]):
+    """Reads the queues of one broker.
 
     Every method raises `CorruptFile` for damage, and `StorageError` and `BudgetExceeded` as reading does.
     """
+
+    @abstractmethod
+    def of_topic(self, topic: str, *, whole: bool = False) -> list[Q]:
+        """Return the queues of a topic, by number; with `whole` all there are, or `UnknownOffsets`."""
+
+    @abstractmethod
+    def find(self, topic: str, queue_id: int) -> Q | None:
+        """Return a queue, None where there is none."""
+
+    @abstractmethod
+    def ends(self, queue: Q) -> Ends:
+        """Return where a queue begins and ends, without a look at its messages."""
+
+    @abstractmethod
+    def last_store_ms(self, queue: Q, ends: Ends) -> int:
+        """Return the store timestamp of a queue's last message, 0 where it has none."""
+
+    @abstractmethod
+    def _entries(self, queue: Q, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
+        """Return entries of a queue (`log.store.ENTRY`, up to `most`) from a queue offset on, or from the first one
+        behind it that there is, and that one's offset.
+        """
+
+    @abstractmethod
+    def _reader(
+        self, queue: Q, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+    ) -> Callable[[int], Message | None]:
+        """Return what reads the message of a row of `entries`, of which the first is at a queue offset; None: it may be
+        answered no more. `rows` will be asked for, in this order.
+        """
+
+    def pull(
+        self, topic: str, queue_id: int, offset: int, most: int, most_bytes: int, tags: frozenset[int] | None
+    ) -> Pulled:
+        """Return messages of a queue from an offset on, one at least and no more than `most` and `most_bytes`.
+
+        Only those whose tags have one of the hashes `tags` (None: all); others may have the same hash. Messages end
+        before the first damaged one: a pull that begins there raises.
+        """
+        moved = ResponseCode.PULL_OFFSET_MOVED
+        nothing = moved if offset else ResponseCode.PULL_NOT_FOUND
+        if (queue := self.find(topic, queue_id)) is None:
+            return Pulled(nothing, "NO_MATCHED_LOGIC_QUEUE", 0, Ends(0, 0))
+        ends = self.ends(queue)
+        if ends.end == 0:
+            return Pulled(nothing, "NO_MESSAGE_IN_QUEUE", 0, ends)
+        if offset < ends.begin:
+            return Pulled(moved, "OFFSET_TOO_SMALL", ends.begin, ends)
+        if offset > ends.end:
+            return Pulled(moved, "OFFSET_OVERFLOW_BADLY", ends.end, ends)
+        if offset == ends.end:
+            return Pulled(ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, ends)
+        first, entries = self._entries(queue, offset, min(_MOST_ENTRIES, ends.end - offset))
+        if first > offset:  # deleted since, or never there
+            return Pulled(moved, "OFFSET_TOO_SMALL", first, self.ends(queue))
+        if not len(entries):
+            raise CorruptFile(topic, f"no entry at queue offset {offset}, and the queue ends at {ends.end}")
+        most = max(1, min(most, _MOST_MESSAGES))
+        most_bytes = max(_LEAST_BYTES, min(most_bytes, _MOST_BYTES))
+        found: list[bytes] = []
+        found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", offset + len(entries)
+        rows = _matching(entries["tags_code"], tags).tolist()
+        read = self._reader(queue, offset, entries, rows)
+        for row in rows:
+            check_deadline(f"reading messages of {topic}")
+            if found and (len(found) == most or found_bytes + int(entries["size"][row]) > most_bytes):
+                following = offset + row
+                break
+            try:
+                message = read(row)
+            except CorruptFile:
+                if not found:
+                    raise
+                following = offset + row
+                break
+            if message is None:
+                status = "MESSAGE_WAS_REMOVING"
+            elif tags is None or int(entries["tags_code"][row]) != NO_CODE or _hash_of(message.tags) in tags:
+                found.append(message.encode())
+                found_bytes += message.size
+        if not found:
+            return Pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, status, following, ends)
+        return Pulled(ResponseCode.SUCCESS, "FOUND", following, ends, b"".join(found))
+
+
+def _hash_of(tags: str | None) -> int:
+    return java_string_hash(tags or "")
+
+
+def checked_message(message: Message, queue: Queue, offset: int, file: str) -> Message:
+    """Return a message, which a queue names at an offset. Raises `CorruptFile` for another one."""
+    if (message.topic, message.queue_id, message.queue_offset) != (queue.topic, queue.queue_id, offset):
+        problem = f"queue offset {offset} names commit log offset {message.physical_offset}, where another message lies"
+        raise CorruptFile(file, problem)
+    return message
+
+
+class StoreQueues(Queues[ConsumeQueue]):
+    """Reads the queues of the store in `folder`. `root` is that of an index that follows it, else None."""
 
     def __init__(self, folder: Path, root: Path | None) -> None:
         self._folder = folder / "consumequeue"
         self._log = CommitLogReader(folder / "commitlog")
         self._truncated = TruncatedTail(self._log.folder, root)
 
-    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+    def of_topic(self, topic: str, *, whole: bool = False) -> list[ConsumeQueue]:
         """Return the queues of a topic that have a folder."""
         return queues_of(self._folder, topic)
 
@@ -97,68 +219,28 @@ class StoreQueues:
         _, entries = queue.read(ends.end - 1, 1)
         return self._message(queue, ends.end - 1, entries).store_ms
 
-    def pull(
-        self, topic: str, queue_id: int, offset: int, most: int, most_bytes: int, tags: frozenset[int] | None
-    ) -> Pulled:
-        """Return messages of a queue from an offset on, one at least and no more than `most` and `most_bytes`.
+    def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
+        return queue.read(offset, most)
 
-        Only those whose tags have one of the hashes `tags` (None: all); others may have the same hash. Messages end
-        before the first damaged one: a pull that begins there raises.
-        """
-        moved = ResponseCode.PULL_OFFSET_MOVED
-        nothing = moved if offset else ResponseCode.PULL_NOT_FOUND
-        if (queue := self.find(topic, queue_id)) is None:
-            return Pulled(nothing, "NO_MATCHED_LOGIC_QUEUE", 0, Ends(0, 0))
-        ends = self.ends(queue)
-        if ends.end == 0:
-            return Pulled(nothing, "NO_MESSAGE_IN_QUEUE", 0, ends)
-        if offset < ends.begin:
-            return Pulled(moved, "OFFSET_TOO_SMALL", ends.begin, ends)
-        if offset > ends.end:
-            return Pulled(moved, "OFFSET_OVERFLOW_BADLY", ends.end, ends)
-        if offset == ends.end:
-            return Pulled(ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, ends)
-        first, entries = queue.read(offset, min(_MOST_ENTRIES, ends.end - offset))
-        if first > offset:  # deleted since
-            return Pulled(moved, "OFFSET_TOO_SMALL", first, Ends(first, max(first, ends.end)))
-        if not len(entries):
-            raise CorruptFile(str(queue.folder), f"no entry at queue offset {offset}, and the queue ends at {ends.end}")
-        most = max(1, min(most, _MOST_MESSAGES))
-        most_bytes = max(_LEAST_BYTES, min(most_bytes, _MOST_BYTES))
-        found: list[bytes] = []
-        found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", offset + len(entries)
-        for row in _matching(entries["tags_code"], tags).tolist():
-            check_deadline(f"reading messages of {topic}")
-            if found and (len(found) == most or found_bytes + int(entries["size"][row]) > most_bytes):
-                following = offset + row
-                break
+    def _reader(
+        self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+    ) -> Callable[[int], Message | None]:
+        def read(row: int) -> Message | None:
             try:
-                message = self._message(queue, offset + row, entries[row : row + 1])
+                return self._message(queue, offset + row, entries[row : row + 1])
             except CorruptFile as error:
                 if self._is_deleted(error):
-                    status = "MESSAGE_WAS_REMOVING"
-                    continue
-                if not found:
-                    raise
-                following = offset + row
-                break
-            found.append(message.encode())
-            found_bytes += message.size
-        if not found:
-            return Pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, status, following, ends)
-        return Pulled(ResponseCode.SUCCESS, "FOUND", following, ends, b"".join(found))
+                    return None
+                raise
+
+        return read
 
     def _message(self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void]) -> Message:
         """Return the message that the first of `entries`, at a queue offset, names."""
         if not len(entries):
             raise CorruptFile(str(queue.folder), f"no entry at queue offset {offset}, which is before the queue's end")
         message = self._log.read(int(entries["offset"][0]), int(entries["size"][0]))
-        if (message.topic, message.queue_id, message.queue_offset) != (queue.topic, queue.queue_id, offset):
-            problem = (
-                f"queue offset {offset} names commit log offset {message.physical_offset}, where another message lies"
-            )
-            raise CorruptFile(str(queue.folder), problem)
-        return message
+        return checked_message(message, queue, offset, str(queue.folder))
 
     def _is_deleted(self, error: CorruptFile) -> bool:
         """Return whether the broker has deleted the place since the queue's begin was looked up."""

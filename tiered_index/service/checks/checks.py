@@ -33,6 +33,7 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
+from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.checks.report import Missing, Progress, Report
@@ -186,6 +187,10 @@ def _check_segment_bytes(
     tell()
     if whole != segment.crc32:
         report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
+    if segment.queues_bytes:
+        queues = archive.queue_offsets(segment)
+        report.count("object_bytes", len(queues))
+        check_queues(queues, segment.start, segment.size_bytes, segment.name)
 
 
 # parts of a file without which no trailer can be read

@@ -10,14 +10,16 @@ part of an upload or two. Threads: one a rewriting, any number of them; the log 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.archived import HEAD_BYTES, SegmentSums
 from tiered_index.format.names import segment_name
+from tiered_index.format.queue_offsets import check_queues
 from tiered_index.service.checks.checks import check_segments
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload
@@ -180,8 +182,10 @@ def record_instead(publication: Publication, segment: ArchivedSegment, fresh: Ar
 def _send(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
-    """Send a segment anew and read it back. Raises as `put_in_place`."""
-    sums = SegmentSums()
+    """Send a segment anew and read it back; queue offsets that don't verify are left out. Raises as `put_in_place`."""
+    sums, section = SegmentSums(), b""
+    with contextlib.suppress(CorruptFile, ObjectNotFound):
+        section = _queue_offsets(SegmentArchive(storage, lambda: log.state, log.refresh), segment)
     part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
     part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
 
@@ -189,7 +193,7 @@ def _send(
         for data in pieces(part_bytes):
             sums.update(data)
             upload.write(data)
-        upload.write(sums.table(segment.start).encode())
+        upload.write(section + sums.table(segment.start, len(section)).encode())
 
     publication = Publication.send(storage, log, segment_name(*segment.place, _NO_EPOCH), fill, part_bytes)
     sent = publication.sent
@@ -204,6 +208,13 @@ def _send(
         publication.resolve(log.state)  # no record can name it yet
         raise
     return fresh, publication
+
+
+def _queue_offsets(archive: SegmentArchive, segment: ArchivedSegment) -> bytes:
+    """Return a segment's queue offsets, checked: a message that is erased keeps its place in its queue."""
+    if data := archive.queue_offsets(segment):
+        check_queues(data, segment.start, segment.size_bytes, segment.name)
+    return data
 
 
 def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int) -> Iterator[bytes]:

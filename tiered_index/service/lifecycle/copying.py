@@ -23,6 +23,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, TieredIndexError
 from tiered_index.format.archived import HEAD_BYTES, SegmentTable
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, log_name
+from tiered_index.format.queue_offsets import check_queues
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
 from tiered_index.retention import Retention
@@ -397,7 +398,10 @@ def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> N
     crc32 = 0
     for at in range(0, one.size_bytes, HEAD_BYTES):
         crc32 = zlib.crc32(read(at, min(HEAD_BYTES, one.size_bytes - at)), crc32)
-    table = SegmentTable.decode(read(one.size_bytes, size - one.size_bytes), size, one.name)
+    behind = read(one.size_bytes, size - one.size_bytes)
+    table = SegmentTable.decode(behind, size, one.name)
+    if table.queues_bytes:
+        check_queues(behind[: table.queues_bytes], one.start, one.size_bytes, one.name)
     logged = (one.start, one.size_bytes, one.crc32, one.crc32)
     problem = "start, size or CRC32 are not what the log says"
     CorruptFile.unless_equal(one.name, problem, logged, (table.start, table.size_bytes, table.crc32, crc32))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.archived import HEAD_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
+from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lifecycle.publication import Publication, Upload
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
@@ -25,6 +26,8 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
 
+QueuesOf = Callable[[], bytes]
+"""Returns the queue offsets of a segment (`format/queue_offsets.py`), nothing where they can't be told."""
 ReadSegment = Callable[[int, int], bytes]
 """Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't.
 """
@@ -32,6 +35,8 @@ ReadSegment = Callable[[int, int], bytes]
 
 # tables of segments of 64 GiB in all
 _TABLES_BYTES = 16 << 20
+# of a directory of queue offsets, read at once
+_DIRECTORY_BYTES = 64 << 10
 # how long what a record has removed stays
 _REMOVED_MS = 86_400_000
 
@@ -88,7 +93,8 @@ class SegmentArchive:
         if (known := self.known_table(segment)) is not None:
             return known
         with self._there(segment):
-            data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
+            length = segment.object_bytes - segment.size_bytes - segment.queues_bytes
+            data, size = self.storage.get_suffix(segment.name, length)
         CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
         table = SegmentTable.decode(data, size, segment.name)
         found = (table.start, table.size_bytes, table.crc32)
@@ -96,6 +102,32 @@ class SegmentArchive:
         CorruptFile.unless_equal(segment.name, "start, size or CRC32 are not what the log says", logged, found)
         self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes)
         return table
+
+    def queue_offsets(self, segment: ArchivedSegment, begin: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes (None: all) of a segment's queue offsets from byte `begin` on, unchecked. Raises as
+        `read`.
+        """
+        length = segment.queues_bytes - begin if length is None else length
+        if not length:
+            return b""
+        try:
+            with self._there(segment):
+                return self.storage.get_range(segment.name, segment.size_bytes + begin, length)
+        except InvalidArgument as error:
+            raise CorruptFile(
+                segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes
+            ) from error
+
+    def queue_directory(self, segment: ArchivedSegment) -> QueueDirectory:
+        """Return which queues the messages of a segment with queue offsets are of. Raises as `read`."""
+        size = segment.queues_bytes
+        data = self.queue_offsets(segment, max(0, size - _DIRECTORY_BYTES))
+        if (length := directory_bytes(data)) > len(data):
+            data = self.queue_offsets(segment, max(0, size - length))
+        directory = decode_directory(data, size, segment.name)
+        problem = "queue offsets are of a segment that begins elsewhere"
+        CorruptFile.unless_equal(segment.name, problem, segment.start, directory.start)
+        return directory
 
 
 @dataclass(eq=False)
@@ -117,6 +149,7 @@ class SegmentUploads:
         read: ReadSegment,
         modified_ms: int | None,
         rewritten_ms: int | None = None,
+        queues: QueuesOf | None = None,
     ) -> bool:
         """Upload a segment unless it is archived; return whether it was uploaded. As `IndexService.archive`."""
         if start < 0 or size_bytes <= 0:
@@ -147,8 +180,12 @@ class SegmentUploads:
                         raise
                     # the old object, at which readers may be, goes with a later start's sweep
                     self._sent.pop(known.place, None)  # of before, like that one
-                    return self._publish(known.place, known.size_bytes, read, None, known.name)
-                return False
+                    return self._publish(known.place, known.size_bytes, read, None, queues, known.name)
+                # the source's file has the erased messages still: it can't take the place of what lacks them
+                if queues is None or known.queues_bytes or known.source is not None or not (section := queues()):
+                    return False
+                _compare(known, size_bytes, read, None)
+                return self._publish(known.place, size_bytes, read, None, lambda: section, known.name)
             for other in state.segments_of(store):
                 if other.start < start + size_bytes and start < other.end:
                     raise CorruptFile(
@@ -157,7 +194,7 @@ class SegmentUploads:
                         expected=(other.start, other.end),
                         found=(start, start + size_bytes),
                     )
-            return self._publish((store, start), size_bytes, read, modified_ms)
+            return self._publish((store, start), size_bytes, read, modified_ms, queues)
 
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete what earlier writers left of uploads that no record names; once a store and process. Readers may be at
@@ -190,10 +227,11 @@ class SegmentUploads:
         size_bytes: int,
         read: ReadSegment,
         modified_ms: int | None,
+        queues: QueuesOf | None,
         instead_of: str | None = None,
     ) -> bool:
         """Append a segment's record, which removes `instead_of` if it is there; return whether it is in its place."""
-        segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read)
+        segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read, queues)
 
         def make(state: LogState) -> LogRecord | None:
             there = state.segment_at(*place)
@@ -212,7 +250,7 @@ class SegmentUploads:
         return False
 
     def _uploaded(
-        self, place: tuple[str, int], size_bytes: int, read: ReadSegment
+        self, place: tuple[str, int], size_bytes: int, read: ReadSegment, queues: QueuesOf | None
     ) -> tuple[ArchivedSegment, Publication]:
         """Return the segment as sent now, or by an earlier try that is not overdue and whose object is there."""
         session, sent = self.session, self._sent.get(place)
@@ -220,7 +258,7 @@ class SegmentUploads:
             with contextlib.suppress(ObjectNotFound):
                 sent[1].complete()
                 return sent
-        sums = SegmentSums()
+        sums, section = SegmentSums(), b"" if queues is None else queues()
         # whole pieces, and so large that they can be numbered
         part_bytes = max(self.part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
         part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
@@ -230,9 +268,9 @@ class SegmentUploads:
                 data = _exactly(read, position, min(part_bytes, size_bytes - position))
                 sums.update(data)
                 upload.write(data)
-            upload.write(sums.table(place[1]).encode())
+            upload.write(section + sums.table(place[1], len(section)).encode())
 
-        object_bytes = segment_object_bytes(size_bytes)
+        object_bytes = segment_object_bytes(size_bytes) + len(section)
         last_bytes = part_bytes + object_bytes - size_bytes
         sent_as = segment_name(*place, session.epoch)
         publication = Publication.send(

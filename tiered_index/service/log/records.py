@@ -33,6 +33,7 @@ from tiered_index.documents import (
     tuple_of,
 )
 from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.archived import queues_bytes_of
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import Layout
@@ -156,7 +157,7 @@ class ArchivedSegment:
     head_crc32: int
     """CRC32 of the first piece of 1 MiB: enough to tell one store from another."""
     object_bytes: int
-    """Size of the object: the segment, the checksums of its pieces, and a tail."""
+    """Size of the object: the segment, perhaps queue offsets, the checksums of its pieces, and a tail."""
     published_ms: int
     """The writer's clock before it read the segment."""
     source: tuple[int, int] | None = None
@@ -166,6 +167,11 @@ class ArchivedSegment:
     def end(self) -> int:
         """The offset behind the last byte."""
         return self.start + self.size_bytes
+
+    @property
+    def queues_bytes(self) -> int:
+        """How many bytes of the object are queue offsets; 0: it has none."""
+        return queues_bytes_of(self.size_bytes, self.object_bytes)
 
     @property
     def place(self) -> tuple[str, int]:

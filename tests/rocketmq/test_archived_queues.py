@@ -1,0 +1,422 @@
+"""Queues answered from archived segments: as a broker's store answers, but for what the archive does not prove."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.rocketmq import golden_frames
+from tests.rocketmq.answered import BEGIN_OF_LAST
+from tests.rocketmq.archived_store import index_log, open_index
+from tests.rocketmq.remoting_client import records
+from tests.support.store_writer import StoreWriter
+from tiered_index import IndexReader, erase
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.queue_offsets import check_queues
+from tiered_index.retention import Retention
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.archive.queues import queue_offsets
+from tiered_index.rocketmq.archive.repair import SegmentRepairs
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, Host
+from tiered_index.rocketmq.log.segments import list_segments
+from tiered_index.rocketmq.remoting import archived_queues, pulling
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.frames import Command, decode_frame
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.lifecycle.copying import copy_index
+from tiered_index.service.lifecycle.expiry import expire_index
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.opening import open_storage
+
+HERE = Host("127.0.0.1", 10911)
+END, BEGIN, STATS, PULL = 30, 31, 202, 11
+BEGIN_MS = 1_700_000_000_000
+
+
+def ask(broker, code, topic, queue_id=0, sees=None, **fields):
+    request = Command(code=code, fields={"topic": topic, "queueId": str(queue_id), **fields})
+    return broker.answer_at_once(request, HERE) or broker.look_up(request, HERE, sees)
+
+
+def pull(broker, topic, queue_id, offset, most=32, sees=None, **more):
+    fields = {"queueOffset": str(offset), "maxMsgNums": str(most), "sysFlag": "4", "subscription": "*", **more}
+    return ask(broker, PULL, topic, queue_id, sees, **fields)
+
+
+def ends(broker, topic, queue_id):
+    answers = [ask(broker, code, topic, queue_id) for code in (BEGIN, END)]
+    assert {answer.code for answer in answers} == {0}, answers
+    return tuple(int(answer.fields["offset"]) for answer in answers)
+
+
+def pulled(broker, topic, queue_id, begin, end, most=32):
+    """Return the messages of a queue, page by page, and the offsets at which pages were empty."""
+    found, empty, at = [], [], begin
+    while at < end:
+        answer = pull(broker, topic, queue_id, at, most)
+        assert answer.code in (0, 20, 21), answer
+        page = records(answer.body)
+        empty += [] if page else [at]
+        following = int(answer.fields["nextBeginOffset"])
+        assert following > at
+        assert all(at <= m.queue_offset < following for m in page)
+        found, at = found + page, following
+    return found, empty
+
+
+def in_queues(messages):
+    queues = {}
+    for message in messages:
+        if message.is_visible:
+            queues.setdefault((message.topic, message.queue_id), []).append(message)
+    return queues
+
+
+def archive(index, store, name="s", queues=True):
+    return SegmentArchiver(index, name, store / "commitlog", queues=queues).run_once()
+
+
+def made(folder, puts, segment_bytes=4096):
+    """Write a store of which every message is in a closed segment; return its messages."""
+    with StoreWriter(folder, segment_bytes=segment_bytes) as writer:
+        for n, fields in enumerate(puts):
+            given = {"store_ms": BEGIN_MS + n * 1000, "keys": [f"k-{n}"], **fields}
+            topic, queue_id = given.pop("topic", "orders"), given.pop("queue_id", 0)
+            writer.put(topic, queue_id, given.pop("body", b"paid"), **given)
+        last = writer.next_offset // segment_bytes
+        while writer.next_offset // segment_bytes == last:
+            writer.put("TBW102", 0, bytes(300), store_ms=BEGIN_MS + 10_000_000)
+    return [m for m in CommitLogReader(folder / "commitlog").messages() if m.topic != "TBW102"]
+
+
+def test_the_golden_stores_queues_are_those_of_its_archive(index, store):
+    """Page by page against a scan of the log, with the statuses that the store itself answers."""
+    messages = [m for m in index_log(index, store) if m.physical_offset < BEGIN_OF_LAST]
+    assert archive(index, store) == 5
+    broker, live = ReadOnlyBroker(index, name="b"), ReadOnlyBroker(index, store=store, name="b")
+    queues = in_queues(messages)
+    indexed = {m.topic for m in messages if m.index_keys and m.is_visible}
+    for topic, queue_id in sorted(queue for queue in queues if queue[0] in indexed):
+        queue = queues[topic, queue_id]
+        assert ends(broker, topic, queue_id) == (0, len(queue))
+        for most in (3, 32):
+            found, empty = pulled(broker, topic, queue_id, 0, len(queue), most)
+            assert [m.encode() for m in found] == [m.encode() for m in queue]
+            assert not empty
+        for at in (-1, len(queue), len(queue) + 1):
+            ours, theirs = pull(broker, topic, queue_id, at), pull(live, topic, queue_id, at)
+            if at < 0 or theirs.code != 0:
+                fields = {**theirs.fields, "maxOffset": str(len(queue))}
+                if at > len(queue):
+                    fields["nextBeginOffset"] = str(len(queue))
+                assert (ours.code, ours.remark, ours.fields) == (theirs.code, theirs.remark, fields) or at > 0
+        assert pull(broker, topic, queue_id, len(queue)).code == 19
+        assert pull(broker, topic, queue_id, len(queue) + 1).remark == "OFFSET_OVERFLOW_BADLY"
+    table = ask(broker, STATS, "TopicOrder").body.decode()
+    for queue_id in range(4):
+        queue = queues["TopicOrder", queue_id]
+        offsets = {"lastUpdateTimestamp": queue[-1].store_ms, "maxOffset": len(queue), "minOffset": 0}
+        assert json.dumps(offsets, separators=(",", ":")) in table
+    request = decode_frame(golden_frames.frames()["req.mqadmin_queryMsgByOffset.1.11.bin"]["frame"][4:])
+    answer = broker.look_up(request, HERE)
+    assert (answer.code, answer.remark) == (0, "FOUND")
+    assert answer.body == queues["TopicOrder", 0][0].encode()
+    # queues that there are not
+    assert ends(broker, "TopicOrder", 4) == (0, 0)
+    assert pull(broker, "TopicOrder", 4, 0).code == 29
+    assert ask(broker, 105, "TopicOrder").body.count(b'"readQueueNums":4') == 1
+
+
+def test_without_queue_offsets_nothing_is_said(index, store):
+    index_log(index, store)
+    assert archive(index, store, queues=False) == 5
+    for code in (END, BEGIN, STATS, PULL):
+        answer = ask(ReadOnlyBroker(index), code, "TopicOrder")
+        assert answer.code == 3
+        assert "--archive-queues" in answer.remark
+
+
+def test_a_topic_that_a_key_may_not_see_is_none(index, store):
+    index_log(index, store)
+    archive(index, store)
+    broker = ReadOnlyBroker(index)
+
+    def sees(topic):
+        return topic == "TopicPay"
+
+    for topic in ("TopicOrder", "none"):
+        for answer in (
+            *(ask(broker, code, topic, 0, sees) for code in (BEGIN, END, STATS)),
+            pull(broker, topic, 0, 0, sees=sees),
+        ):
+            assert (answer.code, answer.remark, answer.body) == (17, f"topic[{topic}] not exist", b"")
+    assert pull(broker, "TopicPay", 0, 0, sees=sees).code == 0
+
+
+def test_segments_of_before_are_archived_again_with_their_queue_offsets(index, tmp_path):
+    """Until then offsets that may lie there are not known; afterwards all are answered."""
+    messages = made(tmp_path / "s", [{"queue_id": n % 2} for n in range(120)])
+    index_log(index, tmp_path / "s")
+    segments = list_segments(tmp_path / "s" / "commitlog")
+    closed = archive(index, tmp_path / "s", queues=False)
+    state = index.segment_archive.state
+    before = {s.name for s in state().archive.values()}
+    first = segments[0].path.rename(tmp_path / "first")
+    assert archive(index, tmp_path / "s") == closed - 1 >= 2
+    first.rename(segments[0].path)
+    broker = ReadOnlyBroker(index)
+    for answer in (*(ask(broker, code, "orders") for code in (BEGIN, END, STATS)), pull(broker, "orders", 0, 0)):
+        assert (answer.code, answer.body) == (1, b"")
+        assert "is not known: segments were archived without queue offsets" in answer.remark
+    assert archive(index, tmp_path / "s") == 1
+    assert not before & {s.name for s in state().archive.values()}
+    assert archive(index, tmp_path / "s") == 0
+    for (topic, queue_id), queue in in_queues(messages).items():
+        assert ends(ReadOnlyBroker(index), topic, queue_id) == (0, 60)
+        assert pulled(ReadOnlyBroker(index), topic, queue_id, 0, 60)[0] == queue
+
+
+def verified(storage):
+    report = Report()
+    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
+    return report
+
+
+def archived_life(tmp_path, puts=None, **settings):
+    messages = made(tmp_path / "s", puts or [{"queue_id": n % 2, "keys": [f"k-{n % 10}"]} for n in range(120)])
+    storage = LocalStorage(tmp_path / "storage")
+    index = open_index(tmp_path / "root", storage, local_keep_s=0, **settings)
+    index_log(index, tmp_path / "s")
+    assert archive(index, tmp_path / "s") >= 2
+    index.seal()
+    index.run_lifecycle()
+    return storage, index, messages
+
+
+@pytest.mark.parametrize("now", [False, True])
+@pytest.mark.parametrize("asked", [{"keys": "k-4"}, {"queue_id": 0, "before_ms": BEGIN_MS + 50_000}])
+def test_erased_messages_are_passed_over_whether_their_bytes_are_there_or_not(tmp_path, now, asked):
+    storage, index, messages = archived_life(tmp_path)
+    with index:
+        done = erase(storage.uri, "orders", **asked, yes=True, now=now, grace_s=0)
+        assert bool(done.messages_erased) == now
+    with IndexReader.open(storage.uri) as reader:
+        broker = ReadOnlyBroker(reader)
+        for (topic, queue_id), queue in in_queues(messages).items():
+            gone = [m for m in queue if "k-4" in m.index_keys or "keys" not in asked]
+            if "keys" not in asked:
+                gone = [m for m in queue if queue_id == 0 and m.store_ms < asked["before_ms"]]
+            begin = len(gone) if "keys" not in asked else 0
+            assert ends(broker, topic, queue_id) == (begin, 60)
+            found, _ = pulled(broker, topic, queue_id, begin, 60, 1)
+            assert found == [m for m in queue if m not in gone]
+            for m in gone[:2]:
+                answer = pull(broker, topic, queue_id, m.queue_offset, 1)
+                assert m.raw_body not in answer.body or records(answer.body)[0].queue_offset > m.queue_offset
+
+
+def test_only_erased_messages_in_reach_lead_on_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(pulling, "_MOST_ENTRIES", 5)
+    puts = [{"keys": ["gone" if n < 12 else "kept"]} for n in range(60)]
+    storage, index, _ = archived_life(tmp_path, puts)
+    with index:
+        erase(storage.uri, "orders", keys="gone", yes=True, now=True, grace_s=0)
+    with IndexReader.open(storage.uri) as reader:
+        answer = pull(ReadOnlyBroker(reader), "orders", 0, 0)
+        told = (answer.code, answer.remark, answer.fields["nextBeginOffset"], answer.body)
+        assert told == (20, "MESSAGE_WAS_REMOVING", "5", b"")
+
+
+def test_a_queue_begins_behind_what_has_expired(tmp_path):
+    storage, index, messages = archived_life(tmp_path)
+    index.close()
+    now = ManualClock(BEGIN_MS + 120_000)
+    expire_index(storage.uri, Retention(topics={"orders": 50}), yes=True, clock=now)
+    with IndexReader.open(storage.uri) as reader:
+        broker = ReadOnlyBroker(reader)
+        before_ms = reader.segment_archive.state().expired.before_ms("orders")
+        assert BEGIN_MS + 60_000 < before_ms < BEGIN_MS + 100_000
+        for (topic, queue_id), queue in in_queues(messages).items():
+            kept = [m for m in queue if m.store_ms >= before_ms]
+            assert ends(broker, topic, queue_id) == (60 - len(kept), 60)
+            assert pulled(broker, topic, queue_id, 60 - len(kept), 60)[0] == kept
+            answer = pull(broker, topic, queue_id, 0)
+            assert (answer.code, answer.fields["nextBeginOffset"]) == (21, str(60 - len(kept)))
+
+
+def test_a_flipped_bit_is_damage_and_never_another_answer(tmp_path):
+    """Anywhere in an archived segment with its queue offsets: pulls end before it, and fail at it."""
+    storage, index, messages = archived_life(tmp_path)
+    with index:
+        archived = index.segment_archive
+        (segment, *_) = sorted(archived.state().archive.values(), key=lambda one: one.start)
+        runs = archived.queue_directory(segment).topics
+    whole = storage.get(segment.name)
+    queue = in_queues(messages)["orders", 1]
+    (run,) = [one for one in runs["orders"] if one.queue_id == 1]
+    behind = segment.size_bytes + segment.queues_bytes
+    places = [queue[7].physical_offset + 30, segment.size_bytes + run.begin + 7 * 16, behind - 30]
+    for place in places:
+        storage.put(segment.name, whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with IndexReader.open(storage.uri) as reader:
+            broker = ReadOnlyBroker(reader)
+            answer = pull(broker, "orders", 1, 7)
+            assert (answer.code, answer.body) == (1, b"")
+            first = pull(broker, "orders", 1, 0)
+            assert records(first.body) == queue[: len(records(first.body))]
+            assert len(records(first.body)) <= 7
+        assert {one.file for one in verified(storage).findings} == {segment.name}
+
+
+def test_a_lost_segment_leaves_its_offsets_unknown(tmp_path):
+    storage, index, messages = archived_life(tmp_path)
+    with index:
+        middle = sorted(index.segment_archive.state().archive.values(), key=lambda one: one.start)[1]
+    storage.delete(middle.name)
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    SegmentRepairs(storage, log, give_up=True).run(verified(storage), yes=True)
+    queue = in_queues(messages)["orders", 0]
+    lost = [m.queue_offset for m in queue if middle.start <= m.physical_offset < middle.end]
+    with IndexReader.open(storage.uri) as reader:
+        broker = ReadOnlyBroker(reader)
+        assert ends(broker, "orders", 0) == (0, 60)
+        assert ask(broker, STATS, "orders").code == 1
+        assert pulled(broker, "orders", 0, 0, lost[0])[0] == queue[: lost[0]]
+        for at in (lost[0], lost[-1]):
+            answer = pull(broker, "orders", 0, at)
+            assert (answer.code, answer.body) == (1, b"")
+            assert answer.remark == f"what lies at offset {at} of queue 0 is not known: an archived segment was lost"
+        assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
+
+
+def test_a_topic_that_was_made_again_begins_anew(index, tmp_path):
+    """Brokers delete a topic's consume queues, and count from 0 again."""
+    made(tmp_path / "a", [{} for _ in range(40)])
+    folder = tmp_path / "s"
+    with StoreWriter(folder, segment_bytes=4096) as writer:
+        for n in range(40):
+            writer.put("orders", 0, b"old", keys=["k"], store_ms=BEGIN_MS + n)
+        writer._queues.clear()
+        for path in (folder / "consumequeue").rglob("*"):
+            if path.is_file():
+                path.unlink()
+        for n in range(40):
+            writer.put("orders", 0, b"new", keys=["k"], store_ms=BEGIN_MS + 100 + n)
+        for _ in range(20):
+            writer.put("TBW102", 0, bytes(300), store_ms=BEGIN_MS + 1000)
+    messages = list(CommitLogReader(folder / "commitlog").messages())
+    index_log(index, folder)
+    archive(index, folder)
+    broker = ReadOnlyBroker(index)
+    new = [m for m in messages if m.raw_body == b"new"]
+    assert [m.queue_offset for m in new[:2]] == [0, 1]
+    assert ends(broker, "orders", 0) == (0, 40)
+    assert pulled(broker, "orders", 0, 0, 40)[0] == new
+
+
+def test_prepared_messages_are_in_no_queue_and_tags_are_told_by_messages(tmp_path, index, monkeypatch):
+    monkeypatch.setattr(archived_queues, "_BATCH", 3)
+    puts = []
+    for n in range(60):
+        flag = {1: TRANSACTION_PREPARED, 2: TRANSACTION_COMMIT}.get(n % 3, 0)
+        puts.append({"sys_flag": flag, "tags": "Aa" if n == 30 else "BB" if n == 48 else "other"})
+    messages = made(tmp_path / "s", puts)
+    index_log(index, tmp_path / "s")
+    archive(index, tmp_path / "s")
+    queue = in_queues(messages)["orders", 0]
+    broker = ReadOnlyBroker(index)
+    assert ends(broker, "orders", 0) == (0, 40)
+    assert pulled(broker, "orders", 0, 0, 40)[0] == queue
+    tagged = [m for m in queue if m.tags in ("Aa", "BB")]
+    assert records(pull(broker, "orders", 0, 0, subscription="Aa").body) == tagged
+    assert pull(broker, "orders", 0, 0, subscription="none").code == 20
+
+
+def test_logs_of_two_brokers_have_queues_of_their_own(index, tmp_path):
+    for name in ("a", "b"):
+        made(tmp_path / name, [{} for _ in range(40)])
+        index_log(index, tmp_path / name)
+        archive(index, tmp_path / name, name)
+    answer = ask(ReadOnlyBroker(index), END, "orders")
+    assert (answer.code, "the logs of 2 brokers" in answer.remark) == (1, True)
+
+
+def test_a_queue_of_which_nothing_is_left_is_not_known(index, tmp_path):
+    """It may have had messages before: 0 would be a guess."""
+    messages = made(tmp_path / "s", [{"queue_id": 0 if n < 20 else 1} for n in range(80)])
+    index_log(index, tmp_path / "s")
+    first = list_segments(tmp_path / "s" / "commitlog")[0]
+    first.path.unlink()
+    archive(index, tmp_path / "s")
+    broker = ReadOnlyBroker(index)
+    kept = [m for m in in_queues(messages)["orders", 1] if m.physical_offset >= first.end]
+    assert ends(broker, "orders", 1) == (kept[0].queue_offset, 60)
+    answer = ask(broker, END, "orders", 0)
+    assert (answer.code, "older segments are gone" in answer.remark) == (1, True)
+    for queue_id in (0, 2):
+        assert pull(broker, "orders", queue_id, 0).code == 1
+
+
+def test_erasures_copies_and_repairs_keep_queue_offsets(tmp_path):
+    storage, index, _ = archived_life(tmp_path)
+    index.close()
+    erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
+    target = f"file://{tmp_path}/copied"
+    copy_index(storage.uri, target)
+    with IndexReader.open(target) as reader:
+        assert all(one.queues_bytes for one in reader.archived() if one.source)
+        assert ends(ReadOnlyBroker(reader), "orders", 0) == (0, 60)
+    with open_storage(target) as copied:
+        assert not verified(copied).findings
+
+
+def test_a_damaged_segment_has_no_queue_offsets(tmp_path):
+    """Messages behind the damage would be missing."""
+    made(tmp_path / "s", [{} for _ in range(40)])
+    segment = list_segments(tmp_path / "s" / "commitlog")[0]
+    data = segment.path.read_bytes()
+
+    def offsets(of):
+        return queue_offsets(0, len(of), lambda at, length: of[at : at + length])
+
+    assert offsets(data)
+    for at in range(4):
+        broken = bytearray(data)
+        broken[at] ^= 64
+        assert offsets(bytes(broken)) == b""
+    assert offsets(data[: len(data) // 2]) == b""
+
+
+def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
+    made(tmp_path / "s", [{"queue_id": n % 3} for n in range(40)])
+    index_log(index, tmp_path / "s")
+    archive(index, tmp_path / "s")
+    archived = index.segment_archive
+    (segment, *_) = archived.state().archive.values()
+    data = archived.queue_offsets(segment)
+    check_queues(data, segment.start, segment.size_bytes, "x")
+    for bit in range(8 * len(data)):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptFile):
+            check_queues(bytes(broken), segment.start, segment.size_bytes, "x")
+    for length in range(0, len(data), 7):
+        with pytest.raises(CorruptFile):
+            check_queues(data[:length], segment.start, segment.size_bytes, "x")
+    with pytest.raises(CorruptFile, match="begins elsewhere"):
+        check_queues(data, 1, segment.size_bytes, "x")
+    with pytest.raises(CorruptFile, match="behind the segment"):
+        check_queues(data, segment.start, 100, "x")
+    # what the log says of the object's size
+    with pytest.raises(InvalidArgument):
+        archived.read(segment, segment.end, 1)
+    wrong = replace(segment, object_bytes=segment.object_bytes + 8)
+    with pytest.raises(CorruptFile):
+        archived.queue_directory(wrong)

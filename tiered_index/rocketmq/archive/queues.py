@@ -1,0 +1,83 @@
+"""The queue offsets that a segment of a commit log is archived with: what the broker's consume queues have of it.
+
+Memory: some 60 bytes a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.queue_offsets import ENTRY, encode_queues
+from tiered_index.rocketmq.log.columns import MessageColumns
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.segments import Segment, segment_name
+
+# Where the queue offset lies in a message.
+_QUEUE_OFFSET_AT = np.arange(20, 28)
+
+
+class _Closed(Segment):
+    """A closed segment, whose bytes a function returns."""
+
+    is_closed = True
+
+    def __init__(self, start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
+        super().__init__(Path(segment_name(start)), start, size_bytes, start + size_bytes)
+        self._read = read
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the segment."""
+        size = min(size_bytes, self.file_size - position)
+        return self._read(position, size) if size > 0 else b""
+
+
+@dataclass(frozen=True)
+class _OneSegment(CommitLogReader):
+    only: tuple[Segment, ...] = ()
+
+    def segments(self) -> tuple[Segment, ...]:
+        return self.only
+
+
+def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
+    """Return the queue offsets of a segment that begins at `start`, nothing where it is damaged: messages that can't be
+    read would be missing. `read(position, length)` returns its bytes, and its errors pass.
+    """
+    segment = _Closed(start, size_bytes, read)
+    names: dict[str, int] = {}
+    topic, queue_id, queue_offset = ([np.zeros(0, kind)] for kind in (np.int32, np.int32, np.int64))
+    entries = [np.zeros(0, ENTRY)]
+    end = start
+    try:
+        for batch in _OneSegment(segment.path.parent, only=(segment,)).batches(start):
+            end = batch.end
+            if not len(batch.positions):
+                continue
+            columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
+            topics, index = columns.topics()
+            if columns.count < len(batch.positions):
+                return b""
+            head = columns.head
+            transaction = head["sys_flag"] & TRANSACTION_MASK
+            # of others the broker's queues have none
+            shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
+            places = columns.positions[shown]
+            topic.append(np.array([names.setdefault(name, len(names)) for name in topics], np.int32)[index[shown]])
+            queue_id.append(head["queue_id"][shown].astype(np.int32))
+            queue_offset.append(columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64))
+            found = np.empty(len(places), ENTRY)
+            found["position"] = head["physical_offset"][shown] - start
+            found["size"], found["store_ms"] = head["size"][shown], head["store_ms"][shown]
+            entries.append(found)
+    except CorruptFile:
+        return b""
+    if end < segment.end or size_bytes > 0xFFFFFFFF:
+        return b""
+    joined = (np.concatenate(parts) for parts in (topic, queue_id, queue_offset, entries))
+    return encode_queues(start, list(names), *joined)

@@ -1,0 +1,261 @@
+"""The queues of a broker by the queue offsets of its archived segments (`ingest --archive-queues`).
+
+Nothing is guessed. A segment without queue offsets, or a gap between segments, may have messages of any queue: ends of
+queues and offsets that depend on it are `UnknownOffsets`. Queue offsets that a segment between its neighbours lacks are
+none. A queue that begins anew at 0 in the log begins there: its topic was deleted and made again. What has expired or
+was erased is not answered, whether its bytes are there or not. Directories are read once and kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.log.layout import tag_key
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
+from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, UnknownOffsets, checked_message
+from tiered_index.service.cold.caches import ByteCache
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.threads import DaemonPool
+from tiered_index.tombstones import ALWAYS
+
+Directories = ByteCache[tuple[str, str], QueueDirectory]
+"""Directories of queue offsets, by the storage's URI and the object's name."""
+# Directories that are fetched at once.
+_THREADS = 8
+# Messages that are fetched at once, so that a pull holds no more beside its answer.
+_BATCH, _BATCH_BYTES = 32, 256 << 10
+
+
+@dataclass(frozen=True)
+class ArchivedRun:
+    """A run of a queue; `after_unknown`: messages of the queue may lie between it and the one before."""
+
+    segment: ArchivedSegment
+    run: QueueRun
+    after_unknown: bool
+
+
+@dataclass(eq=False)
+class ArchivedQueue:
+    """One queue, its runs by queue offset; `is_open`: messages may lie behind the last one."""
+
+    topic: str
+    queue_id: int
+    runs: list[ArchivedRun] = field(default_factory=list)
+    is_open: bool = False
+
+
+class ArchivedQueues(Queues[ArchivedQueue]):
+    """Reads the queues of the store `store` from the archive of an index, as its log is known now."""
+
+    def __init__(self, archive: SegmentArchive, store: str, directories: Directories) -> None:
+        self._archive, self._store, self._cache = archive, store, directories
+        state = archive.state()
+        self._expired = state.expired
+        self._segments = sorted(state.segments_of(store), key=lambda segment: segment.start)
+        self._messages = RocketmqMessages(None, archive, store_name=store)
+        self._read: list[QueueDirectory | None] | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Return how many queues each topic has at least."""
+        counts: dict[str, int] = {}
+        for directory in self._directories():
+            for topic, runs in directory.topics.items() if directory is not None else ():
+                counts[topic] = max(counts.get(topic, 0), *(run.queue_id + 1 for run in runs))
+        return counts
+
+    def of_topic(self, topic: str, *, whole: bool = False) -> list[ArchivedQueue]:
+        """Return the queues of a topic of which the archive has a message. Raises also where there is none, and may
+        have been one.
+        """
+        known = {run.queue_id for one in self._directories() if one is not None for run in one.topics.get(topic, ())}
+        if (whole and (why := self._lacking())) or (not known and (why := self._lacking() or self._gone())):
+            raise self._unknown(f"which queues {topic} has", why)
+        return [self._queue(topic, queue_id) for queue_id in sorted(known)]
+
+    def find(self, topic: str, queue_id: int) -> ArchivedQueue | None:
+        """Return a queue, None where it has no message. Raises also where it may have had one."""
+        queue = self._queue(topic, queue_id)
+        if queue.runs:
+            return queue
+        if why := self._lacking() or self._gone():
+            raise self._unknown(f"where queue {queue_id} of {topic} begins and ends", why)
+        return None
+
+    def ends(self, queue: ArchivedQueue) -> Ends:
+        """Return where a queue begins and ends. Raises also where messages may lie before or behind those known."""
+        first, last = queue.runs[0], queue.runs[-1]
+        if queue.is_open or (first.after_unknown and first.run.first > 0):
+            where = f"where queue {queue.queue_id} of {queue.topic} {'ends' if queue.is_open else 'begins'}"
+            raise self._unknown(where, self._lacking())
+        begin_s = self._begin_s(queue)
+        for one in queue.runs:
+            if one.run.newest_ms // 1000 >= begin_s:
+                if begin_s <= 0:
+                    return Ends(one.run.first, last.run.end)
+                kept = self._entries_of(one)["store_ms"] // 1000 >= begin_s
+                return Ends(one.run.first + int(kept.argmax()), last.run.end)
+        return Ends(last.run.end, last.run.end)
+
+    def last_store_ms(self, queue: ArchivedQueue, ends: Ends) -> int:
+        """Return the store timestamp of a queue's last message, 0 where it has none."""
+        return 0 if ends.begin == ends.end else int(self._entries_of(queue.runs[-1])["store_ms"][-1])
+
+    def _entries(self, queue: ArchivedQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
+        number = bisect_right(queue.runs, offset, key=lambda one: one.run.first) - 1
+        if number < 0 or queue.runs[number].run.end <= offset:
+            # an offset between runs: a later one is next
+            number += 1
+            if queue.runs[number].after_unknown:
+                raise self._unknown(f"what lies at offset {offset} of queue {queue.queue_id}", self._lacking())
+        first = max(offset, queue.runs[number].run.first)
+        parts, count, end = [np.zeros(0, QUEUE_ENTRY)], 0, queue.runs[number].run.first
+        for one in queue.runs[number:]:
+            if one.run.first != end or count >= most:
+                break
+            found = self._entries_of(one)[max(0, first - one.run.first) :][: most - count]
+            part = np.empty(len(found), QUEUE_ENTRY)
+            part["offset"] = found["position"].astype(np.int64) + one.segment.start
+            part["size"], part["tags_code"] = found["size"], NO_CODE
+            parts.append(part)
+            count, end = count + len(found), one.run.end
+        return first, np.concatenate(parts)
+
+    def _reader(
+        self, queue: ArchivedQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+    ) -> Callable[[int], Message | None]:
+        fetched: dict[int, Message | Exception | None] = {}
+        waiting = list(reversed(rows))
+
+        def read(row: int) -> Message | None:
+            if row not in fetched:
+                fetched.clear()
+                batch, size = list[int](), 0
+                while waiting and len(batch) < _BATCH and size < _BATCH_BYTES:
+                    batch.append(waiting.pop())
+                    size += int(entries["size"][batch[-1]])
+                fetched.update(self._fetch(queue, offset, entries, batch))
+            found = fetched[row]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return read
+
+    def _fetch(
+        self, queue: ArchivedQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+    ) -> Iterator[tuple[int, Message | Exception | None]]:
+        """Yield the message of each of `rows`, None for one that may be answered no more, or its error."""
+        places = [(int(entries["offset"][row]), int(entries["size"][row])) for row in rows]
+        for row, (place, _), one in zip(rows, places, self._messages.at_places(places), strict=True):
+            message = one.message
+            if one.error is not None:
+                yield row, one.error
+            elif isinstance(message, Message):
+                try:
+                    checked_message(message, queue, offset + row, one.read_from or self._store)
+                except CorruptFile as error:
+                    yield row, error
+                else:
+                    yield row, None if self._is_gone(message) else message
+            elif one.state == "erased" or not self._archive.holding(place, self._store):
+                yield row, None
+            else:
+                problem = one.problem or "its message can't be read"
+                yield row, CorruptFile(f"queue {queue.queue_id} of {queue.topic}", f"offset {offset + row}: {problem}")
+
+    def _is_gone(self, message: Message) -> bool:
+        """Return whether a message has expired or was erased: also one whose bytes are there still."""
+        second = message.store_ms // 1000
+        if second < max(self._expired.begin_of(message.topic), 0):
+            return True
+        erased = self._expired.erased_of(message.topic)
+        if erased is None:
+            return False
+        if second < erased.queues.get(message.queue_id, ALWAYS):
+            return True
+        for key in (*message.index_keys, *([tag_key(message.tags)] if message.tags else [])):
+            absolute, masked, fingerprint = lookup_numbers(message.topic, key)
+            if second < max(erased.begin_of(absolute, fingerprint), erased.begin_of(masked, fingerprint)):
+                return True
+        return False
+
+    # what the archive has
+
+    def _directories(self) -> list[QueueDirectory | None]:
+        """Return the directory of each segment, None of one without queue offsets. Raises as `SegmentArchive.read`."""
+        if self._read is None:
+            wanted = [one for one in self._segments if one.queues_bytes]
+            known = {one.name: self._cache.get(self._name(one)) for one in wanted}
+            if missing := [one for one in wanted if known[one.name] is None]:
+                with contextlib.closing(DaemonPool(min(_THREADS, len(missing)), "tiered-index-queues")) as pool:
+                    # each is kept as it comes: a request that ends too soon has them for the next one
+                    for one, future in [(one, pool.submit(self._fetched, one)) for one in missing]:
+                        known[one.name] = future.result()
+            self._read = [known.get(one.name) for one in self._segments]
+        return self._read
+
+    def _fetched(self, segment: ArchivedSegment) -> QueueDirectory:
+        directory = self._archive.queue_directory(segment)
+        self._cache.put(self._name(segment), directory, segment.queues_bytes - directory.entries_bytes)
+        return directory
+
+    def _name(self, segment: ArchivedSegment) -> tuple[str, str]:
+        return self._archive.storage.uri, segment.name
+
+    def _queue(self, topic: str, queue_id: int) -> ArchivedQueue:
+        queue, end = ArchivedQueue(topic, queue_id), None
+        for segment, directory in zip(self._segments, self._directories(), strict=True):
+            queue.is_open |= directory is None or (end is not None and segment.start != end)
+            end = segment.end
+            for run in directory.topics.get(topic, ()) if directory is not None else ():
+                if run.queue_id != queue_id:
+                    continue
+                if queue.runs and run.first < queue.runs[-1].run.end:
+                    if run.first:
+                        why = f"its offset {run.first} stands in the log behind {queue.runs[-1].run.end - 1}"
+                        raise self._unknown(f"what queue {queue_id} of {topic} has", why)
+                    queue.runs.clear()
+                queue.runs.append(ArchivedRun(segment, run, queue.is_open))
+                queue.is_open = False
+        return queue
+
+    def _lacking(self) -> str:
+        """Return why something may be unknown; nothing where all that is archived is known."""
+        if any(one is None for one in self._directories()):
+            return "segments were archived without queue offsets"
+        if any(one.end != after.start for one, after in zip(self._segments, self._segments[1:], strict=False)):
+            return "an archived segment was lost"
+        return ""
+
+    def _gone(self) -> str:
+        """Return why a queue without a message may have had one; nothing where the archive has the log's begin."""
+        has_begin = bool(self._segments) and self._segments[0].start == 0
+        return "" if has_begin else "no archived segment has a message of it, and older segments are gone"
+
+    @staticmethod
+    def _unknown(what: str, why: str) -> UnknownOffsets:
+        return UnknownOffsets("the archive", f"{what} is not known: {why}")
+
+    def _begin_s(self, queue: ArchivedQueue) -> int:
+        """Return the first epoch second of a queue that neither has expired nor was erased whole."""
+        erased = self._expired.erased_of(queue.topic)
+        of_queue = ALWAYS if erased is None else erased.queues.get(queue.queue_id, ALWAYS)
+        return max(self._expired.begin_of(queue.topic), of_queue, 0)
+
+    def _entries_of(self, one: ArchivedRun) -> npt.NDArray[np.void]:
+        run, segment = one.run, one.segment
+        data = self._archive.queue_offsets(segment, run.begin, run.count * ENTRY.itemsize)
+        return decode_entries(data, run, segment.size_bytes, segment.name)
