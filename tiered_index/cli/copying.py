@@ -176,7 +176,6 @@ def _tell(session: Session, copier: Copier, report: CopyReport, status: str, swe
         "status": status,
         **asdict(report),
         "lag_s": lag_s,
-        "removed": list(report.removed),
         "deleted": {"objects": len(gone), "bytes": sum(info.size_bytes for info in gone)},
         "requests": {"source": read.total.requests_by_kind, "target": written.total.requests_by_kind},
         "bytes_read": read.total.bytes_read + written.total.bytes_read,

@@ -6,7 +6,6 @@ The file appears under its name once it is whole and durable. One thread; memory
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import time
@@ -23,6 +22,7 @@ from typer import Option
 from tiered_index.cli.options import LAST, TIME, end_option, time_option
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds, unknown_topic
 from tiered_index.cli.session import Session, command
+from tiered_index.encoding import json_text
 from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, Layout
@@ -126,12 +126,6 @@ class _Writer(Protocol):
     def close(self) -> None: ...
 
 
-def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows JSON-ready: bytes as hexadecimal text."""
-    for row in table.to_pylist():
-        yield {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
-
-
 class NdjsonWriter:
     """A JSON object a line: printable ASCII, bytes as hexadecimal text."""
 
@@ -140,7 +134,7 @@ class NdjsonWriter:
 
     def write_table(self, table: pa.Table) -> None:
         """Write the rows."""
-        self._sink.writelines(f"{json.dumps(row)}\n".encode() for row in json_rows(table))
+        self._sink.writelines(f"{json_text(row)}\n".encode() for row in table.to_pylist())
 
     def close(self) -> None:
         """Leave the file to whoever has opened it."""
@@ -228,7 +222,7 @@ def export(
     config = session.config()
     started_s = time.monotonic()
     with session.open_reader(config) as reader, reader.export(topic, begin, end, allow_partial=True) as entries:
-        lost = [one.told(None).to_dict() for one in reader.log_state.lost.values()]
+        lost = [one.told(None) for one in reader.log_state.lost.values()]
         with _made(out, form, entries, slots, items) as writer:
             with session.progress("exporting", entries.most_entries) as progress:
                 for table in _tables(entries):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import asdict
 from typing import Any
 
 from tiered_index.cli.options import IntakeOptions
@@ -81,8 +80,8 @@ class StatusLines:
         line = {
             "status": "following",
             **{name: found[name] for name in ("position", "messages", "entries")},
-            "lag": asdict(lag),
-            "losses": [asdict(loss) for loss in new],
+            "lag": lag,
+            "losses": new,
             "problems": problems,
             "state": found["tail"],
             "torn": found["torn"] if follower.is_torn_reported else None,

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import Explaining, lost_text
-from tiered_index.cli.export import NdjsonWriter, check_new, json_rows, made_whole
+from tiered_index.cli.export import NdjsonWriter, check_new, made_whole
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
@@ -216,7 +216,7 @@ def look_up_keys(
 
 def _show(out: Output, shown: list[tuple[object, ...]], table: pa.Table) -> None:
     """Show a table: to programs at once, to people, by `shown`, at the end."""
-    for row in json_rows(table):
+    for row in table.to_pylist():
         if out.as_json:
             out.record(row)
         else:

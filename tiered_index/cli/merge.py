@@ -60,7 +60,7 @@ def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpti
     for chosen in options:
         made = plan(index.log, index.clock, chosen)
         jobs = [_describe_job(job, prices) for job in made.jobs]
-        tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": [list(pair) for pair in made.left]})
+        tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": made.left})
         _write_plan(session.out, human_duration(chosen.window_s), made, jobs)
     session.out.answer({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
     if len(options) > 1:
@@ -196,7 +196,7 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
             report = merge_tables(
                 index.storage, index.log, index.clock, chosen, threads=threads, progress=counting(progress)
             )
-        tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
+        tiers.append({"window_s": chosen.window_s, **asdict(report)})
         write_report(session, chosen.window_s, report)
     total = index.storage.total
     costs = {name: getattr(total, name) for name in ("bytes_read", "bytes_written", "cost_usd")}

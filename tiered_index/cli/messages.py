@@ -221,7 +221,7 @@ def message(
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
     shown = [describe_fetched(one, body) for one in answer.messages]
-    lost = {"lost": [one.to_dict() for one in answer.lost]} if answer.lost else {}
+    lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())
     for one, document_of_one in zip(answer.messages, shown, strict=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean
 from tiered_index.tracing import request_id
 from tiered_index.types import format_time
@@ -83,7 +83,7 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return _json(line).removesuffix("\n")
+        return json_text(line)
 
 
 def human_bytes(size_bytes: float) -> str:
@@ -197,11 +197,11 @@ class Output:
         if self.as_json:
             if isinstance(error := document.get("error"), dict):
                 document = document | {"error": error | {"message": self.in_flags(error["message"])}}
-            self._write(_json(document, indent=2 if self._terminal and not streamed else None))
+            self._write(json_text(document, indent=2 if self._terminal and not streamed else None) + "\n")
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: object) -> None:
         """Write one line of NDJSON, for people, too."""
-        self._write(_json(record))
+        self._write(json_text(record) + "\n")
 
     def line(self, text: str = "") -> None:
         """Write one line of text."""
@@ -313,7 +313,7 @@ class Output:
         if self.logs_json:
             _log(logging.ERROR, message, error={"type": kind, **details})
         elif self.as_json:
-            tell(_json({"error": {"type": kind, "message": message, **details}}))
+            tell(json_text({"error": {"type": kind, "message": message, **details}}) + "\n")
         else:
             tell(_printable_lines(f"tiered-index: {message}", "    ") + "\n")
 
@@ -384,8 +384,3 @@ def discard(stream: TextIO) -> None:
     """Let what is written to a stream go nowhere: else the interpreter would complain when it flushes at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _json(document: dict[str, Any], indent: int | None = None) -> str:
-    # of ASCII's controls JSON leaves this one as it is
-    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f") + "\n"

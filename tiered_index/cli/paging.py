@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -128,10 +128,7 @@ class Pages(Generic[R]):
 
     def seen(self) -> dict[str, Any]:
         """Return the fields that say what the answers could see, who writes each index, and why nothing was found."""
-        rows = [
-            index.to_dict() | {"writer": asdict(writer) if (writer := self._seen.get(index.source)) else None}
-            for index in self.last.freshness
-        ]
+        rows = [index.to_dict() | {"writer": self._seen.get(index.source)} for index in self.last.freshness]
         return self.last.provenance() | {"freshness": rows, "hints": self._hints}
 
     def as_of(self) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,8 +133,8 @@ def verify(
         document |= {
             "status": _status_of(report, left) if yes else report.status,
             "repaired": yes,
-            "repairs": [asdict(one) for one in repairs],
-            "not_repaired": [asdict(one) for one in left],
+            "repairs": repairs,
+            "not_repaired": left,
         }
     session.out.answer(document)
     write_findings(session.out, report)

@@ -5,7 +5,6 @@ The member `error` is the class of `errors.py`, so that a client can raise it ag
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tiered_index.config import IndexConfig
+from tiered_index.encoding import json_text
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,
@@ -143,7 +143,7 @@ class Problem:
 
     def body(self) -> bytes:
         """Return the document as JSON."""
-        return json.dumps(self.document).encode()
+        return json_text(self.document).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response's headers."""

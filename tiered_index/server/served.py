@@ -6,7 +6,6 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tiered_index.encoding import json_text
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.server.calls import Caps
@@ -63,7 +63,7 @@ class Audit:
         """Write a record; what can't be written makes the service not ready."""
         if self._file is None:
             return
-        line = json.dumps(record) + "\n"
+        line = json_text(record) + "\n"
         with self._lock:
             try:
                 self._follow()

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -119,7 +119,7 @@ class VerificationHandlers(Handlers):
             return self.verifications.begin(request.state.request_id, deep=asked.deep)
 
         job = await self.made(request, self.allowance(), act, parsed_bytes(body))
-        return Response(wire.encode(asdict(job)), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
+        return Response(wire.encode(job), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
 
     async def verification(self, request: Request, _: Nothing) -> Response:
         """Show a verification: its progress, and once it is done its report."""
@@ -127,4 +127,4 @@ class VerificationHandlers(Handlers):
         caller.need("admin")
         caller.need_every_topic("files hold entries")
         job = self.verifications.find(str(request.path_params["id"]))
-        return Response(wire.encode(asdict(job)), media_type=wire.JSON)
+        return Response(wire.encode(job), media_type=wire.JSON)

@@ -7,13 +7,13 @@ that it can't pass for a whole one. Functions are pure; an `ArrowStream` belongs
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
+from tiered_index.encoding import json_text, plain
 from tiered_index.server.problems import Redaction
 from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
@@ -38,13 +38,11 @@ def form_of(accept: str | None) -> str:
 def encode(document: Any) -> bytes:
     """Return a JSON document as one line of printable ASCII, so that text of any kind passes."""
     try:
-        data = orjson.dumps(document)
+        data = orjson.dumps(document, plain, orjson.OPT_PASSTHROUGH_DATACLASS)
     except TypeError:
         # half a surrogate pair, which is no UTF-8
         data = b"\x80"
-    if not data.isascii():
-        data = json.dumps(document, separators=(",", ":")).encode()
-    return data.replace(b"\x7f", b"\\u007f") + b"\n"
+    return (data.replace(b"\x7f", b"\\u007f") if data.isascii() else json_text(document, compact=True).encode()) + b"\n"
 
 
 def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from typer import Option
@@ -108,7 +107,7 @@ def recover(
         document: dict[str, Any] = {
             "index_id": index.index_id,
             "status": "damaged" if damaged or (begun and begun.kept) else "recovered",
-            "begun_anew": _told(begun),
+            "begun_anew": begun,
             "storage": "reached" if health["writer_epoch"] else "not reached",
             "notes": [*_notes(begun), *index.recovery_notes],
             "files": health["files"],
@@ -135,10 +134,6 @@ def recover(
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
 
 
-def _told(begun: BegunAnew | None) -> dict[str, Any] | None:
-    return None if begun is None else {**asdict(begun), "left": None if begun.left is None else str(begun.left)}
-
-
 def _notes(begun: BegunAnew | None) -> list[str]:
     if begun is None:
         return []
@@ -161,7 +156,7 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
         given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, gone, dry_run=dry_run)]
         log_number = index.log.state.number
     status = "planned" if dry_run else "given up"
-    session.out.answer({"status": status, "lost": [asdict(one) for one in given_up], "log_number": log_number})
+    session.out.answer({"status": status, "lost": given_up, "log_number": log_number})
     for one in given_up:
         what, misses = ("would be given up", "would miss") if dry_run else ("given up", "miss")
         session.out.line(f"{what} {one.object}: answers {misses} {missing_text(one)}, and say so")

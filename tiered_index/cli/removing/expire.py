@@ -92,7 +92,7 @@ def _tell(out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, pric
     document = {
         "status": "expired" if done else "planned",
         "log_number": index.log.state.number,
-        "expired": plan.expired.to_json(),
+        "expired": plan.expired,
         "objects": [describe_object(stored) for stored in plan.objects],
         "segments": [{"object": s.name, "store": s.store, "bytes": s.object_bytes} for s in plan.segments],
         "entries": plan.entries,
@@ -100,7 +100,7 @@ def _tell(out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, pric
         "usd_a_month": prices.month_usd(plan.size_bytes),
         "mixed_objects": len(plan.mixed),
         "mixed_entries": plan.mixed_entries,
-        "unknown_topics": list(plan.unknown_topics),
+        "unknown_topics": plan.unknown_topics,
         "deleted" if done else "to_delete": {"objects": len(gone.objects), "bytes": gone.size_bytes},
         "requests": total.requests_by_kind,
         "cost_usd": total.cost_usd,

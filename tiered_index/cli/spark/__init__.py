@@ -165,7 +165,7 @@ def _hush() -> None:
 
 def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
     """Return what a job reports, JSON-ready."""
-    return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics.to_json()}
+    return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics}
 
 
 def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _write_looked_up(out: Output, result: LookupResult, statuses: dict[str, int]
             **{name: getattr(result, name) for name in _FIGURES},
             "lookups": statuses,
             "failed": [{"file": file, "error": error} for file, error in result.failed],
-            "lost": [one.to_dict() for one in result.lost],
+            "lost": result.lost,
             "expired_before_ms": result.expired_before_ms,
             "elapsed_s": round(elapsed_s, 3),
         }
@@ -248,7 +248,7 @@ def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
         **result.report.to_dict(),
         **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
         "differences": differences,
-        "metrics": result.metrics.to_json(),
+        "metrics": result.metrics,
         "elapsed_s": round(elapsed_s, 3),
     }
 

@@ -186,12 +186,11 @@ def compact(
 
 def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> None:
     status = "planned" if report.dry_run else "compacted" if report.files else "nothing to do"
-    lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
     document = job_document(report)
     metrics = document.pop("metrics")
     # nothing was measured where nothing was done
     measured = {} if report.dry_run else {"metrics": metrics}
-    out.answer({"status": status, **document, **lists, **measured, "elapsed_s": round(elapsed_s, 3)})
+    out.answer({"status": status, **document, **measured, "elapsed_s": round(elapsed_s, 3)})
     entries = counted(report.entries, "entry", "entries")
     what = f"{counted(report.files, 'staged file')} with {entries}, {human_bytes(report.read_bytes)}"
     if report.dry_run:
@@ -251,8 +250,7 @@ def merge(
                 prices=config.prices,
                 progress=progress,
             )
-        left = [list(pair) for pair in result.left]
-        told.append({"window_s": chosen.window_s, **job_document(result), "left": left})
+        told.append({"window_s": chosen.window_s, **job_document(result)})
         metrics.append(result.metrics)
         write_report(session, chosen.window_s, result)
     whole = JobMetrics(stages=tuple(stage for job in metrics for stage in job.stages))

@@ -1,0 +1,28 @@
+"""One encoder makes JSON of all results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiered_index.encoding import json_text
+from tiered_index.server import wire
+from tiered_index.service.checks.report import Defect
+from tiered_index.types import Freshness, LostFile
+
+
+def test_commands_and_service_encode_results_alike():
+    lost = LostFile(file="f", begin_ms=0, end_ms=1, entries=2)
+    fresh = Freshness(source="s", as_of_ms=None, positions={})
+    for topic in ("orders", "caf\u00e9", "\ud800", "\x7f"):
+        document = {"topic": topic, "lost": (lost,), "fresh": fresh, "found": [Defect("f", "part", "problem")]}
+        texts = json_text(document), wire.encode(document).decode()
+        assert json.loads(texts[0]) == json.loads(texts[1])
+        assert all(text.rstrip("\n").isprintable() and text.isascii() for text in texts)
+    # as `to_dict` says: what is None is left out
+    assert json.loads(texts[0])["fresh"] == {"source": "s", "as_of_ms": None, "positions": {}}
+    assert json.loads(json_text({"path": Path("a"), "bytes": b"\x01"})) == {"path": "a", "bytes": "01"}
+    with pytest.raises(TypeError, match="object has no form in JSON"):
+        json_text({"x": object()})
