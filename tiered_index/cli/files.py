@@ -65,7 +65,7 @@ def topics(
 
       tiered-index topics --url http://localhost:8080 --token-file token
     """
-    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
+    budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service)
     config = session.reader_config()
     with contextlib.ExitStack() as stack:

@@ -181,7 +181,7 @@ def message(
     # imported when asked for, as in `_source`
     from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
 
-    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
+    budget = CommandBudget(limits.of_lookups)
     config = session.config()
     client = asked_service(session, service, store=store, offset=queue_offset)
     has_index = client is None and (config.root is not None or config.storage is not None)

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from tiered_index.errors import InvalidArgument
 from tiered_index.retention import parse_bytes
 from tiered_index.retention import parse_duration as parse_duration
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.types import parse_time
 
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -102,6 +103,11 @@ class LimitOptions:
     timeout: Annotated[
         float | None, _limit(metavar="SECONDS", help="No request is begun after this time, opening the index included.")
     ] = None
+
+    @property
+    def of_lookups(self) -> LookupLimits:
+        """The bounds. Raises `InvalidArgument`."""
+        return LookupLimits(self.max_requests, self.max_bytes, self.timeout)
 
 
 @dataclass(frozen=True)

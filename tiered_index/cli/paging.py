@@ -19,7 +19,7 @@ from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.session import Writer
-from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.lookup.budget import Limits, LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
@@ -35,15 +35,14 @@ R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
 
 
 class CommandBudget:
-    """What is left to a command; its time runs from the construction. Raises `InvalidArgument`."""
+    """What is left to a command; its time runs from the construction."""
 
-    def __init__(self, max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> None:
-        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+    def __init__(self, limits: LookupLimits) -> None:
         self._requests = limits.max_requests
         self._bytes = limits.max_bytes
         self._deadline_s = limits.deadline_s()
 
-    def left(self) -> dict[str, Any]:
+    def left(self) -> Limits:
         """Return the bounds of the next lookup, by their names."""
         left_s = max(_MOMENT_S, self._deadline_s - time.monotonic()) if self._deadline_s is not None else None
         return {"max_requests": self._requests, "max_bytes": self._bytes, "timeout_s": left_s}

@@ -130,7 +130,7 @@ def query(
         raise InvalidArgument("--out says where answers to --keys go: give --keys, too")
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
-    budget = CommandBudget(limits.max_requests, limits.max_bytes, limits.timeout)
+    budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=store)
     config = session.reader_config()
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None

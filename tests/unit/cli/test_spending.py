@@ -11,6 +11,7 @@ import pytest
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.query import growing
 from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.storage.context import remaining_s
 from tiered_index.types import Explain, Freshness, LostFile, Provenance, QueryResult
 
@@ -49,7 +50,7 @@ def test_each_page_gets_what_the_ones_before_left() -> None:
     look_up = Asked(
         answer("a"), answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000), answer(None)
     )
-    found = list(pages(look_up, CommandBudget(5, 150, None)))
+    found = list(pages(look_up, CommandBudget(LookupLimits(5, 150, None))))
     assert [page.cursor for page in found] == ["a", "b", "c", None]
     assert look_up.calls == [
         {"cursor": "begin", "max_requests": 5, "max_bytes": 150, "timeout_s": None},
@@ -61,19 +62,19 @@ def test_each_page_gets_what_the_ones_before_left() -> None:
 
 def test_without_bounds_there_are_none() -> None:
     look_up = Asked(answer("a"), answer(None))
-    assert len(list(pages(look_up, CommandBudget(None, None, None)))) == 2
+    assert len(list(pages(look_up, CommandBudget(LookupLimits())))) == 2
     assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in look_up.calls)
 
 
 def test_one_page_unless_every_one_is_asked_for() -> None:
     look_up = Asked(answer("a"), answer(None))
-    assert [page.cursor for page in pages(look_up, CommandBudget(None, None, None), every=False)] == ["a"]
+    assert [page.cursor for page in pages(look_up, CommandBudget(LookupLimits()), every=False)] == ["a"]
 
 
 def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
     found = QueryResult(items=(), status="partial", explain=Explain(requests=1))
     error = BudgetExceeded("max_requests=3 reached", result=found)
-    asked = pages(Asked(answer("a"), error, answer(None)), CommandBudget(3, None, None))
+    asked = pages(Asked(answer("a"), error, answer(None)), CommandBudget(LookupLimits(3, None, None)))
     assert list(asked) == [answer("a"), found]
     assert asked.error() == {"error": {"type": "BudgetExceeded", "message": "max_requests=3 reached", "exit_code": 6}}
     with pytest.raises(BudgetExceeded) as raised:
@@ -83,14 +84,16 @@ def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
 
 @pytest.mark.parametrize("result", [None, "of another kind"])
 def test_an_error_that_carries_no_answer_is_an_empty_one(result: object) -> None:
-    asked = pages(Asked(BudgetExceeded("timeout_s was reached", result=result)), CommandBudget(None, None, 5))
+    asked = pages(
+        Asked(BudgetExceeded("timeout_s was reached", result=result)), CommandBudget(LookupLimits(None, None, 5))
+    )
     assert list(asked) == [NOTHING]
     assert asked.exceeded is not None
 
 
 @pytest.mark.parametrize(("given", "code"), [(answer(None), 0), (NOTHING, 6)])
 def test_exit_codes_of_answers_within_the_bounds(given: QueryResult, code: int) -> None:
-    asked = pages(Asked(given), CommandBudget(3, None, None))
+    asked = pages(Asked(given), CommandBudget(LookupLimits(3, None, None)))
     assert list(asked) == [given]
     assert (asked.error(), asked.settle()) == ({}, code)
 
@@ -103,7 +106,7 @@ def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
         return look_up
 
     look_up = Asked(answer("a"), answer(None))
-    budget = CommandBudget(None, None, 1e-9)
+    budget = CommandBudget(LookupLimits(None, None, 1e-9))
     assert len(list(Pages(open_lookup, NOTHING, None, budget, every=True))) == 2
     assert seen[0] is not None
     assert seen[0] <= 0
@@ -115,7 +118,7 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
     def open_lookup() -> Callable[..., QueryResult]:
         raise BudgetExceeded("timeout_s was reached while listing")
 
-    asked = Pages(open_lookup, NOTHING, None, CommandBudget(None, None, 5), every=False)
+    asked = Pages(open_lookup, NOTHING, None, CommandBudget(LookupLimits(None, None, 5)), every=False)
     assert list(asked) == [NOTHING]
     with pytest.raises(BudgetExceeded, match="while listing"):
         asked.settle()
@@ -126,7 +129,7 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
 )
 def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        CommandBudget(*limits)
+        CommandBudget(LookupLimits(*limits))
 
 
 def fresh(cursor: str | None, as_of_ms: int, not_asked: str | None = None) -> QueryResult:
@@ -135,7 +138,7 @@ def fresh(cursor: str | None, as_of_ms: int, not_asked: str | None = None) -> Qu
 
 
 def test_pages_together_are_as_old_as_the_first_one() -> None:
-    asked = pages(Asked(fresh("a", 1_700_000_000_000), fresh(None, 1_700_000_009_000)), CommandBudget(None, None, None))
+    asked = pages(Asked(fresh("a", 1_700_000_000_000), fresh(None, 1_700_000_009_000)), CommandBudget(LookupLimits()))
     assert len(list(asked)) == 2
     assert asked.seen()["as_of_ms"] == 1_700_000_000_000
     assert asked.as_of() == " as of 2023-11-14T22:13:20Z"
@@ -144,7 +147,7 @@ def test_pages_together_are_as_old_as_the_first_one() -> None:
 def test_pages_together_lack_what_any_of_them_lacks() -> None:
     gone = LostFile(file="f", begin_ms=1_700_000_000_000, end_ms=1_700_000_001_000, entries=5)
     asked = pages(
-        Asked(replace(answer("a"), seen=Provenance(lost=(gone,))), answer(None)), CommandBudget(None, None, None)
+        Asked(replace(answer("a"), seen=Provenance(lost=(gone,))), answer(None)), CommandBudget(LookupLimits())
     )
     assert len(list(asked)) == 2
     assert asked.totals(0)["lost"] == [gone.to_dict()]
@@ -155,7 +158,7 @@ def test_pages_together_lack_what_any_of_them_lacks() -> None:
 def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) -> None:
     both = [answer("a"), answer(None)]
     both[away_at] = fresh(both[away_at].cursor, 1_700_000_000_000, "no answer")
-    asked = pages(Asked(*both), CommandBudget(None, None, None))
+    asked = pages(Asked(*both), CommandBudget(LookupLimits()))
     assert len(list(asked)) == 2
     assert asked.seen()["freshness"][0]["not_asked"] == "no answer"
     assert asked.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
@@ -164,7 +167,7 @@ def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) 
 def test_of_several_indexes_one_that_has_published_nothing_is_told() -> None:
     known = Freshness(source="s3://b/i", as_of_ms=1_700_000_000_000, positions={})
     several = replace(answer(None), seen=Provenance((known, Freshness(source="s3://b/j", as_of_ms=None, positions={}))))
-    asked = pages(Asked(several), CommandBudget(None, None, None))
+    asked = pages(Asked(several), CommandBudget(LookupLimits()))
     assert len(list(asked)) == 1
     said = " as of 2023-11-14T22:13:20Z (s3://b/i, the oldest of 2; of 1 nothing is published yet)"
     assert asked.as_of() == said

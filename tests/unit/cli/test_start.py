@@ -21,6 +21,7 @@ ALWAYS = {
     "tiered_index.cli.__main__",
     "tiered_index.cli.main",
     "tiered_index.cli.output",
+    "tiered_index.encoding",
     "tiered_index.errors",
     "tiered_index.tracing",
     "tiered_index.types",

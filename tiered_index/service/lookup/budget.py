@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
@@ -25,6 +26,14 @@ from tiered_index.types import Explain, FileReport
 _LONGEST_S = threading.TIMEOUT_MAX / 2
 # answers that are brought in order at once
 _FEW_ANSWERS = 4096
+
+
+class Limits(TypedDict, total=False):
+    """The bounds of one call by name, as `LookupLimits`."""
+
+    max_requests: int | None
+    max_bytes: int | None
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
@@ -23,7 +23,7 @@ from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits
 from tiered_index.service.lookup.inventory import Leftovers, du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.lookup.query import Files, QueryEngine
@@ -44,10 +44,9 @@ NO_LIMITS = LookupLimits()
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
-def _limits(max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> LookupLimits:
-    if max_requests is None and max_bytes is None and timeout_s is None:
-        return NO_LIMITS
-    return LookupLimits(max_requests, max_bytes, timeout_s)
+def _bounds(limits: Limits) -> LookupLimits:
+    # a lookup that has no bound takes a shorter way
+    return LookupLimits(**limits) if limits and any(limit is not None for limit in limits.values()) else NO_LIMITS
 
 
 def _span_attributes(answer: Any) -> dict[str, Any]:
@@ -79,10 +78,7 @@ class Lookups(ABC, Generic[ItemT]):
         max_count: int = 64,
         cursor: str | None = None,
         allow_partial: bool = False,
-        *,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        timeout_s: float | None = None,
+        **limits: Unpack[Limits],
     ) -> QueryResult[ItemT]:
         """Return the newest `max_count` messages of `topic` that carry `key`, stored in the inclusive range [begin_ms,
         end_ms].
@@ -95,10 +91,10 @@ class Lookups(ABC, Generic[ItemT]):
         `CorruptFile` or `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found.
         With `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
         """
-        limits = _limits(max_requests, max_bytes, timeout_s)
-        self._check_open(limits)
+        bounds = _bounds(limits)
+        self._check_open(bounds)
         lookup = self._engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        return self._answer("query", self._engine.query, lookup, allow_partial, limits)
+        return self._answer("query", self._engine.query, lookup, allow_partial, bounds)
 
     def query_all(
         self,
@@ -130,9 +126,7 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool = False,
         *,
         max_count: int = 64,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        timeout_s: float | None = None,
+        **limits: Unpack[Limits],
     ) -> QueryResults[ItemT]:
         """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as
         `query`.
@@ -141,10 +135,10 @@ class Lookups(ABC, Generic[ItemT]):
         The result is a sequence of `QueryResult`, each made when it is looked at. With `allow_partial` a lookup is
         partial where it needs what could not be read.
         """
-        limits = _limits(max_requests, max_bytes, timeout_s)
-        self._check_open(limits)
+        bounds = _bounds(limits)
+        self._check_open(bounds)
         checked = check_lookups(lookups, max_count)
-        return self._answer("query_many", self._engine.query_many, checked, allow_partial, limits)
+        return self._answer("query_many", self._engine.query_many, checked, allow_partial, bounds)
 
     def messages(
         self,
@@ -157,10 +151,8 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool = False,
         *,
         source: MessageSource,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        timeout_s: float | None = None,
         max_message_bytes: int | None = None,
+        **limits: Unpack[Limits],
     ) -> MessagesResult:
         """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as
         `query`.
@@ -172,9 +164,9 @@ class Lookups(ABC, Generic[ItemT]):
         fetched: the answer is truncated before it, behind at least one message.
         """
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
-        limits = LookupLimits(max_requests, max_bytes, timeout_s)
-        self._check_open(limits)
-        with LookupBudget(self._prices, limits).open() as budget:
+        bounds = LookupLimits(**limits)
+        self._check_open(bounds)
+        with LookupBudget(self._prices, bounds).open() as budget:
             with span("messages"):
                 order_key = self._engine.order_key
                 return MessageLookup(
@@ -186,23 +178,20 @@ class Lookups(ABC, Generic[ItemT]):
         begin_ms: int | None = None,
         end_ms: int | None = None,
         allow_partial: bool = False,
-        *,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        timeout_s: float | None = None,
+        **limits: Unpack[Limits],
     ) -> TopicsResult:
         """Return the topics of the files that overlap the inclusive range [begin_ms, end_ms], with what these hold.
 
         Of a stored file it needs the directory: a request where that is in no cache. Arguments and errors as `query`.
         """
-        limits = _limits(max_requests, max_bytes, timeout_s)
-        self._check_open(limits)
+        bounds = _bounds(limits)
+        self._check_open(bounds)
         second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
 
         def answer(files: Files, *rest: Any) -> TopicsResult:
             return self._engine.topics(self._once(files), *rest)
 
-        return self._answer("topics", answer, (second_min, second_max), allow_partial, limits)
+        return self._answer("topics", answer, (second_min, second_max), allow_partial, bounds)
 
     def export(
         self,
