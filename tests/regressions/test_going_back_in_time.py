@@ -26,14 +26,19 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.anew import BegunAnew, begin_anew
+from tiered_index.service.checks.index import check_index
+from tiered_index.service.checks.repair import Repairs
+from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord
 from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
+from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
 
 NOW_MS = 1_700_000_000_000
 
@@ -536,36 +541,126 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
     assert life.found() == set(range(1, 16)) | (set() if is_same else set(range(21, 26)))
 
 
-@pytest.mark.parametrize("keeps_times", [True, False])
-def test_a_fresh_reader_and_a_new_writer_refuse_two_histories_behind_a_checkpoint(
-    life: Life, keeps_times: bool
-) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
-    life.keep("storage")
-    life.keep("root")
-    with life.open() as index:
-        for _ in range(4):
+def _sync(source: Storage, target: Storage, *, replaces: bool) -> None:
+    """Copy objects as a tool does that knows nothing of an index: without deletes, in the order of their names."""
+    there = {info.name for info in target.list()}
+    for info in source.list():
+        if replaces or info.name not in there:
+            target.put(info.name, source.get(info.name))
+
+
+class Sites:
+    """Two sites that went on from one state of an index, in storages of one kind."""
+
+    def __init__(self, life: Life, scheme: str) -> None:
+        self.life, self.scheme = life, scheme
+        self._held = {name: MemoryStorage(clock=life.clock) for name in "ab"}
+        with life.open(storage_backend=self.storage("a")) as index:
             life.ingest(index, 10, upload=True)
-    # the other site goes on from the same state, and its shorter history is put over the longer one
-    backend = LocalStorage(life.folder / "storage.kept")
-    with life.open(life.folder / "root.kept", storage_backend=backend) as index:
-        life.put = 100
-        life.ingest(index, 10, upload=True)
-    copied = shutil.copy2 if keeps_times else shutil.copy
-    shutil.copytree(life.folder / "storage.kept", life.folder / "storage", copy_function=copied, dirs_exist_ok=True)
+        _sync(self.storage("a"), self.storage("b"), replaces=True)
+        shutil.copytree(life.root, life.folder / "root.b")
+
+    def storage(self, name: str) -> Storage:
+        """Open the storage of a site."""
+        place = self.life.folder / name
+        uri = {"file": f"file://{place}", "sqlite": f"sqlite:///{place}.db"}.get(self.scheme)
+        return self._held[name] if uri is None else open_storage(uri)
+
+    def write(self, name: str, rounds: int, first: int) -> set[int]:
+        """Publish `rounds` files of 10 entries; return all that the site has then."""
+        self.life.clock.advance(10)
+        self.life.put = first - 1
+        root = self.life.root if name == "a" else self.life.folder / "root.b"
+        with self.life.open(root, storage_backend=self.storage(name)) as index:
+            for _ in range(rounds):
+                self.life.ingest(index, 10, upload=True)
+            return self.life.found(index)
+
+    def merge(self, source: str, target: str, how: str) -> None:
+        """Sync one site over the other one, which then holds both histories."""
+        if how == "keeping times":
+            places = self.life.folder / source, self.life.folder / target
+            shutil.copytree(*places, copy_function=shutil.copy2, dirs_exist_ok=True)
+        else:
+            _sync(self.storage(source), self.storage(target), replaces=how != "leaving what is there")
+
+
+def _read(storage: Storage, life: Life) -> set[int]:
+    with IndexReader.open(storage_backend=storage, clock=life.clock) as reader:
+        return life.found(reader)
+
+
+@pytest.mark.parametrize("rounds", [(3, 1), (1, 3), (1, 1)], ids=["longer", "shorter", "equal"])
+@pytest.mark.parametrize(
+    ("scheme", "how", "first"),
+    [
+        ("file", "keeping times", "a"),
+        ("file", "keeping times", "b"),
+        ("file", "with new times", "a"),
+        ("memory", "leaving what is there", "a"),
+        ("memory", "with new times", "b"),
+        ("sqlite", "with new times", "b"),
+    ],
+)
+def test_a_fresh_reader_and_a_new_writer_refuse_two_merged_histories(
+    life: Life, scheme: str, how: str, first: str, rounds: tuple[int, int]
+) -> None:
+    sites = Sites(life, scheme)
+    found = {}
+    for name in sorted("ab", key=lambda name: name != first):
+        found[name] = sites.write(name, rounds[name == "b"], 100 if name == "a" else 500)
+    sites.merge("b", "a", how)
+    with pytest.raises(StorageBehind, match="two histories") as caught:
+        _read(sites.storage("a"), life)
+    assert caught.value.expected and caught.value.found
     with pytest.raises(StorageBehind, match="two histories"):
-        life.found()
+        life.open(life.folder / "new", storage_backend=sites.storage("a"))
     with pytest.raises(StorageBehind, match="two histories"):
-        life.open(life.folder / "new")
-    # a root knows its own history, and a copy takes that of the newest checkpoint
-    copier = Copier(LocalStorage(life.folder / "storage"), LocalStorage(life.folder / "saved"), life.clock)
+        StorageLog(sites.storage("a"), life.clock).open()
+    # a copy takes the history of the newest checkpoint, which one of the roots has, too
+    saved = MemoryStorage(clock=life.clock)
+    copier = Copier(sites.storage("a"), saved, life.clock)
     copier.open()
     copier.run_once()
-    with IndexReader.open(f"file://{life.folder}/saved") as reader:
-        assert life.found(reader) == set(range(1, 51))
-    with life.open() as index:
-        assert life.found(index) == set(range(1, 51))
+    assert _read(saved, life) in found.values()
+
+
+@pytest.mark.parametrize("rounds", [(2, 1), (1, 2)], ids=["a broken log", "a whole log"])
+def test_verify_says_which_log_is_whole_and_repairs_its_checkpoints(life: Life, rounds: tuple[int, int]) -> None:
+    sites = Sites(life, "file")
+    sites.write("b", rounds[1], 500)
+    sites.write("a", rounds[0], 100)
+    sites.merge("b", "a", "keeping times")
+    report = Report()
+    config = IndexConfig(storage=sites.storage("a").uri)
+    check_index(config, report, lambda *_: None, lambda *_: None, deep=False)
+    parts = {one.part for one in report.findings}
+    if rounds == (2, 1):
+        assert "log" in parts
+        return
+    assert parts == {"checkpoint"}
+    log = StorageLog(sites.storage("a"), life.clock)
+    log.open(checks=False)
+    Repairs(sites.storage("a"), log).run(report, yes=True)
+    assert _read(sites.storage("a"), life) == {*range(1, 11), *range(500, 520)}
+
+
+@pytest.mark.parametrize("rounds", [(2, 1), (1, 2)], ids=["longer", "shorter"])
+def test_the_roots_of_two_merged_histories_keep_their_entries(life: Life, rounds: tuple[int, int]) -> None:
+    sites = Sites(life, "file")
+    found = {"b": sites.write("b", rounds[1], 500), "a": sites.write("a", rounds[0], 100)}
+    sites.merge("b", "a", "keeping times")
+    longer, shorter = ("a", "b") if rounds == (2, 1) else ("b", "a")
+    roots = {"a": life.root, "b": life.folder / "root.b"}
+    with life.open(roots[longer], storage_backend=sites.storage("a")) as index:
+        assert life.found(index) == found[longer]
+    with pytest.raises(StorageBehind):
+        life.open(roots[shorter], storage_backend=sites.storage("a"))
+    config = IndexConfig(root=roots[shorter], slots=7, items=1000, background=False, query_threads=2)
+    assert begin_anew(config, clock=life.clock, storage=sites.storage("a")).sent
+    with life.open(roots[shorter], storage_backend=sites.storage("a")) as index:
+        life.ingest(index, 1, upload=True)
+        assert life.found(index) > found["a"] | found["b"]
 
 
 def test_two_running_clones_of_a_machine_publish_one_history(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

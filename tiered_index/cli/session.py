@@ -157,14 +157,14 @@ def storage_uri(config: IndexConfig) -> str:
 
 
 @contextlib.contextmanager
-def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
-    """Yield the index in `storage_uri(config)`. Raises as that, `NotAnIndex`, `StorageUnavailable`."""
+def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[StoredIndex]:
+    """Yield the index in `storage_uri(config)`, `checks` as `StorageLog.open`. Raises as both, `StorageUnavailable`."""
     uri = storage_uri(config)
     clock = SystemClock()
     storage = MeteredStorage(config.open_storage(uri), config.prices)
     with contextlib.closing(storage):
         log = StorageLog(storage, clock)
-        log.open()
+        log.open(checks=checks)
         yield StoredIndex(storage, log, clock)
 
 

@@ -241,7 +241,7 @@ def _mend(
 ) -> list[Repair]:
     """Return what is done about the findings of a report, or with `yes` do it. Raises as `Repairs.run`."""
     source = StoreDirectory.open(store, store_name) if store is not None else None
-    with open_stored_index(config) as index, contextlib.ExitStack() as stack:
+    with open_stored_index(config, checks=False) as index, contextlib.ExitStack() as stack:
         if yes:
             # whose put-if-absent isn't one would let a writer's record and this one have the same number
             probe_put_if_absent(index.storage)

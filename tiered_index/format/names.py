@@ -25,8 +25,11 @@ _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
 _TABLE_ID = re.compile(r"[0-9a-f]{16}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
+# of a record's digest, in the name of its checkpoint
+DIGEST_DIGITS = 16
+_CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGITS}}}))?")
 _OBJECT = re.compile(
-    rf"(log|checkpoint|epoch)/{_NUMBER.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
+    rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
     rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.log"
     rf"|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
 )
@@ -60,9 +63,18 @@ def log_name(number: int) -> str:
     return LOG_PREFIX + f"{number:020d}"
 
 
-def checkpoint_name(number: int) -> str:
-    """Return the name of the checkpoint of log records 1..`number`."""
-    return CHECKPOINT_PREFIX + f"{number:020d}"
+def checkpoint_name(number: int, digest: str = "") -> str:
+    """Return the name of the checkpoint of log records 1..`number`, of which the last one has `digest`: two histories
+    never overwrite each other's. Earlier versions wrote it without the digest.
+    """
+    return CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
+
+
+def checkpoint_of(name: str) -> tuple[int, str]:
+    """Return number and digest of a `checkpoint_name`; raises `CorruptFile` for any other name."""
+    if not (match := _CHECKPOINT.fullmatch(name)):
+        raise CorruptFile(name, "not a checkpoint of an index")
+    return int(match[1]), match[2] or ""
 
 
 def epoch_name(epoch: int) -> str:
@@ -125,7 +137,9 @@ def segment_epoch(name: str) -> int:
 
 
 def number_of(name: str) -> int:
-    """Return the number a log, checkpoint, epoch or lease name ends in; raises `CorruptFile` for any other name."""
+    """Return the number of a log, checkpoint, epoch or lease name; raises `CorruptFile` for any other name."""
+    if name.startswith(CHECKPOINT_PREFIX):
+        return checkpoint_of(name)[0]
     digits = name.rpartition("/")[2]
     if not _NUMBER.fullmatch(digits):
         raise CorruptFile(name, "not a numbered object of an index")

@@ -174,7 +174,7 @@ class _Sending:
         if seen is None:
             return False
         try:
-            self._log.open()
+            self._log.open(checks=False)
             self._log.check_seen(seen)
         except CorruptFile:
             return False

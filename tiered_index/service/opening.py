@@ -307,7 +307,17 @@ def open_parts(
         seen = SeenFile(root.path / "seen", disk)
         seen.read()
         log.belong_to(root_id, seen)
-        marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri, root_id, takes_over)
+        marker, layout, state = _join(
+            config,
+            root,
+            session,
+            marker,
+            wanted,
+            uri or storage.uri,
+            root_id,
+            begins_anew=begins_anew,
+            takes_over=takes_over,
+        )
         undo.callback(_release, session)
         folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
@@ -376,13 +386,17 @@ def _join(
     wanted: IndexDescriptor,
     uri: str,
     root_id: str,
+    *,
+    begins_anew: bool,
     takes_over: bool,
 ) -> tuple[Marker, Layout, LogState | None]:
     """Join the index in the storage and claim it; a known root may start while the storage is unavailable."""
     known = marker is not None
     try:
         descriptor = session.join(
-            wanted, lambda stored: replace(wanted_descriptor(config, stored), index_id=wanted.index_id)
+            wanted,
+            lambda stored: replace(wanted_descriptor(config, stored), index_id=wanted.index_id),
+            begins_anew=begins_anew,
         )
     except NotAnIndex as error:
         if marker is None:

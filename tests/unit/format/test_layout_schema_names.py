@@ -210,6 +210,12 @@ def test_names():
     assert names.file_id_of(f"{arabic}{file_id[15:]}.index") is None
     assert names.log_name(7) == "log/00000000000000000007"
     assert names.checkpoint_name(7) == "checkpoint/00000000000000000007"
+    assert names.checkpoint_name(7, "0123456789abcdef" * 2) == "checkpoint/00000000000000000007-0123456789abcdef"
+    for name, found in ((names.checkpoint_name(7), (7, "")), (names.checkpoint_name(7, "a" * 32), (7, "a" * 16))):
+        assert (names.checkpoint_of(name), names.number_of(name), names.is_foreign(name)) == (found, 7, False)
+    for name in ("checkpoint/7", names.log_name(7), names.checkpoint_name(7, "abc")):
+        with pytest.raises(CorruptFile, match="not a checkpoint"):
+            names.checkpoint_of(name)
     assert names.epoch_name(7) == "epoch/00000000000000000007"
     assert names.lease_name(7, 12) == "lease/00000000000000000007/00000000000000000012"
     assert names.data_name(file_id, "a1") == f"data/{file_id}/a1.index"

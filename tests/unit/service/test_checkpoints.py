@@ -15,13 +15,21 @@ from tests.support.log_records import publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, ObjectNotFound, StorageUnavailable, WriterFenced
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    DiskFull,
+    ObjectNotFound,
+    StorageBehind,
+    StorageUnavailable,
+    WriterFenced,
+)
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, StoredObject
-from tiered_index.service.log.state import LogState
+from tiered_index.service.log.state import CHAINED, LogState
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
@@ -55,7 +63,12 @@ def opened(storage):
 
 
 def stored_checkpoints(storage):
-    return [int(info.name.rpartition("/")[2]) for info in storage.list("checkpoint/")]
+    return [checkpoint_of(info.name)[0] for info in storage.list("checkpoint/")]
+
+
+def named(state):
+    """Return the name of a state's checkpoint."""
+    return checkpoint_name(state.number, state.digest)
 
 
 # What opening costs
@@ -80,7 +93,8 @@ def test_a_checkpoint_of_objects_and_none_is_one_line_of_json():
     for objects in (0, 1, 3):
         document = a_log(MemoryStorage(), objects=objects).state.encode().rpartition(b"\n#crc32 ")[0]
         members = json.loads(document)
-        assert list(members) == ["version", "kind", "number", "epoch", "genesis", "objects", "positions", "digest"]
+        assert list(members)[:6] == ["version", "kind", "number", "epoch", "genesis", "objects"]
+        assert list(members)[6:] == ["positions", "digest", "chain"]
         assert document == json.dumps(members, separators=(",", ":")).encode()
 
 
@@ -202,7 +216,7 @@ def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
         newest = stored_checkpoints(metered.inner)[-1]
         if newest not in written:
             written.append(newest)
-            sizes.append(metered.inner.head(checkpoint_name(newest)).size_bytes)
+            sizes.append([info.size_bytes for info in metered.inner.list("checkpoint/")][-1])
     gaps = [after - before for before, after in itertools.pairwise(written)]
     assert gaps == [min(32, 1 + size // 5000) for size in sizes[: len(gaps)]]
     assert gaps[0] == 1 < 15 < max(gaps)
@@ -276,7 +290,7 @@ def test_what_short_lived_writers_leave_is_swept_by_the_next():
         publish(log, EPOCH, (an_object(2 * n + 1),))
         names = [info.name for info in storage.list("checkpoint/")]
         assert len(names) < 2 + 12
-        assert names[-2] == checkpoint_name(log.state.number)
+        assert names[-2] == named(log.state)
         assert names[-1] == "checkpoint/readme"
         assert names.count("checkpoint/00000000000000000001/00000000000000000001") == 1
 
@@ -473,22 +487,65 @@ def test_a_checkpoint_newer_than_the_log_blocks_nobody_and_goes_with_the_next_re
     assert opened(storage)[0] == log.state
 
 
-def test_a_checkpoint_of_another_history_is_passed_over_once_the_log_reaches_its_number_again():
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("has_digest", [True, False], ids=["named by its digest", "of an older version"])
+def test_a_checkpoint_of_another_history_is_no_state_of_this_one(has_digest, is_alone):
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
-    a_log(storage, objects=6)
-    stale = {info.name: storage.get(info.name) for info in storage.list("checkpoint/")}
+    other = a_log(storage, objects=6).state
     restored(storage, clock, 4)
     log = StorageLog(storage, clock)
     log.open()
     for number in range(100, 104):
         publish(log, EPOCH, (an_object(number),))
+    assert log.state.number == other.number == 8
+    if is_alone:
+        storage.delete(named(log.state))
+    name = named(other) if has_digest else checkpoint_name(8)
     before = MemoryStorage(clock=ManualClock(0))
-    before.put(checkpoint_name(8), stale[checkpoint_name(8)])
-    storage._shelf.objects[checkpoint_name(8)] = before._shelf.objects[checkpoint_name(8)]
-    state, _ = opened(storage)
-    assert state == log.state
-    assert an_object(100).name in state.objects
+    before.put(name, other.encode())
+    storage._shelf.objects[name] = before._shelf.objects[name]
+    assert StorageLog(storage, clock).open(checks=False) == log.state
+    if has_digest:
+        with pytest.raises(StorageBehind, match="two histories"):
+            opened(storage)
+    else:
+        assert opened(storage)[0] == log.state
+
+
+def test_checkpoints_of_other_processes_are_swept_by_who_goes_on():
+    storage = MemoryStorage()
+    log = a_log(storage)
+    for n in range(5):
+        job = StorageLog(storage, ManualClock())
+        job.open()
+        publish(job, EPOCH, (an_object(n),))
+        for k in range(20):
+            publish(log, EPOCH, (an_object(1000 + 20 * n + k),))
+    # a reader knows all of their records without a request
+    assert max(stored_checkpoints(storage)) - min(stored_checkpoints(storage)) < 20
+    assert opened(storage) == (log.state, {"list": 2, "get": 1})
+
+
+@pytest.mark.parametrize("is_of_this_log", [True, False])
+def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_of_this_log):
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    log = a_log(storage, objects=6)
+    kept = {name: storage.get(name) for name in (named(log.state), log_name(log.state.number))}
+    if not is_of_this_log:
+        restored(storage, clock, 4)
+        log = StorageLog(storage, clock)
+        log.open()
+    for number in range(CHAINED + 20):
+        publish(log, EPOCH, (an_object(100 + number),))
+    for name, data in kept.items():
+        storage.put(name, data)
+    if is_of_this_log:
+        assert opened(storage) == (log.state, {"list": 2, "get": 3})
+    else:
+        with pytest.raises(StorageBehind, match="two histories"):
+            opened(storage)
 
 
 def test_one_shot_logs_leave_few_checkpoints():

@@ -28,6 +28,7 @@ from tiered_index.format.names import (
     SEGMENTS_PREFIX,
     STATES,
     UNSEALED,
+    checkpoint_of,
     file_id_of,
     is_foreign,
     log_name,
@@ -284,12 +285,12 @@ def check_object(
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
     """Replay the whole log, comparing each checkpoint on the way; return the last state, None where it breaks."""
-    checkpoints = {}
+    checkpoints: dict[int, list[str]] = {}
     for info in storage.list(CHECKPOINT_PREFIX):
         if is_foreign(info.name):
             _note_foreign(info, report)
         else:
-            checkpoints[number_of(info.name)] = info.name
+            checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
     records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}
     listed = []
@@ -327,8 +328,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             records.check(record, before)
             given_up |= {before.archive[name].place: record.number for name in _given_up(record, before)}
             report.count("log_records")
-            if state.number in checkpoints:
-                _check_checkpoint(storage, checkpoints.pop(state.number), state, report)
+            for name in checkpoints.pop(state.number, ()):
+                _check_checkpoint(storage, name, state, report)
     except CorruptFile as error:
         report.add_error(error.file, "log", error)
         return None
@@ -340,8 +341,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     for (store, start), at in given_up.items():
         if state.segment_at(store, start) is None and start >= state.expired.segments.get(store, 0):
             report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: it has no messages")
-    for number, name in checkpoints.items():
-        if number > state.number:
+    for number, names in checkpoints.items():
+        for name in names if number > state.number else ():
             report.add(name, "checkpoint", f"it says record {number}, the log ends at {state.number}")
     return state
 
@@ -351,10 +352,10 @@ def _given_up(record: LogRecord, before: LogState) -> list[str]:
     return [name for name in record.remove if record.kind == "remove" and name in before.archive]
 
 
-def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, str], number: int) -> LogState | None:
+def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], number: int) -> LogState | None:
     """Return the newest state in a checkpoint of record `number` or a later one; None: none can be read."""
-    for at, name in sorted(checkpoints.items(), reverse=True):
-        if at >= number:
+    for at, names in sorted(checkpoints.items(), reverse=True):
+        for name in names if at >= number else ():
             with contextlib.suppress(CorruptFile, ObjectNotFound, ObjectArchived):
                 return LogState.decode(storage.get(name), name)
     return None
@@ -374,8 +375,9 @@ def _refreshed(storage: Storage, state: LogState) -> LogState:
 
 
 def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Report) -> None:
+    digest = checkpoint_of(name)[1]
     try:
-        if LogState.decode(storage.get(name), name) != state:
+        if LogState.decode(storage.get(name), name) != state or not state.digest.startswith(digest):
             report.add(name, "checkpoint", f"it contradicts log records 1 to {state.number}")
     except ObjectNotFound:
         return  # the writer keeps the newest ones only

@@ -106,7 +106,8 @@ class Copier:
         """Read both logs; return the source's state. Raises `NotAnIndex` (the source), `InvalidArgument` where the
         target is something else than a copy of it, `StorageMisconfigured`, as the storages.
         """
-        state = self.log.open()
+        # from a storage that holds two histories, the one of the newest checkpoint is saved
+        state = self.log.open(checks=False)
         try:
             self._check_target(self.copied.open())
         except NotAnIndex as error:

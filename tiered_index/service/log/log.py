@@ -39,8 +39,10 @@ from tiered_index.errors import (
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
     DATA_PREFIX,
+    DIGEST_DIGITS,
     LOG_PREFIX,
     checkpoint_name,
+    checkpoint_of,
     epoch_name,
     is_foreign,
     log_name,
@@ -58,7 +60,8 @@ _BYTES_A_RECORD = 6 << 20
 _MOST_RECORDS = 32
 _KEPT = 2
 _SWEPT_AT_ONCE = 8
-_CHECKED_AT_ONCE = 4
+# of the checkpoints that are older than the records that the newest one knows
+_CHECKED = 2
 _LISTINGS = 3
 _log = logging.getLogger(__name__)
 
@@ -77,82 +80,126 @@ def _warn_of_foreign(uri: str, name: str) -> None:
     _log.warning("%s in %s is not an object of an index: it is ignored", name, uri)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _ListedCheckpoint:
+    number: int
+    digest: str  # of its record, as its name has it; empty: an earlier version wrote it
+    name: str
+    size_bytes: int
+    modified_ms: int
+
+
 @dataclass(eq=False)
 class Checkpoints:
     """The checkpoints of one log, `every` so many records; None: at some `_BYTES_A_RECORD` a record."""
 
     storage: Storage
     every: int | None = None
+    listed: list[_ListedCheckpoint] = field(default_factory=list)
+    """By number."""
+    name: str = ""
+    """Of the one that `newest` returned."""
+    read_ms: int | None = None
+    """When it was written, by the storage's clock; 0: there is another one of its number."""
     _number: int = 0  # of the newest one known
     _size_bytes: int = 0  # its size
-    _listed: list[int] = field(default_factory=list)
     # those that were read or written here
     _whole: list[int] = field(default_factory=list)
-    read_ms: int | None = None
-    """When the one that `newest` returned was written, by the storage's clock."""
-    younger: tuple[int, ...] = ()
-    """Numbers below that one whose checkpoints were written later: two writers at once, or another history."""
+    # records before this one have no checkpoints, but for listed ones
+    _swept: int = 0
 
-    def newest(self, before: int | None = None) -> LogState:
-        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. `before`:
-        of a lower number than this.
+    def look(self) -> None:
+        """List them: a request."""
+        self.listed = sorted(
+            _ListedCheckpoint(*checkpoint_of(info.name), info.name, info.size_bytes, info.modified_ms)
+            for info in own_objects(self.storage, CHECKPOINT_PREFIX)
+        )
+
+    def newest(self, passed: Container[str] = ()) -> LogState:
+        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. `passed`:
+        names of those that are not of this log.
         """
         for listings_left in reversed(range(_LISTINGS)):
-            written_ms = {
-                number_of(info.name): info.modified_ms for info in own_objects(self.storage, CHECKPOINT_PREFIX)
-            }
-            self._listed = list(written_ms)
-            for number in reversed([one for one in self._listed if before is None or one < before]):
-                name = checkpoint_name(number)
+            self.look()
+            for one in reversed([one for one in self.listed if one.name not in passed]):
                 try:
-                    data = self.storage.get(name)
-                    state = LogState.decode(data, name)
-                    CorruptFile.unless_equal(name, "checkpoint has another number than its name", number, state.number)
+                    data = self.storage.get(one.name)
+                    state = LogState.decode(data, one.name)
+                    CorruptFile.unless_equal(
+                        one.name, "checkpoint has another number than its name", one.number, state.number
+                    )
+                    if not state.digest.startswith(one.digest):
+                        raise CorruptFile(one.name, "checkpoint has another digest than its name")
                 except CorruptFile as error:
                     _log.warning("checkpoint passed over: %s", error)
                 except ObjectNotFound:
                     if listings_left:
                         break
                 else:
-                    self._number, self._size_bytes = number, len(data)
-                    self._whole, self.read_ms = [number], written_ms[number]
-                    self.younger = tuple(n for n in written_ms if n < number and written_ms[n] > self.read_ms)
+                    self.name, self._number, self._size_bytes = one.name, one.number, len(data)
+                    self._whole, self._swept = [one.number], one.number
+                    is_alone = sum(other.number == one.number for other in self.listed) == 1
+                    self.read_ms = one.modified_ms if is_alone else 0
                     return state
             else:
                 break
-        self._number, self._size_bytes, self._whole, self.read_ms, self.younger = 0, 0, [], None, ()
+        self.name, self._number, self._size_bytes, self._whole, self._swept, self.read_ms = "", 0, 0, [], 0, None
         return LogState()
 
     def drop_newer(self, number: int) -> None:
         """Delete what is newer than the log's end, record `number`: the log was restored, and reaches it again."""
-        if newer := [one for one in self._listed if one > number]:
-            self.storage.delete_many([checkpoint_name(one) for one in newer])
-            self._listed = [one for one in self._listed if one <= number]
+        if newer := [one for one in self.listed if one.number > number]:
+            self.storage.delete_many([one.name for one in newer])
+            self.listed = [one for one in self.listed if one.number <= number]
+
+    def foreign(self, state: LogState) -> list[_ListedCheckpoint]:
+        """Return the listed ones that are certainly of another history than `state`."""
+        return [
+            one
+            for one in self.listed
+            if one.digest and one.number <= state.number and state.digest_at(one.number) not in ("", one.digest)
+        ]
+
+    def unknown(self, state: LogState) -> list[_ListedCheckpoint]:
+        """Return the listed ones that may be of another history: `state` doesn't know records that old."""
+        return [
+            one for one in self.listed if one.digest and one.number <= state.number and not state.digest_at(one.number)
+        ]
+
+    def records_behind(self, size_bytes: int) -> int:
+        """Return how many records a checkpoint of this size and the next one are apart."""
+        return self.every or min(_MOST_RECORDS, 1 + size_bytes // _BYTES_A_RECORD)
 
     def write(self, state: LogState) -> None:
         """Store `state` where it is time to; where that fails, the next record's will be stored."""
-        gap = self.every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
-        if state.number - self._number < gap:
+        if state.number - self._number < self.records_behind(self._size_bytes):
             return
         data = state.encode()
         try:
-            self.storage.put(checkpoint_name(state.number), data)
+            self.storage.put(checkpoint_name(state.number, state.digest), data)
             self._number, self._size_bytes = state.number, len(data)
             self._whole.append(state.number)
-            self._sweep()
+            self._sweep(state)
         except (StorageError, DiskFull) as error:
             _log.warning(
                 "checkpoint %d not written or older ones not swept, the next one will do it: %s", state.number, error
             )
 
-    def _sweep(self) -> None:
-        """Delete what is older than the newest two that are known to be whole."""
+    def _sweep(self, state: LogState) -> None:
+        """Delete what is older than the newest two that are known to be whole, also what other processes wrote since
+        this one listed them. Those of another history stay: they tell of it.
+        """
         kept = self._whole[-_KEPT:]
-        old = {number for number in (*self._listed, *self._whole) if number < kept[0]}
-        if len(kept) < _KEPT or len(old) < _SWEPT_AT_ONCE:
+        old = [one for one in self.listed if one.number < kept[0]]
+        if len(kept) < _KEPT or len({one.number for one in old}.union(self._whole[:-_KEPT])) < _SWEPT_AT_ONCE:
             return
-        self.storage.delete_many([checkpoint_name(number) for number in sorted(old)])
-        self._listed, self._whole = [], kept
+        stays = {one.name for one in (*self.foreign(state), *self.unknown(state))}
+        names = {one.name for one in old} - stays
+        since = ((number, state.digest_at(number)) for number in range(self._swept, kept[0]))
+        names.update(checkpoint_name(number, digest) for number, digest in since if digest)
+        self.storage.delete_many(sorted(names))
+        self.listed = [one for one in self.listed if one.name not in names]
+        self._whole, self._swept = kept, kept[0]
 
 
 _LISTED = 1000
@@ -187,8 +234,11 @@ class StorageLog:
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
-    def open(self) -> LogState:
-        """Read the newest checkpoint, then the records behind it: 3 requests and one a record. Raises `NotAnIndex`."""
+    def open(self, *, checks: bool = True) -> LogState:
+        """Read the newest checkpoint, then the records behind it: 3 requests and one a record. Raises `NotAnIndex`;
+        unless not `checks`, as `check_unmixed`.
+        """
+        passed: set[str] = set()
         state = self._checkpoints.newest()
         while True:
             try:
@@ -199,9 +249,12 @@ class StorageLog:
                     raise
                 # a checkpoint is a cache: the log decides
                 _log.warning("checkpoint %d is not of this log, and is passed over: %s", state.number, error)
-                state = self._checkpoints.newest(state.number)
+                passed.add(self._checkpoints.name)
+                state = self._checkpoints.newest(passed)
         if not number:
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
+        if checks:
+            self.check_unmixed()
         return self.state
 
     def refresh(self) -> LogState:
@@ -223,25 +276,50 @@ class StorageLog:
         return self._seen is not None and self._seen.last.number > 0
 
     def check_unmixed(self) -> None:
-        """Check the log where a listing shows that a sync may have put two histories into it: a checkpoint was written
-        later than one of a higher number. Two requests for each of those, none as a rule. Call it after `open`, where
-        nothing else says which history is right. Raises `StorageBehind`.
+        """Raise `StorageBehind` where a listed checkpoint is of another history of this index. No request as a rule.
+
+        `open` does this. Leave it out only where something else says which history is right.
         """
-        for number in self._checkpoints.younger[-_CHECKED_AT_ONCE:]:
-            try:
-                before, after = self.record(number), self.record(number + 1)
-            except (ObjectNotFound, CorruptFile) as error:
-                _log.debug("record %d can't be compared with the next one: %s", number, error)
-                continue
-            if after.previous and after.previous != before.digest:
-                raise StorageBehind(
-                    f"{self._storage.uri}/{log_name(number + 1)}",
-                    f"follows another record {number} than the one in its place: two histories of this index were "
-                    f"mixed, as by a sync without deletes. Restore one of them whole. `tiered-index copy` into an "
-                    f"empty place takes the one of the newest checkpoint",
-                    expected=before.digest,
-                    found=after.previous,
-                )
+        strays = self._strays()
+        if strays:
+            raise self._mixed(strays[-1])
+
+    def _strays(self) -> list[_ListedCheckpoint]:
+        found, state = self._checkpoints.foreign(self.state), self.state
+        if found:
+            # a writer may have deleted them since, before it went on
+            self._checkpoints.look()
+            found = self._checkpoints.foreign(state)
+        unknown = self._checkpoints.unknown(state)[-_CHECKED:]
+        return sorted([*found, *(one for one in unknown if not self._is_followed(one))])
+
+    def _is_followed(self, one: _ListedCheckpoint) -> bool:
+        """Return whether the log goes on from the record of a checkpoint, as far as the next one would have been."""
+        last = one.number + self._checkpoints.records_behind(one.size_bytes)
+        try:
+            before = self.record(one.number)
+            if not before.digest.startswith(one.digest):
+                return False
+            for number in range(one.number + 1, last + 1):
+                after = self.record(number)
+                if after.previous not in ("", before.digest):
+                    return False
+                before = after
+        except (ObjectNotFound, CorruptFile) as error:
+            _log.debug("%s can't be compared with the log: %s", one.name, error)
+        return True
+
+    def _mixed(self, stray: _ListedCheckpoint) -> StorageBehind:
+        number = stray.number
+        return StorageBehind(
+            f"{self._storage.uri}/{stray.name}",
+            f"two histories of this index are mixed here, as after a sync without deletes: this checkpoint and that of "
+            f"record {self.state.number} name different records {number}. Entries of one may be missing. Restore one "
+            f"history whole, or `tiered-index copy` the newest one into an empty place. Where `tiered-index verify` "
+            f"reports checkpoints alone, the log is whole: delete those, or run `verify --deep --repair --yes`",
+            expected=self.state.digest_at(number) or None,
+            found=stray.digest,
+        )
 
     def check_root(self) -> None:
         """Check the log that was read against its root, by a request at most. Raises `StorageBehind` where it is
@@ -541,7 +619,8 @@ class StorageLog:
             raise self._gone(state.number) from error
         if found != (state.digest or found):
             raise self._another(state.number, state.digest, found)
-        self._advance(replace(state, digest=found))  # a checkpoint of an older version doesn't say it
+        # a checkpoint of an older version doesn't say it
+        self._advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))
 
     def _advance(self, state: LogState) -> None:
         with self._advance_lock:

@@ -283,12 +283,16 @@ class StorageSession:
         state = self.log.state
         return state.expired if state.number else self.kept_expired
 
-    def join(self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor]) -> IndexDescriptor:
-        """Open or create the index; `adapt` returns what is wanted of a stored one. Raises as `check_descriptor`."""
+    def join(
+        self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor], *, begins_anew: bool = False
+    ) -> IndexDescriptor:
+        """Open or create the index; `adapt` returns what is wanted of a stored one; `begins_anew`: for a root that
+        takes the log as it is. Raises as `check_descriptor`.
+        """
         self._asked = wanted, adapt
         where = self.storage.uri
         try:
-            state = self.log.open()
+            state = self.log.open(checks=False)
         except NotAnIndex:
             if wanted.index_id:
                 raise
@@ -296,7 +300,7 @@ class StorageSession:
             state = self.log.create(IndexDescriptor(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
         check_descriptor(state.genesis, adapt(state.genesis), where)
-        if not self.log.has_seen:
+        if not self.log.has_seen and not begins_anew:
             self.log.check_unmixed()
         self.log.check_root()
         return state.genesis

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tiered_index.documents import COUNT, Malformed, checked, list_of, record
+from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, record, text
 from tiered_index.errors import CorruptFile, StorageBehind
 from tiered_index.format.metadata import POSITIONS
+from tiered_index.format.names import DIGEST_DIGITS
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.service.log.records import (
     ARCHIVE,
@@ -36,6 +37,9 @@ from tiered_index.service.log.records import (
     sealed_text,
 )
 
+# of the records before a state: more than lie between the checkpoints that a storage keeps
+CHAINED = 320
+
 
 @dataclass(frozen=True)
 class LogState:
@@ -54,6 +58,13 @@ class LogState:
     """By a root's id the number and the attempt of its writer's newest record."""
     digest: str = field(default="", compare=False)
     """The digest of record `number`; empty: a checkpoint of an older version doesn't say it."""
+    chain: str = field(default="", compare=False)
+    """The first `DIGEST_DIGITS` of the digests of the newest records, up to `CHAINED` of them, the last one's last."""
+
+    def digest_at(self, number: int) -> str:
+        """Return the first digits of record `number`'s digest; empty: this state doesn't know them."""
+        at = len(self.chain) - DIGEST_DIGITS * (self.number - number + 1)
+        return self.chain[at : at + DIGEST_DIGITS] if at >= 0 else ""
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
@@ -138,7 +149,7 @@ class LogState:
             "positions": self.positions,
             **optional_members(self.archive.values(), self.batches, self.lost.values(), self.expired),
             **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
-            **({"digest": self.digest} if self.digest else {}),
+            **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
         }
         return sealed_text(f'{json_text(before)[:-1]},"objects":[{objects}],{json_text(behind)[1:]}')
 
@@ -156,7 +167,7 @@ class LogReplay:
         self._positions, self._batches = begun.positions, begun.batches
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
         self._lost, self._expired, self._roots = begun.lost, begun.expired, begun.roots
-        self._digest, self._is_chained = begun.digest, False
+        self._digest, self._is_chained, self._chain = begun.digest, False, begun.chain
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
@@ -197,6 +208,8 @@ class LogReplay:
             self._archive[segment.name] = segment
             places.add(segment.place)
         self.number, self._digest, self._is_chained = record.number, record.digest, bool(record.previous)
+        known = self._chain + record.digest[:DIGEST_DIGITS] if record.digest else ""
+        self._chain = known[-CHAINED * DIGEST_DIGITS :]
         if record.root:
             self._roots = {**self._roots, record.root: (record.number, record.attempt)}
         self._epoch = max(self._epoch, record.epoch)
@@ -222,13 +235,18 @@ class LogReplay:
             self._expired,
             self._roots,
             self._digest,
+            self._chain,
         )
 
 
 def _state(**fields: Any) -> LogState:
-    objects, archive, lost = (fields.pop(name) for name in ("objects", "archive", "lost"))
+    objects, archive, lost, chain = (fields.pop(name) for name in ("objects", "archive", "lost", "chain"))
+    last = fields["digest"][:DIGEST_DIGITS]
+    if chain and not (last and chain.endswith(last)):
+        raise Malformed(f"digests up to {last!r}", chain[-DIGEST_DIGITS:], ".chain")
     state = LogState(
         **fields,
+        chain=chain or last,
         objects={o.name: o for o in objects},
         archive={s.name: s for s in archive},
         lost={one.name: one for one in lost},
@@ -253,4 +271,5 @@ _STATE = record(
     expired=EXPIRED,
     roots=ROOTS,
     digest=DIGEST,
+    chain=Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
 )

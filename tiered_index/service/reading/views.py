@@ -178,9 +178,8 @@ class IndexView(Refreshed):
     def _open_anew(self) -> LogState:
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log
         try:
-            state = log.open()
-            if self._root is None:
-                log.check_unmixed()
+            # a root knows which history it has seen
+            state = log.open(checks=self._root is None)
         except NotAnIndex as error:
             if self._must_answer:
                 raise
