@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
 
 from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST
-from tests.rocketmq.archived_store import index_log, open_index
+from tests.rocketmq.archived_store import delete_segments, index_log, open_index
 from tests.rocketmq.remoting_client import records
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
@@ -23,6 +24,7 @@ from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, Host
 from tiered_index.rocketmq.log.segments import list_segments
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.remoting import archived_queues, pulling
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import Command, decode_frame
@@ -131,6 +133,45 @@ def test_the_golden_stores_queues_are_those_of_its_archive(index, store):
     assert ends(broker, "TopicOrder", 4) == (0, 0)
     assert pull(broker, "TopicOrder", 4, 0).code == 29
     assert ask(broker, 105, "TopicOrder").body.count(b'"readQueueNums":4') == 1
+
+
+@pytest.mark.parametrize("deleted", [16_384, 49_152, BEGIN_OF_LAST - 16_384])
+def test_a_stores_queues_begin_in_its_archive(index, store, deleted):
+    """Page by page over the place where the store begins, up to messages that are not archived."""
+    messages = index_log(index, store)
+    archive(index, store)
+    delete_segments(store, deleted)
+    broker = ReadOnlyBroker(index, store=store)
+    indexed = {m.topic for m in messages if m.index_keys and m.is_visible}
+    seen = 0
+    for (topic, queue_id), queue in in_queues(messages).items():
+        own = [m for m in queue if m.physical_offset >= deleted]
+        closed = [m for m in own if m.physical_offset < BEGIN_OF_LAST]
+        if topic in indexed and own:
+            begin = 0 if closed else queue.index(own[0])
+            assert ends(broker, topic, queue_id) == (begin, len(queue))
+            for most in (5, 32):
+                found, empty = pulled(broker, topic, queue_id, begin, len(queue), most)
+                assert ([m.encode() for m in found], empty) == ([m.encode() for m in queue[begin:]], [])
+            seen += not begin
+    assert seen > 3
+
+
+def test_an_archive_that_does_not_reach_the_store_is_left_alone(index, tmp_path, storage):
+    """Of another log, or of a topic that was made again: what it has is no older part of the store's queues."""
+    messages = made(tmp_path / "s", [{} for _ in range(120)])
+    with StoreWriter(tmp_path / "other", segment_bytes=4096) as writer:
+        for n in range(100):
+            writer.put("orders", 0, b"other's", keys=["k"], store_ms=BEGIN_MS + n)
+    index_log(index, tmp_path / "s")
+    archive(index, tmp_path / "other")
+    delete_segments(tmp_path / "s", 8192)
+    own = [m for m in messages if m.physical_offset >= 8192]
+    broker = ReadOnlyBroker(index, store=tmp_path / "s")
+    assert ends(broker, "orders", 0) == (own[0].queue_offset, 120)
+    answer = pull(broker, "orders", 0, 0)
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (21, str(own[0].queue_offset))
+    assert pulled(broker, "orders", 0, own[0].queue_offset, 120)[0] == own
 
 
 def test_without_queue_offsets_nothing_is_said(index, store):
@@ -420,3 +461,74 @@ def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
     wrong = replace(segment, object_bytes=segment.object_bytes + 8)
     with pytest.raises(CorruptFile):
         archived.queue_directory(wrong)
+
+
+def test_a_repaired_segment_has_its_queue_offsets_again_once_its_file_is_met(tmp_path):
+    storage, index, messages = archived_life(tmp_path)
+    queue = in_queues(messages)["orders", 0]
+    with index:
+        first = min(index.segment_archive.state().archive.values(), key=lambda one: one.start)
+        storage.delete(first.name)
+        log = StorageLog(storage, SystemClock())
+        log.open()
+        source = StoreDirectory.open(tmp_path / "s", "s")
+        (done,) = SegmentRepairs(storage, log, source=source).run(verified(storage), yes=True)
+        assert done.action == "restore"
+        assert not verified(storage).findings
+        with IndexReader.open(storage.uri) as reader:
+            answer = ask(ReadOnlyBroker(reader), BEGIN, "orders")
+            assert (answer.code, "is not known" in answer.remark) == (1, True)
+        assert archive(index, tmp_path / "s") == 1
+    with IndexReader.open(storage.uri) as reader:
+        assert pulled(ReadOnlyBroker(reader), "orders", 0, 0, 60)[0] == queue
+
+
+def test_segments_that_are_replaced_meanwhile_are_looked_for_again(tmp_path):
+    """An erasure removes the objects that a reader's log named: it asks to come again, and then knows."""
+    storage, index, messages = archived_life(tmp_path)
+    index.close()
+    queue = [m for m in in_queues(messages)["orders", 0] if "k-4" not in m.index_keys]
+    with IndexReader.open(storage.uri, refresh_interval_s=3600) as reader:
+        broker = ReadOnlyBroker(reader)
+        assert ends(broker, "orders", 0) == (0, 60)
+        erase(storage.uri, "orders", keys="k-4", yes=True, now=True, grace_s=0)
+        answers = [pull(broker, "orders", 0, 0) for _ in range(2)]
+        assert answers[0].code in (0, 2)
+        page = records(answers[1].body)
+        assert page == queue[: len(page)] != []
+
+
+def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(tmp_path):
+    storage, index, _ = archived_life(tmp_path)
+    index.close()
+    with IndexReader.open(storage.uri) as reader:
+        segments = len(reader.archived())
+        reader.topics()
+        broker = ReadOnlyBroker(reader, max_requests=segments - 1)
+        broker._topics.names("orders")
+        codes = [ask(broker, END, "orders").code for _ in range(segments + 1)]
+        assert codes[0] == 2
+        assert codes[-1] == 0
+
+
+def test_whatever_bit_flips_no_other_message_is_answered(tmp_path):
+    storage, index, messages = archived_life(tmp_path)
+    index.close()
+    chosen, queues = random.Random(5), in_queues(messages)
+    with IndexReader.open(storage.uri) as reader:
+        names = [segment.name for segment in reader.archived()]
+    for _ in range(25):
+        name = chosen.choice(names)
+        whole = storage.get(name)
+        at = chosen.randrange(len(whole))
+        storage.put(name, whole[:at] + bytes([whole[at] ^ 1 << chosen.randrange(8)]) + whole[at + 1 :])
+        with IndexReader.open(storage.uri) as reader:
+            broker = ReadOnlyBroker(reader)
+            for (topic, queue_id), queue in queues.items():
+                at = 0
+                while (answer := pull(broker, topic, queue_id, at)).code == 0:
+                    page = records(answer.body)
+                    assert page == queue[at : at + len(page)] != []
+                    at += len(page)
+                assert answer.code == (19 if at == 60 else 1)
+        storage.put(name, whole)

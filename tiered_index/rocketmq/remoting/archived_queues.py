@@ -1,4 +1,5 @@
-"""The queues of a broker by the queue offsets of its archived segments (`ingest --archive-queues`).
+"""The queues of a broker by the queue offsets of its archived segments (`ingest --archive-queues`), alone or before
+those that its store has.
 
 Nothing is guessed. A segment without queue offsets, or a gap between segments, may have messages of any queue: ends of
 queues and offsets that depend on it are `UnknownOffsets`. Queue offsets that a segment between its neighbours lacks are
@@ -12,6 +13,7 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,8 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
-from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, UnknownOffsets, checked_message
+from tiered_index.rocketmq.log.store import ConsumeQueue
+from tiered_index.rocketmq.remoting.pulling import NO_CODE, Ends, Queues, StoreQueues, UnknownOffsets, checked_message
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
@@ -259,3 +262,49 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         run, segment = one.run, one.segment
         data = self._archive.queue_offsets(segment, run.begin, run.count * ENTRY.itemsize)
         return decode_entries(data, run, segment.size_bytes, segment.name)
+
+
+class StoreAndArchive(StoreQueues):
+    """Reads the queues of a store, and what `older` has of their messages from before the store's begin.
+
+    Both count only where they have one message in common: the first one of the store. Otherwise the queue begins with
+    the store.
+    """
+
+    def __init__(self, folder: Path, root: Path | None, older: ArchivedQueues) -> None:
+        super().__init__(folder, root)
+        self._older = older
+
+    def ends(self, queue: ConsumeQueue) -> Ends:
+        """Return where a queue begins, in the archive or the store, and where it ends in the store."""
+        own = super().ends(queue)
+        older = self._older_of(queue, own)
+        return own if older is None else Ends(min(own.begin, self._older.ends(older).begin), own.end)
+
+    def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
+        older = self._before(queue, offset)
+        return super()._entries(queue, offset, most) if older is None else self._older._entries(older, offset, most)
+
+    def _reader(
+        self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
+    ) -> Callable[[int], Message | None]:
+        if (older := self._before(queue, offset)) is not None:
+            return self._older._reader(older, offset, entries, rows)
+        return super()._reader(queue, offset, entries, rows)
+
+    def _before(self, queue: ConsumeQueue, offset: int) -> ArchivedQueue | None:
+        """Return the archived queue where an offset lies before the store's begin."""
+        own = super().ends(queue)
+        return self._older_of(queue, own) if offset < own.begin else None
+
+    def _older_of(self, queue: ConsumeQueue, own: Ends) -> ArchivedQueue | None:
+        if own.begin in (0, own.end):
+            return None
+        with contextlib.suppress(UnknownOffsets):
+            older = self._older.find(queue.topic, queue.queue_id)
+            if older is not None and self._older.ends(older).end > own.begin:
+                first, archived = self._older._entries(older, own.begin, 1)
+                _, stored = queue.read(own.begin, 1)
+                if first == own.begin and len(stored) and archived["offset"][0] == stored["offset"][0]:
+                    return older
+        return None

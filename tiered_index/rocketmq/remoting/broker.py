@@ -34,7 +34,7 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import list_queues
-from tiered_index.rocketmq.remoting.archived_queues import ArchivedQueues, Directories
+from tiered_index.rocketmq.remoting.archived_queues import ArchivedQueues, Directories, StoreAndArchive
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -565,7 +565,13 @@ class ReadOnlyBroker:
         if not asker.sees(topic) or topic not in self._topics.names(topic):
             return None
         queues: Queues[Any]
-        queues = self._archived_queues() if self._store is None else StoreQueues(self._store, self._root)
+        if self._store is None:
+            queues = self._archived_queues()
+        else:
+            queues = StoreQueues(self._store, self._root)
+            with contextlib.suppress(UnknownOffsets):
+                if self._has_archived_queues():
+                    queues = StoreAndArchive(self._store, self._root, self._archived_queues())
         return queues if queues.of_topic(topic) else None
 
     def _has_archived_queues(self) -> bool:
