@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.support.disk_faults import FaultDisk
 from tests.support.log_records import publish
 from tests.support.storage_faults import FaultStorage
@@ -353,6 +354,38 @@ def test_a_lock_file_that_was_deleted_lets_no_second_writer_in(life: Life) -> No
         life.ingest(index, 3, upload=True)
     with life.open() as index:
         assert len(life.found(index)) == 3
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bool) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    with life.open() as index:
+        life.ingest(index, 20, upload=True)
+        if beside:  # a writer that is at work is no finding
+            assert run_here("verify", "--root", life.root).code == 0
+    life.restore("storage")
+    names = sorted((life.folder / "storage").rglob("*"))
+    for more in ((), ("--deep",), ("--deep", "--repair", "--yes")):
+        told = run_here("verify", "--root", life.root, "--json", *more)
+        (finding,) = told.document["findings"]
+        assert told.code == 1 and finding["part"] == "log" and "tiered-index recover" in finding["problem"]
+        assert not told.document.get("repairs")
+    assert sorted((life.folder / "storage").rglob("*")) == names
+
+
+def test_a_flush_into_a_folder_that_was_replaced_confirms_nothing_there(life: Life) -> None:
+    index = life.open()
+    life.ingest(index, 15, upload=False)
+    shutil.move(life.root / "unsealed", life.folder / "moved")
+    shutil.copytree(life.folder / "moved", life.root / "unsealed")
+    with pytest.raises(StorageUnavailable, match="another file took its place"):
+        life.ingest(index, 5, upload=False)
+    index.flush()  # into a file of the folder that is there now
+    index.abandon()
+    with IndexReader.open(root=life.root) as reader:
+        assert len(life.found(reader)) == 20
 
 
 @pytest.mark.parametrize("gone", ["root", "unsealed"])

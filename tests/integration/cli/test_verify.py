@@ -167,7 +167,7 @@ def test_a_log_that_contradicts_the_local_copies(run_here, damaged):
         path.write_bytes(data)
         previous = digest_of(data)
     found = findings(run_here("verify", "--root", damaged.root, "--json"))
-    assert {f["part"] for f in found} == {"object", "copy", "checkpoint"}
+    assert {f["part"] for f in found} == {"object", "copy", "checkpoint", "log"}
 
 
 def test_a_checkpoint_that_contradicts_the_log(run_here, damaged):

@@ -242,7 +242,7 @@ def check_storage(
     known = {o.file_id for o in state.objects.values()}
     for file in local.values():
         if file.folder == "uploaded" and file.file_id not in known:
-            report.note(f"{file.file_id}: a local copy in uploaded/ that the log doesn't name; the next start drops it")
+            report.note(f"{file.file_id}: a local copy in uploaded/ that the log doesn't name")
     return state
 
 

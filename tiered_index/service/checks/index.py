@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 
+from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, NotAnIndex, StorageError
+from tiered_index.errors import ConfigError, NotAnIndex, StorageBehind, StorageError
 from tiered_index.format.names import UNSEALED
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import FileList
+from tiered_index.service.root.seen import Seen, SeenFile
+from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 
 
@@ -21,12 +25,13 @@ def check_index(
 ) -> tuple[dict[str, CompactedFile], bool]:
     """Check root and storage of one index, as far as `config` names them, into `report`; changes nothing.
 
-    Returns the root's compacted files by id, and whether the log can be read. With `deep` every byte of every object is
+    Returns the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
+    one that the root has seen. With `deep` every byte of every object is
     read. What the storage did not answer is left in `report.unchecked`.
     Raises `ConfigError` where neither is named, `NotAnIndex`.
     """
     local: dict[str, CompactedFile] = {}
-    state = None
+    state, seen, is_behind = None, None, False
     uri = config.storage
     if config.root is not None:
         root = Root(config.root, Disk())
@@ -34,6 +39,8 @@ def check_index(
         if marker is None:
             raise NotAnIndex(f"{config.root} holds no tiered index")
         uri = uri or marker.storage
+        # before the log: a writer at work goes on, and notes what it appends
+        seen = SeenFile(root.path / "seen", root.disk).read()
         local = check_root(root, report, of_files)
     if uri is None:
         raise ConfigError("nothing to verify: neither a root nor a storage is named")
@@ -42,9 +49,23 @@ def check_index(
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
             if state is not None and config.root is not None:
                 _excuse_missing(Root(config.root, Disk()), state, report)
+            if state is not None and seen is not None:
+                is_behind = _is_behind(storage, state, seen, report)
         except StorageError as error:
             report.unchecked.append((uri, error))
-    return local, state is not None
+    return local, state is not None and not is_behind
+
+
+def _is_behind(storage: Storage, state: LogState, seen: Seen, report: Report) -> bool:
+    """Add a finding where the storage's log is not the one that the root has seen; return whether it is not."""
+    log = StorageLog(storage, SystemClock())
+    log.recall(state)
+    try:
+        log.check_seen(seen)
+    except StorageBehind as error:
+        report.add_error(error.file, "log", error)
+        return True
+    return False
 
 
 def _excuse_missing(root: Root, state: LogState, report: Report) -> None:

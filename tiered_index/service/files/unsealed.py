@@ -252,8 +252,10 @@ class UnsealedFile(LocalHandle):
         self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
         self._disk.sync(self._journal_descriptor)
-        if not os.fstat(self._journal_descriptor).st_nlink or not os.fstat(self._descriptor).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, "the file was deleted while it was written", str(self.path))
+        for path, descriptor in ((self.journal_path, self._journal_descriptor), (self.path, self._descriptor)):
+            # a stat of the path raises for a deleted file
+            if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+                raise FileNotFoundError(errno.ENOENT, "another file took its place while it was written", str(path))
         # where this ends early, what is wider than the entries does no harm: it comes first, positions last
         for topic_id, name in fresh:
             self.topics[topic_id] = name
