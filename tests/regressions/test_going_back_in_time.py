@@ -291,29 +291,6 @@ def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
         assert life.found(index) == set(range(1, 21))
 
 
-def test_two_histories_mixed_by_a_sync_are_refused(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
-    life.keep("storage")
-    life.keep("root")
-    with life.open() as index:
-        for _ in range(4):
-            life.ingest(index, 5, upload=True)
-    shutil.move(life.folder / "storage", life.folder / "a")
-    shutil.move(life.folder / "storage.kept", life.folder / "storage")
-    with life.open(life.folder / "root.kept") as index:
-        life.ingest(index, 5, upload=True)
-    shutil.copytree(life.folder / "storage", life.folder / "a", dirs_exist_ok=True)
-    shutil.rmtree(life.folder / "storage")
-    shutil.move(life.folder / "a", life.folder / "storage")
-    with pytest.raises(StorageBehind):
-        life.open(life.folder / "root.kept")
-    for path in (life.folder / "storage" / "checkpoint%").iterdir():
-        path.unlink()
-    with pytest.raises(StorageBehind, match="two histories"):
-        life.found()
-
-
 def test_a_reader_tells_another_history_and_opens_it_anew(life: Life) -> None:
     with life.open() as index:
         life.ingest(index, 10, upload=True)
@@ -521,6 +498,34 @@ def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_droppe
         assert life.found(index) == set(range(1, 16))
 
 
+@pytest.mark.parametrize("own", [0, 3], ids=["an earlier state", "a clone that diverged"])
+def test_a_file_with_fewer_entries_is_dropped_where_the_published_one_has_them(life: Life, own: int) -> None:
+    first = life.open()
+    life.ingest(first, 10, upload=False)
+    life.keep("storage")
+    first.abandon()
+    shutil.copytree(life.root, life.folder / "copy")
+    life.end_lease()
+    with life.open() as index:
+        life.ingest(index, 5, upload=True)
+    for path in (life.folder / "storage.kept/lease%").rglob("*"):
+        os.utime(path, (0, 0))
+    with life.open(life.folder / "copy", storage_backend=LocalStorage(life.folder / "storage.kept")) as copy:
+        life.put = 20
+        life.ingest(copy, own, upload=False)
+    for path in (life.root / "uploaded").iterdir():
+        path.unlink()
+    for path in (life.folder / "copy/unsealed").iterdir():
+        shutil.copy(path, life.root / "unsealed")
+    if own:
+        with pytest.raises(RootBehind, match="another file of this id"):
+            life.open()
+        assert life.begin_anew().entries == 13
+    with life.open() as index:
+        assert life.found(index) == {*range(1, 16), *range(21, 21 + own)}
+        assert bool(list((life.root / "unsealed").glob("*.journal"))) == bool(own)
+
+
 @pytest.mark.parametrize("is_same", [True, False], ids=["same", "others"])
 @pytest.mark.parametrize("place", ["unsealed", "compacted", "compacted while open"])
 def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str, is_same: bool) -> None:
@@ -656,6 +661,17 @@ def test_a_fresh_reader_and_a_new_writer_refuse_two_merged_histories(
     copier.open()
     copier.run_once()
     assert _read(saved, life) in found.values()
+
+
+def test_a_reader_of_all_records_refuses_two_merged_histories(life: Life) -> None:
+    sites = Sites(life, "memory")
+    for name, rounds in (("a", 2), ("b", 1)):
+        sites.write(name, rounds, 100)
+    sites.merge("b", "a", "with new times")
+    storage = sites.storage("a")
+    storage.delete_many([info.name for info in storage.list("checkpoint/")])
+    with pytest.raises(StorageBehind, match="two histories"):
+        _read(storage, life)
 
 
 @pytest.mark.parametrize("rounds", [(2, 1), (1, 2)], ids=["a broken log", "a whole log"])

@@ -83,20 +83,20 @@ def found(here, place="store"):
         return len(answer)
 
 
-def bucket_restored(here, ingest):
-    ingest(100, "--wait")
-    shutil.copytree("store", "backup")
+def restored(folder, ingest, *how):
+    ingest(100, *how)
+    shutil.copytree(folder, "backup")
     ingest(200, "--wait")
-    shutil.rmtree("store")
-    shutil.copytree("backup", "store")
+    shutil.rmtree(folder)
+    shutil.copytree("backup", folder)
+
+
+def bucket_restored(here, ingest):
+    restored("store", ingest, "--wait")
 
 
 def root_restored(here, ingest):
-    ingest(100)
-    shutil.copytree("root", "backup")
-    ingest(200, "--wait")
-    shutil.rmtree("root")
-    shutil.copytree("backup", "root")
+    restored("root", ingest)
 
 
 def machine_cloned(here, ingest):

@@ -2,13 +2,15 @@
 
 Two copies of a root can fill one file with different entries. Equal tails mean equal bytes: they hold the CRC32 of the
 directory, which holds those of all runs. Other bytes may still be the same entries, compacted by another version or a
-job: then both files are read, and the checksums of their entries are compared. Any thread.
+job: then both files are read, and hashes of their entries are compared. An unsealed file may be an earlier state of
+the published one: then that one has each of its entries. Any thread.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, RootBehind, StorageError
 from tiered_index.format.journal import Journal
-from tiered_index.format.shard import entry_checksum
+from tiered_index.format.shard import entry_hashes
 from tiered_index.service.catalog.catalog import unmap
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes
 from tiered_index.service.files.search import FileBytes, scan_runs
@@ -25,6 +27,7 @@ from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.log.log import WAY_ON
 
 _WINDOW_BYTES = 4 << 20
+_HASHED_AT_ONCE = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -42,12 +45,13 @@ def check_same(file: CompactedFile, published: StorageBytes) -> None:
 
 
 def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
-    """Return whether the storage has the entries of an unsealed file, or the file is damaged or an earlier state with
-    fewer entries; False where the published one can't be read. Raises `RootBehind` where that one has other entries.
+    """Return whether the storage has every entry of an unsealed file, which may be an earlier state of the published
+    one, or whether the file is damaged; False where the published one can't be read. Raises `RootBehind` where that one
+    lacks an entry.
     """
     if journal.count > published.stored.count:
         raise _others(str(path), f"{journal.count} entries", published)
-    if journal.count < published.stored.count:
+    if not journal.count:
         return True
     try:
         with path.open("rb") as handle:
@@ -56,32 +60,50 @@ def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
             entries = verified_entries(data, journal, str(path))
             # without `previous`, which only an unsealed entry has
             items = entries[list(journal.layout.schema.item.names or ())]
-            found = _sum(items, journal.begin_ms // 1000)
-            del entries, items
+            parts = (items[at : at + _HASHED_AT_ONCE] for at in range(0, len(items), _HASHED_AT_ONCE))
+            hashes = np.concatenate([_hashes(part, journal.begin_ms // 1000) for part in parts])
+            del entries, items, parts
         finally:
             unmap(data)
     except (CorruptFile, ValueError, FileNotFoundError) as error:
         _log.debug("%s can't be compared with %s: %s", path, published.file, error)
         return True
     try:
-        is_same = found == _checksum(published)
+        has_all = _has_all(published, hashes)
     except (CorruptFile, StorageError) as error:
         _log.warning("%s is kept: its object %s can't be read: %s", path, published.file, error)
         return False
-    if not is_same:
+    if not has_all:
         raise _others(str(path), f"{journal.count} other entries", published)
     return True
 
 
+def _has_all(source: FileBytes, hashes: npt.NDArray[np.uint64]) -> bool:
+    """Return whether a file has an entry for each of the hashes, equal ones counted. It takes 16 bytes a hash."""
+    wanted, left = np.unique(hashes, return_counts=True)
+    for found in _hashes_of(source):
+        values, counts = np.unique(found, return_counts=True)
+        # the first place whose hash isn't smaller holds the hash, or it isn't wanted
+        at = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+        is_wanted = wanted[at] == values
+        left[at[is_wanted]] -= counts[is_wanted]
+    return bool((left <= 0).all())
+
+
 def _checksum(source: FileBytes) -> int:
+    return sum(int(hashes.sum(dtype=np.uint64)) for hashes in _hashes_of(source)) % 2**64
+
+
+def _hashes_of(source: FileBytes) -> Iterator[npt.NDArray[np.uint64]]:
     trailer = source.trailer()
     begin_s, runs = trailer.metadata.begin_ms // 1000, trailer.directory.all_runs()
-    return sum(_sum(items, begin_s) for _, items in scan_runs(source, runs, _WINDOW_BYTES)) % 2**64
+    for _, items in scan_runs(source, runs, _WINDOW_BYTES):
+        yield _hashes(items, begin_s)
 
 
-def _sum(items: npt.NDArray[Any], begin_s: int) -> int:
+def _hashes(items: npt.NDArray[Any], begin_s: int) -> npt.NDArray[np.uint64]:
     seconds: npt.NDArray[np.int64] = items["time_diff_s"].astype(np.int64) + begin_s
-    return entry_checksum(items, seconds)
+    return entry_hashes(items, seconds)
 
 
 def _others(where: str, found: str, published: StorageBytes) -> RootBehind:
