@@ -4,6 +4,7 @@ server a process.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -44,7 +45,11 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[S3Server]:
     """An S3 server, one a test process, started when the first test asks for it; tests have buckets of their own."""
+    import botocore.session
+
     from tests.support.s3_server import s3_server
 
+    # hundreds of tests make clients: the descriptions of the services, some MB of JSON, are parsed once
+    botocore.session.create_loader = functools.cache(botocore.session.create_loader)
     with s3_server() as running:
         yield running

@@ -9,6 +9,7 @@ later state by any other asker.
 from __future__ import annotations
 
 import random
+from functools import cached_property
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, rule
@@ -77,6 +78,12 @@ class ReadingMachine(IndexMachine):
             settings["cache_dir"] = self.folder / "cache"
         return IndexReader.open(storage_backend=self.storage, **settings)
 
+    @cached_property
+    def second_uri(self):
+        """Return the second index's URI as entries name it."""
+        with open_storage(self.where.second) as storage:
+            return storage.uri
+
     def second_index(self):
         """Make the other index once, with messages of the same places and times as this one's; return its URI."""
         if self.beyond is None:
@@ -127,7 +134,7 @@ class ReadingMachine(IndexMachine):
             return [Answer.of(item) for item in result]
         numbers = {self.storage.uri: source_number(self.service.index_id)}
         if who == "two":
-            numbers[open_storage(self.where.second).uri] = self.second_number
+            numbers[self.second_uri] = self.second_number
         plain = [(Answer.of(item), numbers[item.source]) for item in result]
         return [
             Answer(a.topic, a.queue_id, a.offset, a.size, a.timestamp_ms, a.key_hash, (("source", number),))
