@@ -87,7 +87,7 @@ def copy(
             return _follow(session, copier, interval, grace)
         copier.open()
         report = _round(session, copier)
-        _tell(session, copier, report, "copied")
+        _write_round(session, copier, report, "copied")
     return _code(report)
 
 
@@ -132,7 +132,7 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 if copier.clock.monotonic_s() - swept_s >= _SWEEP_S:
                     swept, swept_s = copier.sweep(grace_s), copier.clock.monotonic_s()
                 if session.out.as_json or last is None or report.records or (swept and swept.objects):
-                    _tell(session, copier, report, "following", swept)
+                    _write_round(session, copier, report, "following", swept)
                 last = report
             except (StorageUnavailable, StorageMisconfigured, DiskFull, JobOverdue) as error:
                 session.out.answer(_failed(error, copier, last), streamed=True)
@@ -142,7 +142,7 @@ def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> 
                 break
             ending.event.wait(interval_s)
         if last is not None:
-            _tell(session, copier, last, "stopped")
+            _write_round(session, copier, last, "stopped")
         else:
             session.out.answer({"status": "stopped"}, streamed=True)
     return ending.exit_code or (_code(last) if last is not None else 0)
@@ -167,7 +167,9 @@ def _lag_s(copier: Copier, report: CopyReport) -> float:
     return max(0, copier.clock.now_ms() - report.as_of_ms) / 1000
 
 
-def _tell(session: Session, copier: Copier, report: CopyReport, status: str, swept: Orphans | None = None) -> None:
+def _write_round(
+    session: Session, copier: Copier, report: CopyReport, status: str, swept: Orphans | None = None
+) -> None:
     read, written = copier.source, copier.target
     assert isinstance(read, MeteredStorage) and isinstance(written, MeteredStorage)
     lag_s = _lag_s(copier, report)

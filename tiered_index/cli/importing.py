@@ -62,11 +62,11 @@ class ExportedFile:
         try:
             if head.startswith(b"PAR1"):
                 table = ParquetTable(place)
-                return cls._told(place, "parquet", table.rows, table.schema)
+                return cls._exported(place, "parquet", table.rows, table.schema)
             if head.startswith(b"ARROW1"):
                 with place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
                     rows = sum(arrow.get_batch(number).num_rows for number in range(arrow.num_record_batches))
-                    return cls._told(place, "arrow", rows, arrow.schema)
+                    return cls._exported(place, "arrow", rows, arrow.schema)
         except InvalidArgument:
             raise
         except (*DAMAGE, ConfigError, ValueError, TypeError, LookupError) as error:
@@ -78,7 +78,7 @@ class ExportedFile:
         raise InvalidArgument(f"{place} is no file that `export` writes: neither Parquet nor Arrow nor NDJSON")
 
     @classmethod
-    def _told(cls, place: LocalFile | StoredFile, kind: Any, rows: int, schema: Any) -> ExportedFile:
+    def _exported(cls, place: LocalFile | StoredFile, kind: Any, rows: int, schema: Any) -> ExportedFile:
         names = frozenset(schema.names)
         if METADATA not in (schema.metadata or {}) and "key_hash" in names and "fingerprint" not in names:
             raise InvalidArgument(

@@ -82,7 +82,7 @@ class LookupHandlers(Handlers):
         """Return a lookup's answer as JSON; counts it, and writes it to the audit log. `claim` is what it may take."""
 
         def act() -> bytes:
-            answer = self._told(request, kind, what, look_up)
+            answer = self._recorded(request, kind, what, look_up)
             if encoded is not None:
                 return encoded(answer)
             return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
@@ -95,7 +95,7 @@ class LookupHandlers(Handlers):
                 # the time must not tell what lies at a place, either
                 await asyncio.sleep(pause_s(time.monotonic() - began_s))
 
-    def _told(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
+    def _recorded(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
         """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
         status, explain, count = "failed", _NO_EXPLAIN, 0
         try:
@@ -136,7 +136,7 @@ class LookupHandlers(Handlers):
 
         async def page(cursor: str | None) -> tuple[QueryResult, bytes]:
             def act() -> tuple[QueryResult, bytes]:
-                answer = self._told(request, "query", what, partial(self._page, asked, allowance, cursor))
+                answer = self._recorded(request, "query", what, partial(self._page, asked, allowance, cursor))
                 once = replace(answer, items=tuple(unseen(answer.items, seen))) if asked.all else answer
                 pages.add(once)
                 if form == wire.ARROW:
@@ -213,7 +213,7 @@ class LookupHandlers(Handlers):
                     more["exceeded"] = redaction.text(str(error))
                     return error.result
 
-            results = self._told(request, "query_many", what, look_up)
+            results = self._recorded(request, "query_many", what, look_up)
             if form == wire.ARROW:
                 stream = wire.ArrowStream()
                 data = stream.table(wire.batch_table(results, redaction))

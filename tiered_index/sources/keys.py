@@ -100,7 +100,7 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
                     yield line, cells
                 line = reader.line_num + 1
     except csv.Error as error:
-        raise InvalidArgument(f"{file}: line {line:,}: {_told(str(error))}") from error
+        raise InvalidArgument(f"{file}: line {line:,}: {_csv_problem(str(error))}") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise CorruptFile(str(file), str(error)) from error
     except OSError as error:
@@ -116,7 +116,7 @@ def _decoded(file: Path, lines: Iterable[bytes]) -> Iterator[str]:
             raise InvalidArgument(f"{file}: line {number:,} is not UTF-8: {error.reason}") from error
 
 
-def _told(problem: str) -> str:
+def _csv_problem(problem: str) -> str:
     """Return csv's words, or ours for what is met in files."""
     if problem.startswith("field larger"):
         return f"a cell has more than {csv.field_size_limit():,} characters; is its quote closed?"

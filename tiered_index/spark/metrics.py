@@ -214,13 +214,13 @@ class JobMeter:
     @property
     def metrics(self) -> JobMetrics:
         """What was counted so far."""
-        stages = tuple(self._told(name, stage) for name, stage in self._stages.items())
+        stages = tuple(self._stage_metrics(name, stage) for name, stage in self._stages.items())
         return JobMetrics(self._spark.sparkContext.applicationId, stages)
 
     def _read(self) -> _Reading:
         return time.monotonic(), Counter(self._request_stats.value), counts_of(self._driver.total)
 
-    def _told(self, name: str, stage: _Stage) -> StageMetrics:
+    def _stage_metrics(self, name: str, stage: _Stage) -> StageMetrics:
         both = stage.of_tasks + stage.of_driver
         read, written = both.pop(READ, 0), both.pop(WRITTEN, 0)
         cost = self._driver.prices.cost_usd(both, read)

@@ -21,7 +21,7 @@ from tiered_index.rocketmq.archive.erasure import erase_index
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase, names_of_nothing_else
-from tiered_index.service.erasure.find import Held, find_hidden
+from tiered_index.service.erasure.find import ScannedObject, find_hidden
 from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.log import records
 from tiered_index.service.log.log import StorageLog
@@ -385,9 +385,9 @@ def test_a_table_of_which_one_shard_is_erased_stays(native):
     life.merge(DAY_S)
     (shard,) = life.state.objects.values()
     state = LogState(objects={name: replace(shard, name=name) for name in ("a", "b")})
-    assert names_of_nothing_else(state, {"a": Held(hidden=1), "b": Held()}) == []
-    assert names_of_nothing_else(state, {"a": Held(hidden=1)}) == []
-    assert names_of_nothing_else(state, {"a": Held(hidden=1), "b": Held(hidden=1)}) == ["a", "b"]
+    assert names_of_nothing_else(state, {"a": ScannedObject(hidden=1), "b": ScannedObject()}) == []
+    assert names_of_nothing_else(state, {"a": ScannedObject(hidden=1)}) == []
+    assert names_of_nothing_else(state, {"a": ScannedObject(hidden=1), "b": ScannedObject(hidden=1)}) == ["a", "b"]
 
 
 def test_with_fingerprints_a_key_of_an_equal_hash_stays(native):

@@ -80,7 +80,7 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
             _drop_cached(config, index)
         total = index.storage.total
         session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})
-    return tell_erased(session.out, done)
+    return write_erasure(session.out, done)
 
 
 def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
@@ -91,7 +91,7 @@ def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
         CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id).forget_unnamed(state.objects)
 
 
-def tell_erased(out: Output, done: Erasure) -> int:
+def write_erasure(out: Output, done: Erasure) -> int:
     """Tell people what became of it; return the exit code."""
     out.objects(done.objects)
     what = f"{counted(done.entries, 'entry', 'entries')} in {counted(len(done.objects), 'object')}"

@@ -61,7 +61,7 @@ def expire(
         planned, gone = expire_index(
             index.storage, index.log, rule, index.clock, yes=yes, settings=ColdSettings.of(config)
         )
-        _tell(session.out, index, planned, gone, config.prices, done=yes)
+        _write_expiry(session.out, index, planned, gone, config.prices, done=yes)
     return 0
 
 
@@ -87,7 +87,9 @@ def _rule(
     return given if grace is None else replace(given, grace_s=grace)
 
 
-def _tell(out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, prices: PriceTable, *, done: bool) -> None:
+def _write_expiry(
+    out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, prices: PriceTable, *, done: bool
+) -> None:
     total = index.storage.total
     document = {
         "status": "expired" if done else "planned",

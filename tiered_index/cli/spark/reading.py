@@ -264,7 +264,7 @@ def _write_audited(out: Output, result: AuditResult, elapsed_s: float, *, bounde
         for kind, number in compared.counts.items():
             shown = [one for one in compared.listed if one.kind == kind][:_SHOWN]
             for one in shown:
-                line(_told(one))
+                line(_difference_text(one))
             if number > len(shown):
                 line(f"and {number - len(shown):,} further {kind}")
         counts = ", ".join(f"{number:,} {kind}" for kind, number in compared.counts.items())
@@ -277,7 +277,7 @@ def _write_audited(out: Output, result: AuditResult, elapsed_s: float, *, bounde
     line(f"{result.status}, {human_seconds(elapsed_s)}")
 
 
-def _told(one: Difference) -> str:
+def _difference_text(one: Difference) -> str:
     said = one.expected or one.found or {}
     name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
     where = f"queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {counted(said['size'], 'byte')}"

@@ -18,7 +18,7 @@ from tiered_index.cli.options import (
     human_duration,
 )
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
-from tiered_index.cli.removing.erase import erase_here, erase_request, tell_erased
+from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
 from tiered_index.cli.spark import check_index, given_storage, job_document, progress_of, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
@@ -309,4 +309,4 @@ def erase(
         )
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
     session.out.answer({**done.to_dict(), **costs})
-    return tell_erased(session.out, done)
+    return write_erasure(session.out, done)

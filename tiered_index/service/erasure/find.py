@@ -31,14 +31,14 @@ _READERS = 8
 _WINDOW_BYTES = 16 << 20
 _ALL_TIME = (-(2**62), 2**62)
 
-Found = Mapping[str, "Held"]
+Found = Mapping[str, "ScannedObject"]
 """What objects hold, by their names."""
 FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Callable[[int, int], None]], Found]
 """Does what `find_hidden` does, in any process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ScannedObject:
     """What one object holds: `hidden` entries of the `looked_at` ones. `may_have_topic`: its names say nothing else.
     `topics` are the names that were read. `problem`: why it can't be told, None where it can.
     """
@@ -63,12 +63,12 @@ def find_hidden(
     """
     stored = list(objects)
     settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0, coalesce_gap_bytes=0)
-    found: dict[str, Held] = {}
+    found: dict[str, ScannedObject] = {}
     with (
         contextlib.closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold,
         ThreadPoolExecutor(_READERS, "tiered-index-erase") as pool,
     ):
-        for one, held in zip(stored, pool.map(lambda one: _held(cold, one, stones, schema), stored), strict=True):
+        for one, held in zip(stored, pool.map(lambda one: _scanned(cold, one, stones, schema), stored), strict=True):
             found[one.name] = held
             progress(len(found), len(stored))
     return found
@@ -110,10 +110,10 @@ def _is_in_staged(storage: Storage, ticket: Ticket, stones: Tombstones) -> bool:
         return bool(Tombstones(tuple(told)).hides(entries, seconds, names).any())
 
 
-def _held(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Schema) -> Held:
+def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Schema) -> ScannedObject:
     mine = [stone for stone in stones if stored.second_min * 1000 < stone.before_ms]
     if not mine:
-        return Held()
+        return ScannedObject()
     source = StorageBytes(cold, stored)
     try:
         trailer = source.trailer_of(schema)
@@ -127,11 +127,11 @@ def _held(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Sche
             looked_at += len(items)
             read_bytes += sum(run.length for run in window)
     except (CorruptFile, ObjectNotFound) as error:
-        return Held(problem=str(error))
+        return ScannedObject(problem=str(error))
     problem = None
     if told and not names and any(not stone.hashes for stone in told):
         problem = f"{stored.name} doesn't name its topics: what it holds of one can't be told"
-    return Held(hidden, looked_at, read_bytes, problem, bool(told), trailer.metadata.topic_names)
+    return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), trailer.metadata.topic_names)
 
 
 def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:

@@ -397,10 +397,10 @@ def _explain(
     if scan.budget is None and missing.usage is not None:
         total = RequestStats.of(stats, *scan.outdated, missing.log_since())
     elapsed_s = time.perf_counter() - started
-    return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded)
+    return partial(_explained, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded)
 
 
-def _told(
+def _explained(
     notes: Sequence[FileNote],
     outdated: Sequence[FileReport],
     total: RequestStats,

@@ -372,12 +372,15 @@ class MissingObjects:
     _reported: bool = False
     # of reading logs, where they were read, and what `log_since` told of it in the present try
     usage: Usage | None = None
-    _told: RequestStats = NOTHING
+    _reported_stats: RequestStats = NOTHING
 
     def log_since(self) -> RequestStats:
         """Return what reading logs for this lookup has cost since the last call of the present try."""
-        before, self._told = self._told, NOTHING if self.usage is None else RequestStats.of_usage(self.usage)
-        return self._told - before
+        before, self._reported_stats = (
+            self._reported_stats,
+            NOTHING if self.usage is None else RequestStats.of_usage(self.usage),
+        )
+        return self._reported_stats - before
 
     def run(
         self,
@@ -399,7 +402,7 @@ class MissingObjects:
                 given_up = [note._replace(outcome="outdated", matched=0).report() for note in notes]
                 self.outdated = (*self.outdated, *given_up)
                 self.scans = []
-                self._reported, self._told = False, NOTHING
+                self._reported, self._reported_stats = False, NOTHING
         raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     def resolve(self, scan: Scan) -> None:

@@ -116,7 +116,7 @@ def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: S
     """Publish a micro-batch, or return False and take its uploads back if it was before. Raises as `publish_tables`."""
     state = log.refresh()
     if not shards:
-        log.append("a micro-batch without entries", None, partial(_told, batch))
+        log.append("a micro-batch without entries", None, partial(_batch_record, batch))
         return True
     names = {shard.stored.name for shard in shards}
     if not names <= state.objects.keys() and not batch.is_in(state):
@@ -127,7 +127,7 @@ def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: S
     return False
 
 
-def _told(batch: MicroBatch, state: LogState) -> LogRecord | None:
+def _batch_record(batch: MicroBatch, state: LogState) -> LogRecord | None:
     if batch.is_in(state):
         return None
     return LogRecord(
