@@ -199,8 +199,8 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
         tiers.append({"window_s": chosen.window_s, **asdict(report)})
         write_report(session, chosen.window_s, report)
     total = index.storage.total
-    costs = {name: getattr(total, name) for name in ("bytes_read", "bytes_written", "cost_usd")}
-    write_total(session, tiers, index.log.state.number, {"requests": total.requests_by_kind, **costs})
+    costs = {**index.costs, "bytes_read": total.bytes_read, "bytes_written": total.bytes_written}
+    write_total(session, tiers, index.log.state.number, costs)
 
 
 def counting(progress: Progress) -> Callable[[int], None]:

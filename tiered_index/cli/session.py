@@ -144,6 +144,12 @@ class StoredIndex:
     log: StorageLog
     clock: Clock
 
+    @property
+    def costs(self) -> dict[str, Any]:
+        """Requests so far by operation, and their estimated price: fields of a document."""
+        total = self.storage.total
+        return {"requests": total.requests_by_kind, "cost_usd": total.cost_usd}
+
 
 def storage_uri(config: IndexConfig) -> str:
     """Return the URI that `config` or its root's marker names. Raises `ConfigError` where neither does."""

@@ -78,8 +78,7 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
         )
         if given.yes:
             _drop_cached(config, index)
-        total = index.storage.total
-        session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})
+        session.out.answer({**done.to_dict(), **index.costs})
     return write_erasure(session.out, done)
 
 

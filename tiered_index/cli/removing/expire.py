@@ -90,7 +90,6 @@ def _rule(
 def _write_expiry(
     out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, prices: PriceTable, *, done: bool
 ) -> None:
-    total = index.storage.total
     document = {
         "status": "expired" if done else "planned",
         "log_number": index.log.state.number,
@@ -104,8 +103,7 @@ def _write_expiry(
         "mixed_entries": plan.mixed_entries,
         "unknown_topics": plan.unknown_topics,
         "deleted" if done else "to_delete": {"objects": len(gone.objects), "bytes": gone.size_bytes},
-        "requests": total.requests_by_kind,
-        "cost_usd": total.cost_usd,
+        **index.costs,
     }
     out.answer(document)
     out.objects(plan.objects, *(f"{one.name}  {human_bytes(one.object_bytes)}" for one in plan.segments))

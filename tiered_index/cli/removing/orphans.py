@@ -51,15 +51,14 @@ def orphans(
         found = find_orphans(index.storage, index.log, older_than_s=older_than)
         if yes:
             found = delete_orphans(index.storage, found)
-        requests, cost_usd = index.storage.total.requests_by_kind, index.storage.total.cost_usd
+        costs = index.costs
     document: dict[str, Any] = {
         "status": "deleted" if yes else "found",
         "objects": [_described(info) for info in found.objects],
         "uploads": [handle.name for handle in found.uploads],
         "foreign": [_described(info) for info in found.foreign],
         "bytes": found.size_bytes,
-        "requests": requests,
-        "cost_usd": cost_usd,
+        **costs,
     }
     session.out.answer(document)
     for info in found.objects:

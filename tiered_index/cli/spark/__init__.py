@@ -11,9 +11,10 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index.cli.options import SparkOptions, pairs
 from tiered_index.cli.progress import Progress
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _STDERR = 2
+T = TypeVar("T")
 
 
 def given_storage(config: IndexConfig) -> str:
@@ -161,6 +163,19 @@ def _hush() -> None:
     with contextlib.suppress(Exception):
         if (spark := SparkSession.getActiveSession()) is not None:
             spark.sparkContext.setLogLevel("OFF")
+
+
+def run_job(session: Session, job: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:
+    """Run a job with its progress; return its result, and the seconds that it took."""
+    begun_s = time.monotonic()
+    with progress_of(session) as progress:
+        result = job(*arguments, progress=progress, **options)
+    return result, time.monotonic() - begun_s
+
+
+def of_index(config: IndexConfig) -> dict[str, Any]:
+    """Return the arguments by which a job gets the index of `config`. Raises as `storage_uri`."""
+    return {"storage": storage_uri(config), "s3": config.s3, "prices": config.prices}
 
 
 def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:

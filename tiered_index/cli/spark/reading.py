@@ -25,7 +25,7 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark import given_storage, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark import given_storage, progress_of, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import watched
@@ -214,20 +214,18 @@ def audit(
     fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
     check_audit(source or None, storage=storage, fields=fields, config=config)
     spark = spark_of(on)
-    begun = time.monotonic()
-    with progress_of(session) as progress:
-        result = audit_index(
-            spark,
-            source or None,
-            storage=storage,
-            columns=spark_columns(columns, constants),
-            begin_ms=begin,
-            end_ms=end,
-            most_listed=list_,
-            config=config,
-            progress=progress,
-        )
-    elapsed_s = time.monotonic() - begun
+    result, elapsed_s = run_job(
+        session,
+        audit_index,
+        spark,
+        source or None,
+        storage=storage,
+        columns=spark_columns(columns, constants),
+        begin_ms=begin,
+        end_ms=end,
+        most_listed=list_,
+        config=config,
+    )
     session.out.answer(_document(result, elapsed_s))
     _write_audited(session.out, result, elapsed_s, bounded=begin is not None or end is not None)
     if report is not None:

@@ -19,8 +19,8 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
-from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
-from tiered_index.cli.spark import check_index, given_storage, job_document, progress_of, spark_columns, spark_of
+from tiered_index.cli.session import Session, command, open_stored_index
+from tiered_index.cli.spark import check_index, given_storage, job_document, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
 from tiered_index.types import format_time
@@ -88,23 +88,22 @@ def build(
     fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
     check_build(source, storage=storage, window=window, shards=wanted_shards, fields=fields, mode=mode, config=config)
     spark = spark_of(on)
-    begun = time.monotonic()
-    with progress_of(session) as progress:
-        result = build_tables(
-            spark,
-            source,
-            storage=storage,
-            window=window,
-            shards=wanted_shards,
-            columns=spark_columns(columns, constants),
-            mode=mode,
-            config=config,
-            max_windows=max_windows,
-            skip_corrupt=skip_corrupt,
-            dry_run=dry_run,
-            progress=progress,
-        )
-    _write_built(session.out, result, time.monotonic() - begun)
+    result, elapsed_s = run_job(
+        session,
+        build_tables,
+        spark,
+        source,
+        storage=storage,
+        window=window,
+        shards=wanted_shards,
+        columns=spark_columns(columns, constants),
+        mode=mode,
+        config=config,
+        max_windows=max_windows,
+        skip_corrupt=skip_corrupt,
+        dry_run=dry_run,
+    )
+    _write_built(session.out, result, elapsed_s)
     return 0
 
 
@@ -168,19 +167,17 @@ def compact(
       tiered-index spark compact --storage s3://bucket/index --dry-run --json
     """
     config = session.config()
-    uri = storage_uri(config)
+    index = of_index(config)
     from tiered_index.spark.build.merge import compact as compact_staged_files
     from tiered_index.spark.build.merge import plan_compaction
 
-    begun = time.monotonic()
+    begun_s = time.monotonic()
     if dry_run:
-        report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
+        report = plan_compaction(**index)
     else:
         check_index(config)
-        spark = spark_of(on)
-        with progress_of(session) as progress:
-            report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress)
-    _write_compacted(session.out, report, time.monotonic() - begun)
+        report, _ = run_job(session, compact_staged_files, spark_of(on), **index)
+    _write_compacted(session.out, report, time.monotonic() - begun_s)
     return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
 
 
@@ -240,16 +237,7 @@ def merge(
     told: list[dict[str, Any]] = []
     metrics: list[JobMetrics] = []
     for chosen in options:
-        with progress_of(session) as progress:
-            result = merge_tables(
-                spark,
-                storage=storage_uri(config),
-                window=chosen.window_s,
-                options=chosen,
-                s3=config.s3,
-                prices=config.prices,
-                progress=progress,
-            )
+        result, _ = run_job(session, merge_tables, spark, window=chosen.window_s, options=chosen, **of_index(config))
         told.append({"window_s": chosen.window_s, **job_document(result)})
         metrics.append(result.metrics)
         write_report(session, chosen.window_s, result)
@@ -292,21 +280,19 @@ def erase(
     spark = spark_of(on)
     from tiered_index.spark.build.erase import erase as erase_on
 
-    with progress_of(session) as progress:
-        done = erase_on(
-            spark,
-            storage=storage_uri(config),
-            topic=request.topic,
-            keys=request.keys or None,
-            queue_id=request.queue_id,
-            before_ms=request.before_ms,
-            yes=True,
-            grace_s=given.grace,
-            shard_bytes=shard_bytes,
-            s3=config.s3,
-            prices=config.prices,
-            progress=progress,
-        )
+    done, _ = run_job(
+        session,
+        erase_on,
+        spark,
+        topic=request.topic,
+        keys=request.keys or None,
+        queue_id=request.queue_id,
+        before_ms=request.before_ms,
+        yes=True,
+        grace_s=given.grace,
+        shard_bytes=shard_bytes,
+        **of_index(config),
+    )
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
     session.out.answer({**done.to_dict(), **costs})
     return write_erasure(session.out, done)
