@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -53,3 +54,12 @@ def server() -> Iterator[S3Server]:
     botocore.session.create_loader = functools.cache(botocore.session.create_loader)
     with s3_server() as running:
         yield running
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Switch threads a hundred times as often as usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield
+    sys.setswitchinterval(before)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.s3_server import S3Server
 from tests.support.storage_faults import FaultStorage, LatencyStorage
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.storage.base import Storage
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
@@ -20,16 +20,6 @@ from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.testing.storage_conformance import StorageConformance
-
-
-class UnsyncedDisk(Disk):
-    """Leaves out the syncs, which decide nothing while the machine runs: thousands of them would take minutes."""
-
-    def sync(self, descriptor: int) -> None:
-        pass
-
-    def sync_folder(self, folder: Path) -> None:
-        pass
 
 
 class TestMemoryStorage(StorageConformance):

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.sqlite.storage import SqliteStorage
@@ -21,14 +21,6 @@ SEGMENTS = st.sampled_from(["a", "b", "a-", "a.", "a0", ".tmp-a", "x" * 199, "x"
 NAMES = st.lists(SEGMENTS, min_size=1, max_size=2).map("/".join)
 PREFIXES = st.one_of(st.just(""), NAMES, NAMES.map(lambda name: name + "/"), NAMES.map(lambda name: name[:1]))
 DATA = st.binary(max_size=30)
-
-
-class UnsyncedDisk(Disk):
-    def sync(self, descriptor: int) -> None:
-        pass
-
-    def sync_folder(self, folder: Path) -> None:
-        pass
 
 
 class StorageModel(RuleBasedStateMachine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,33 +9,14 @@ from typing import Any
 import pytest
 
 from tests.stress.census import begin_census
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexService
-from tiered_index.storage.disk import Disk
-
-
-class UnsyncedDisk(Disk):
-    """The real file system without its syncs: no test here cuts the power."""
-
-    def sync(self, descriptor: int) -> None:
-        """Nothing."""
-
-    def sync_folder(self, folder: Path) -> None:
-        """Nothing."""
 
 
 @pytest.fixture(autouse=True)
 def own_threads() -> None:
     """Have a census count the threads of the test itself only."""
     begin_census()
-
-
-@pytest.fixture
-def eager_switches() -> Iterator[None]:
-    """Switch threads a hundred times as often as usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.fixture

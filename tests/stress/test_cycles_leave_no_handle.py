@@ -28,8 +28,8 @@ from typing import Any
 import pytest
 
 from tests.stress.census import census
-from tests.stress.conftest import UnsyncedDisk
 from tests.support.storage_faults import FaultStorage
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.errors import BudgetExceeded, LockHeld, SchemaMismatch, StorageUnavailable, TieredIndexError

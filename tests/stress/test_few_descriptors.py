@@ -22,7 +22,7 @@ limit = int(sys.argv[4])
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 hard = 3 * limit if hard == resource.RLIM_INFINITY else min(3 * limit, hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-from tests.stress.conftest import UnsyncedDisk
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.memory import MemoryStorage
 from tests.support.storage_faults import FaultStorage

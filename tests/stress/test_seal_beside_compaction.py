@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 
-from tests.stress.conftest import UnsyncedDisk
 from tests.stress.crew import Crew
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.storage.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000

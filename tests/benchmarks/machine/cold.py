@@ -28,7 +28,6 @@ from tests.benchmarks.machine.setting import (
     TOPIC,
     ColdAmounts,
     Setting,
-    UnsyncedDisk,
     batch,
     key_array,
     keys_of,
@@ -37,6 +36,7 @@ from tests.benchmarks.machine.setting import (
 )
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import LatencyStorage
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument

@@ -14,7 +14,6 @@ from tests.benchmarks.machine.setting import (
     START_MS,
     TOPIC,
     Setting,
-    UnsyncedDisk,
     compact_only,
     fill,
     keys_of,
@@ -24,6 +23,7 @@ from tests.benchmarks.machine.setting import (
     without_uploads,
 )
 from tests.support.store_writer import StoreWriter
+from tests.support.unsynced_disk import UnsyncedDisk
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService

@@ -214,16 +214,6 @@ class ColdAmounts:
         return 2 * self.layout.unsealed_size * self.files
 
 
-class UnsyncedDisk(Disk):
-    """A disk for making files fast: nothing is synced until `settle`."""
-
-    def sync(self, descriptor: int) -> None:
-        """Do nothing."""
-
-    def sync_folder(self, folder: Path) -> None:
-        """Do nothing."""
-
-
 class WatchedDisk(Disk):
     """The real disk; counts, and calls `reached` with, each state that a file reached durably."""
 

@@ -13,7 +13,6 @@ import contextlib
 import gzip
 import itertools
 import json
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,12 +253,3 @@ def golden() -> Callable[[str], list[dict[str, Any]]]:
         return [json.loads(line) for line in raw.decode().splitlines()]
 
     return lines
-
-
-@pytest.fixture
-def eager_switches() -> Iterator[None]:
-    """Let threads change places often."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)

@@ -1,0 +1,19 @@
+"""The real file system without its syncs, where nothing cuts the power: thousands of them would take minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tiered_index.storage.disk import Disk
+
+__all__ = ["UnsyncedDisk"]
+
+
+class UnsyncedDisk(Disk):
+    """Nothing is synced."""
+
+    def sync(self, descriptor: int) -> None:
+        """Do nothing."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Do nothing."""
