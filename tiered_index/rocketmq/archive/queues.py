@@ -13,13 +13,15 @@ import numpy as np
 
 from tiered_index.errors import CorruptFile
 from tiered_index.format.queue_offsets import ENTRY, encode_queues
-from tiered_index.rocketmq.log.columns import MessageColumns
+from tiered_index.rocketmq.log.columns import MessageColumns, Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.segments import Segment, segment_name
 
 # Where the queue offset lies in a message.
 _QUEUE_OFFSET_AT = np.arange(20, 28)
+# No message's keys are decoded.
+_NO_KEYS = Selection(exclude=("*",))
 
 
 class _Closed(Segment):
@@ -55,7 +57,7 @@ def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]
     entries = [np.zeros(0, ENTRY)]
     end = start
     try:
-        for batch in _OneSegment(segment.path.parent, only=(segment,)).batches(start):
+        for batch in _OneSegment(segment.path.parent, selection=_NO_KEYS, only=(segment,)).batches(start):
             end = batch.end
             if not len(batch.positions):
                 continue

@@ -70,6 +70,8 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         self._segments = sorted(state.segments_of(store), key=lambda segment: segment.start)
         self._messages = RocketmqMessages(None, archive, store_name=store)
         self._read: list[QueueDirectory | None] | None = None
+        # of the request that this object serves
+        self._decoded: dict[tuple[str, int], npt.NDArray[np.void]] = {}
 
     def counts(self) -> dict[str, int]:
         """Return how many queues each topic has at least."""
@@ -260,8 +262,10 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     def _entries_of(self, one: ArchivedRun) -> npt.NDArray[np.void]:
         run, segment = one.run, one.segment
-        data = self._archive.queue_offsets(segment, run.begin, run.count * ENTRY.itemsize)
-        return decode_entries(data, run, segment.size_bytes, segment.name)
+        if (known := self._decoded.get((segment.name, run.begin))) is None:
+            data = self._archive.queue_offsets(segment, run.begin, run.count * ENTRY.itemsize)
+            known = self._decoded[segment.name, run.begin] = decode_entries(data, run, segment.size_bytes, segment.name)
+        return known
 
 
 class StoreAndArchive(StoreQueues):
