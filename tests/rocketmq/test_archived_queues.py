@@ -362,6 +362,27 @@ def test_a_topic_that_was_made_again_begins_anew(index, tmp_path):
     assert pulled(broker, "orders", 0, 0, 40)[0] == new
 
 
+def test_a_queue_that_goes_back_in_the_log_is_not_known(index, tmp_path):
+    """What of it the broker's own queue has, the log does not tell."""
+    folder = tmp_path / "s"
+    with StoreWriter(folder, segment_bytes=4096) as writer:
+        for n in range(40):
+            writer.put("orders", 0, b"first", keys=["k"], store_ms=BEGIN_MS + n)
+            writer.put("orders", 1, b"other", keys=["k"], store_ms=BEGIN_MS + n)
+        writer._queues["orders", 0].next = 7
+        for n in range(40):
+            writer.put("orders", 0, b"second", keys=["k"], store_ms=BEGIN_MS + n)
+        for _ in range(20):
+            writer.put("TBW102", 0, bytes(300), store_ms=BEGIN_MS + 1000)
+    index_log(index, folder)
+    archive(index, folder)
+    broker = ReadOnlyBroker(index)
+    for answer in (ask(broker, BEGIN, "orders"), ask(broker, END, "orders"), pull(broker, "orders", 0, 0)):
+        assert (answer.code, answer.body) == (1, b"")
+        assert answer.remark.endswith("is not known: its offset 7 stands in the log behind 39")
+    assert ends(broker, "orders", 1) == (0, 40)
+
+
 def test_prepared_messages_are_in_no_queue_and_tags_are_told_by_messages(tmp_path, index, monkeypatch):
     monkeypatch.setattr(archived_queues, "_BATCH", 3)
     puts = []

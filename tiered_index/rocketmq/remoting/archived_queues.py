@@ -52,12 +52,15 @@ class ArchivedRun:
 
 @dataclass(eq=False)
 class ArchivedQueue:
-    """One queue, its runs by queue offset; `is_open`: messages may lie behind the last one."""
+    """One queue, its runs by queue offset; `is_open`: messages may lie behind the last one. `problem`: why its offsets
+    don't tell what it has; nothing where they do.
+    """
 
     topic: str
     queue_id: int
     runs: list[ArchivedRun] = field(default_factory=list)
     is_open: bool = False
+    problem: str = ""
 
 
 class ArchivedQueues(Queues[ArchivedQueue]):
@@ -71,6 +74,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         self._messages = RocketmqMessages(None, archive, store_name=store)
         self._read: list[QueueDirectory | None] | None = None
         # of the request that this object serves
+        self._topics: dict[str, dict[int, ArchivedQueue]] = {}
         self._decoded: dict[tuple[str, int], npt.NDArray[np.void]] = {}
 
     def counts(self) -> dict[str, int]:
@@ -85,15 +89,14 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         """Return the queues of a topic of which the archive has a message. Raises also where there is none, and may
         have been one.
         """
-        known = {run.queue_id for one in self._directories() if one is not None for run in one.topics.get(topic, ())}
+        known = self._known(topic)
         if (whole and (why := self._lacking())) or (not known and (why := self._lacking() or self._gone())):
             raise self._unknown(f"which queues {topic} has", why)
-        return [self._queue(topic, queue_id) for queue_id in sorted(known)]
+        return [known[queue_id] for queue_id in sorted(known)]
 
     def find(self, topic: str, queue_id: int) -> ArchivedQueue | None:
         """Return a queue, None where it has no message. Raises also where it may have had one."""
-        queue = self._queue(topic, queue_id)
-        if queue.runs:
+        if (queue := self._known(topic).get(queue_id)) is not None:
             return queue
         if why := self._lacking() or self._gone():
             raise self._unknown(f"where queue {queue_id} of {topic} begins and ends", why)
@@ -101,6 +104,8 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
     def ends(self, queue: ArchivedQueue) -> Ends:
         """Return where a queue begins and ends. Raises also where messages may lie before or behind those known."""
+        if queue.problem:
+            raise self._unknown(f"what queue {queue.queue_id} of {queue.topic} has", queue.problem)
         first, last = queue.runs[0], queue.runs[-1]
         if queue.is_open or (first.after_unknown and first.run.first > 0):
             where = f"where queue {queue.queue_id} of {queue.topic} {'ends' if queue.is_open else 'begins'}"
@@ -220,22 +225,28 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     def _name(self, segment: ArchivedSegment) -> tuple[str, str]:
         return self._archive.storage.uri, segment.name
 
-    def _queue(self, topic: str, queue_id: int) -> ArchivedQueue:
-        queue, end = ArchivedQueue(topic, queue_id), None
+    def _known(self, topic: str) -> dict[int, ArchivedQueue]:
+        """Return the queues of a topic of which the archive has a message, by number."""
+        if topic in self._topics:
+            return self._topics[topic]
+        queues: dict[int, ArchivedQueue] = {}
+        # segments and gaps so far that may have messages of any queue, and how many they were at a queue's last run
+        unknown, seen, end = 0, dict[int, int](), None
         for segment, directory in zip(self._segments, self._directories(), strict=True):
-            queue.is_open |= directory is None or (end is not None and segment.start != end)
+            unknown += directory is None or (end is not None and segment.start != end)
             end = segment.end
             for run in directory.topics.get(topic, ()) if directory is not None else ():
-                if run.queue_id != queue_id:
-                    continue
+                queue = queues.setdefault(run.queue_id, ArchivedQueue(topic, run.queue_id))
                 if queue.runs and run.first < queue.runs[-1].run.end:
-                    if run.first:
-                        why = f"its offset {run.first} stands in the log behind {queue.runs[-1].run.end - 1}"
-                        raise self._unknown(f"what queue {queue_id} of {topic} has", why)
+                    back = f"its offset {run.first} stands in the log behind {queue.runs[-1].run.end - 1}"
+                    queue.problem = back if run.first else ""
                     queue.runs.clear()
-                queue.runs.append(ArchivedRun(segment, run, queue.is_open))
-                queue.is_open = False
-        return queue
+                queue.runs.append(ArchivedRun(segment, run, unknown > seen.get(run.queue_id, 0)))
+                seen[run.queue_id] = unknown
+        for queue in queues.values():
+            queue.is_open = unknown > seen[queue.queue_id]
+        self._topics[topic] = queues
+        return queues
 
     def _lacking(self) -> str:
         """Return why something may be unknown; nothing where all that is archived is known."""
