@@ -1,6 +1,6 @@
 """A seeded simulation: two hosts that write one index in turn, readers, merges, jobs, expiry, erasures, copies and
-sweeps, beside faults of every kind. Before the end, roots and storages go back in time. At the end an object is damaged
-or lost, and a repair puts it back from the copy.
+sweeps, beside faults of every kind. Roots and storages go back in time: before the end, or in the middle, and then all
+go on. At the end an object is damaged or lost, and a repair puts it back from the copy.
 
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
@@ -138,7 +138,7 @@ class World(Writers):
         self.standby = MemoryStorage(clock=self.clock)
         self.goes_back = self.past.choice([None, None, "root", "storage", "both"])
         self.backups: dict[str, Callable[[], None]] = {}
-        self.went_back = self.told = 0
+        self.went_back = self.told = self.went_on = 0
         self.archived: dict[int, bytes] = {}
         self.working = 0  # actors that are not yet done
         self.clients: list[Client] = []
@@ -146,7 +146,21 @@ class World(Writers):
     # The whole life
 
     def live(self) -> None:
-        """Everything at once, then one thing after the other."""
+        """Everything at once, maybe again after a restore; then one thing after the other."""
+        self.go_on()
+        if self.goes_back is not None and self.past.random() < 0.5:
+            self.scheduler.note("the middle")
+            self.go_back()
+            if self.backups:
+                self.standby = MemoryStorage(clock=self.clock)
+            self.host_by_host()
+            self.went_on += len(self.backups)
+            self.backups.clear()
+            self.go_on()
+        self.in_the_end()
+
+    def go_on(self) -> None:
+        """Let everybody work at once."""
         scheduler = self.scheduler
         everybody = Process("world")
         others = {
@@ -169,7 +183,6 @@ class World(Writers):
         if self.faults:
             scheduler.start(everybody, "trouble", self.trouble)
         scheduler.join(everybody)
-        self.in_the_end()
 
     # What goes back in time
 
@@ -538,9 +551,39 @@ class World(Writers):
         self.scheduler.note("the end")
         for client in self.clients:
             self.struck += client.struck
+        self.struck += sum(host.disk.struck for host in self.hosts)
         self.go_back()
+        self.host_by_host()
+        durable = self.hosts[0].durable | self.hosts[1].durable
+        missing = self.truth.kept(durable) - self.truth.named_by(self.truth.state)
+        if missing:
+            self.truth.fail(Lost(f"durable entries never came into the storage: {missing}"))
+        self.clock.ms += 2 * 86_400_000
+        if self.truth.state.number:
+            self.sweep(Process("end"))
+            if "merges" in self.has:
+                self.merge(Process("end"))
+            if "erasures" in self.has:
+                self.erase(Process("end"))
+            if "copies" in self.has:
+                self.repair()
+            with self.reading(self.client()) as (reader, chance):
+                self.ask_all(reader, durable)
+                for _ in range(6):
+                    self.ask_storage(reader, chance)
+                for number, data in self.archived.items():
+                    if (number + 1) * SEGMENT_BYTES <= self.truth.state.expired.segments.get("store", 0):
+                        continue
+                    found = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
+                    if self.went_back and not found:
+                        continue  # the restored log does not name it yet: the source archives it again
+                    (segment,) = found
+                    if self.server.get_range(segment.name, 0, SEGMENT_BYTES) != data:
+                        self.truth.fail(Lost(f"{segment.name} is not what was archived"))
+
+    def host_by_host(self) -> None:
+        """Let each host, one after the other and without faults, bring all that it has into the storage."""
         for host in self.hosts:
-            self.struck += host.disk.struck
             host.disk.clear()
             if not self.backups:
                 host.clock.skew_ms = 0
@@ -567,32 +610,6 @@ class World(Writers):
                 raise Wrong(f"{host.name}: the life cycle has something to do after {_ROUNDS} rounds")
             host.service.close()
             host.service = None
-        durable = self.hosts[0].durable | self.hosts[1].durable
-        missing = self.truth.kept(durable) - self.truth.named_by(self.truth.state)
-        if missing:
-            self.truth.fail(Lost(f"durable entries never came into the storage: {missing}"))
-        self.clock.ms += 2 * 86_400_000
-        if self.truth.state.number:
-            self.sweep(Process("end"))
-            if "merges" in self.has:
-                self.merge(Process("end"))
-            if "erasures" in self.has:
-                self.erase(Process("end"))
-            if "copies" in self.has:
-                self.repair()
-            with self.reading(self.client()) as (reader, chance):
-                self.ask_all(reader, durable)
-                for _ in range(6):
-                    self.ask_storage(reader, chance)
-                for number, data in self.archived.items():
-                    if (number + 1) * SEGMENT_BYTES <= self.truth.state.expired.segments.get("store", 0):
-                        continue
-                    found = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
-                    if self.backups and not found:
-                        continue  # the restored log does not name it yet: the source archives it again
-                    (segment,) = found
-                    if self.server.get_range(segment.name, 0, SEGMENT_BYTES) != data:
-                        self.truth.fail(Lost(f"{segment.name} is not what was archived"))
 
     def ask_all(self, index: Any, must: set[int]) -> None:
         questions = [(topic, key) for topic in TOPICS for key in KEYS]
@@ -671,6 +688,7 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
                     "kills": world.kills,
                     "restores of roots and storages": world.went_back,
                     "restores that an opening told of": world.told,
+                    "restores in the middle of a life": world.went_on,
                     "records of expiry and erasure": world.truth.stated,
                 }
             )
