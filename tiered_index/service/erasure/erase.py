@@ -267,7 +267,7 @@ def erase(
         "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
         # what is under way for a moment alone has become an object, or nothing, by the second look
         "pending": _pending(storage, state, asked, set(half_made).intersection(storage.purge(before_ms))),
-        "unchecked": _unchecked(state, left, known),
+        "unchecked": _unchecked(storage.uri, state, left, known),
     }
     known["remaining"] += known.get("segments_remaining", ())
     # archived messages are looked at with `now` alone
@@ -389,8 +389,11 @@ def _hidden(found: Found, without: Container[str] = ()) -> int:
     return sum(held.hidden for name, held in found.items() if name not in without)
 
 
-def _unchecked(state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
+def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
     said = [held.problem for held in left.values() if held.problem is not None]
+    said.append("caches of readers (`cache_dir`): they drop removed objects at their next look at the log")
+    if uri.startswith("s3:"):
+        said.append("a bucket with versioning: it keeps deleted objects as noncurrent versions")
     if state.epoch:
         said.append(
             "a writer's root: what it has yet to upload is hidden, and goes with a merge after that; its copies of "
