@@ -107,6 +107,19 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
     assert run("verify", *place).code == run("recover", *place).code == 0
 
 
+def test_verify_tells_of_a_damaged_list_until_a_start_writes_it_anew(life: Life) -> None:
+    life.fill("unsealed")
+    listed = life.root / "files"
+    listed.write_bytes(listed.read_bytes().replace(b'"count": 10', b'"count": 11', 1))
+    place = ("--root", life.root, "--storage", f"file://{life.folder}/storage")
+    told = run("verify", *place, "--json")
+    (finding,) = told.document["findings"]
+    assert (told.code, finding["file"], finding["part"]) == (1, str(listed), "files")
+    with life.open():
+        pass
+    assert run("verify", *place).code == 0
+
+
 def test_a_file_that_is_published_or_put_back_is_not_missed(life: Life) -> None:
     first, *_ = life.fill("unsealed")
     kept = {path: path.read_bytes() for path in life.root.rglob(f"{first}*")}

@@ -45,6 +45,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import Root
+from tiered_index.service.root.files import FileList
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
@@ -459,6 +460,12 @@ def _note_foreign(info: ObjectInfo, report: Report) -> None:
 def check_root(root: Root, report: Report, progress: Progress) -> dict[str, CompactedFile]:
     """Check every file of `root`; return the handles of its compacted files by id, for comparison with the storage."""
     _check_names(root, report)
+    files = FileList(root)
+    try:
+        files.check()
+    except CorruptFile as error:
+        problem = f"{error.problem}: a file deleted by hand is not missed. The writer's next start writes the list anew"
+        report.add(str(files.path), "files", problem, error.offset)
     local: dict[str, CompactedFile] = {}
     told = {Path(one.file).stem for one in report.findings}
     for number, handle in enumerate(RootView(root).look(), 1):

@@ -65,6 +65,15 @@ class FileList:
         except OSError as error:
             raise disk_error(error, f"reading {self.path}") from error
 
+    def check(self) -> None:
+        """Raise `CorruptFile` where the list is damaged, and typed errors of the disk."""
+        try:
+            _parsed(self.path.read_bytes(), str(self.path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise disk_error(error, f"reading {self.path}") from error
+
     def note(self, listed: Callable[[], dict[str, ListedFile]]) -> None:
         """Make the list what `listed` returns, durably, where other files are among them. Call it before a file is
         deleted. Raises typed errors of the disk where a file that is no longer listed would stay in the list.
@@ -120,11 +129,15 @@ def _crc32(files: dict[str, ListedFile]) -> int:
     return zlib.crc32(json.dumps([[file_id, asdict(files[file_id])] for file_id in sorted(files)]).encode())
 
 
+def _parsed(data: bytes, file: str) -> dict[str, ListedFile]:
+    files, crc32 = checked(_FILES, load(data, file, "the list of files"), file, "the list of files")
+    CorruptFile.unless_equal(file, "does not match its CRC32", crc32, _crc32(files))
+    return dict(files)
+
+
 def _decoded(data: bytes, file: str) -> dict[str, ListedFile]:
     try:
-        files, crc32 = checked(_FILES, load(data, file, "the list of files"), file, "the list of files")
-        CorruptFile.unless_equal(file, "does not match its CRC32", crc32, _crc32(files))
+        return _parsed(data, file)
     except CorruptFile as error:
         _log.warning("a file that was deleted by hand may not be missed: %s", error)
         return {}
-    return dict(files)
