@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
@@ -41,6 +42,17 @@ def pytest_collection_finish() -> None:
     """Leave thousands of collected tests to themselves: no later collection of garbage looks at them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Put back the loggers that a command line sets up for its process: other tests look at their records."""
+    loggers = [logging.getLogger(name) for name in ("tiered_index", "tiered_index.storage.s3.retry")]
+    before = [(one.level, one.propagate, list(one.handlers), list(one.filters)) for one in loggers]
+    yield
+    for logger, (level, propagate, handlers, filters) in zip(loggers, before, strict=True):
+        logger.setLevel(level)  # which also clears what its children have cached
+        logger.propagate, logger.handlers[:], logger.filters[:] = propagate, handlers, filters
 
 
 @pytest.fixture(scope="session")

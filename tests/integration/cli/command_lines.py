@@ -122,7 +122,8 @@ def _put_back() -> Iterator[None]:
     try:
         yield
     finally:
-        logger.level, logger.propagate, logger.handlers[:] = logging_before
+        level, logger.propagate, logger.handlers[:] = logging_before
+        logger.setLevel(level)  # which also clears what its children have cached
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(None)
         for number, handler in handlers.items():

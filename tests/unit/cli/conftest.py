@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 
 import pytest
@@ -22,15 +21,6 @@ def message(number, **changes):
         "timestamp_ms": BEGIN_MS + number * 1000,
     }
     return fields | changes
-
-
-@pytest.fixture(autouse=True)
-def package_logger():
-    """Commands set the package's logger up for a process of their own; tests share one."""
-    logger = logging.getLogger("tiered_index")
-    before = logger.level, logger.propagate, list(logger.handlers)
-    yield
-    logger.level, logger.propagate, logger.handlers[:] = before
 
 
 @pytest.fixture
