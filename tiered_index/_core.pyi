@@ -11,6 +11,47 @@ UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 
+REVISION: int
+
+class RowForm:
+    def __init__(self, extra: Int64, fingerprint_at: int) -> None: ...
+
+class LocalFile:
+    def __init__(
+        self, form: RowForm, data: Any, ids: dict[str, frozenset[int]] | None, rule: int, begin_s: int, slots: int
+    ) -> None: ...
+    def with_chains(self, heads: Int32, items_at: int, items: int) -> LocalFile: ...
+    def with_groups(
+        self, groups: UInt8, crc32: Any, filter_at: int, filter_size: int, filter_crc: int
+    ) -> LocalFile: ...
+    def with_packing(self, of_keys: int, columns: Int64, line: Int64) -> LocalFile: ...
+    def find_many(
+        self,
+        topics: list[str],
+        topic_index: Int64,
+        key_hash: Int32,
+        fingerprint: UInt32,
+        low: Int64,
+        high: Int64,
+        most: Int64,
+        second_min: int,
+        second_max: int,
+    ) -> tuple[bytearray, bytearray] | None: ...
+
+class View:
+    def __init__(self, form: RowForm, files: list[tuple[LocalFile | None, int, int]], growing: list[Any]) -> None: ...
+    def find(
+        self,
+        topic: str,
+        key_hash: int,
+        masked_hash: int,
+        fingerprint: int,
+        low: int,
+        high: int,
+        most: int,
+        after: tuple[int, ...] | None = None,
+    ) -> tuple[bytearray, bool, bool, bool, bytes] | None: ...
+
 def hash_rows(
     units: npt.NDArray[Any],
     offsets: Int64,
@@ -24,30 +65,13 @@ def hash_key(units: bytes, java: int, second: int) -> int: ...
 def insert(
     hashes: Int32, slots: int, first: int, heads: Int32, previous: Int32, slot_of: Int64, values: Int32
 ) -> int: ...
-def walk_chains(
-    data: UInt8,
-    begin: int,
-    size: int,
-    previous: int,
-    entries: int,
-    heads: Int32,
-    slots: int,
-    hashes: Int32,
-    wanted: Int64,
-    limit: int,
-    items: Int64,
-    lookups: Int64,
-) -> int: ...
-def walk_chain(
-    data: UInt8, begin: int, size: int, previous: int, entries: int, index: int, key_hash: int, items: Int64
-) -> int: ...
 def count_slots(data: UInt8, size: int, slots: int, slot_of: UInt32, counts: Int64) -> None: ...
 def newest_first(slots: UInt32, cursors: Int32, order: Int32) -> None: ...
 def order_slots(data: UInt8, size: int, slots: int, order: Int64) -> bool: ...
 def distinct(hashes: UInt64, found: UInt64) -> int: ...
 def set_bits(hashes: UInt64, salts: UInt32, words: UInt32) -> None: ...
 def filter_hash(value: int) -> int: ...
-def block_may_hold(block: bytes, low: int, salts: UInt32) -> bool: ...
+def block_may_hold(block: bytes, low: int) -> bool: ...
 def match(stored: Int32, wanted: Int32, starts: Int64, items: Int64, first: Int64, counts: Int64) -> int: ...
 def unpack_bits(
     packed: UInt8, begin: int, widths: Int64, least: UInt64, start: int, stop: int, columns: UInt64, to: int

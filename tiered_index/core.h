@@ -9,6 +9,10 @@ static inline uint64_t swapped64(uint64_t value) { return __builtin_bswap64(valu
 static inline int ones_of(uint64_t word) { return __builtin_popcountll(word); }
 /* of a word that is not 0 */
 static inline int first_one(uint64_t word) { return __builtin_ctzll(word); }
+static inline void prefetch(const void *place) { __builtin_prefetch(place); }
+
+/* of filters, as `format/bloom.py` has them */
+static const uint32_t SALTS[8] = {0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31};
 
 /* 31 to the power of 255 down to 0, modulo 2**32: of Java's hash */
 static const uint32_t FALLING_31[256] = {

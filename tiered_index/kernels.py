@@ -25,9 +25,14 @@ crc32: Callable[..., int] = _crc32
 _log = logging.getLogger(__name__)
 _core: ModuleType | None
 
+# of the core that this package calls
+_REVISION = 2
+
 try:
     # by name: checks of imports know modules of Python only
     _core = importlib.import_module("tiered_index._core")
+    if (found := getattr(_core, "REVISION", 1)) != _REVISION:
+        raise ImportError(f"it is of revision {found}, not {_REVISION}: install the package again")
 except ImportError as error:
     _core = None
     _log.info("the compiled core is missing, and NumPy does its work more slowly: %s", error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -17,3 +19,11 @@ def compiled_core() -> ModuleType:
         pytest.skip("no C compiler, so no compiled core")
     assert core is not None, "the compiled core was not built, though there is a C compiler"
     return core
+
+
+@contextlib.contextmanager
+def using(core: ModuleType | None) -> Iterator[None]:
+    """Have everything use `core`, or NumPy for None."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_core", core)
+        yield

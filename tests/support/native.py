@@ -16,7 +16,12 @@ from pathlib import Path
 
 _TOP = Path(__file__).parents[2]
 _FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g"
-_TESTS = ("tests/unit/test_kernels.py", "tests/unit/format", "tests/stress/test_batches_and_files.py")
+_TESTS = (
+    "tests/unit/test_kernels.py",
+    "tests/property/test_view.py",
+    "tests/unit/format",
+    "tests/stress/test_batches_and_files.py",
+)
 
 
 def _library(name: str) -> str:

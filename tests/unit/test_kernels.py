@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import zlib
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.core import compiled_core
+from tests.support.core import compiled_core, using
 from tiered_index import kernels
 from tiered_index.format.bloom import FilterBuilder, block_may_hold, filter_hash
 from tiered_index.format.compacted import Compaction
@@ -31,14 +30,6 @@ from tiered_index.types import Lookup
 def loops():
     """The compiled core."""
     return compiled_core()
-
-
-@contextlib.contextmanager
-def using(loops):
-    """Have everything use `loops`, or NumPy for None."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_core", loops)
-        yield
 
 
 def both(loops, make):

@@ -152,7 +152,7 @@ def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
     low = hash64 & 0xFFFFFFFF
     if (loops := compiled()) is not None and type(block) is bytes:
-        return loops.block_may_hold(block, low, _SALTS)  # type: ignore[no-any-return]
+        return loops.block_may_hold(block, low)  # type: ignore[no-any-return]
     for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True):
         if not word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1:
             return False

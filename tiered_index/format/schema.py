@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import keyword
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
 from tiered_index.errors import ConfigError, SchemaMismatch
+from tiered_index.kernels import compiled
 from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, QueryResult, column
 
 PREVIOUS = "previous"
@@ -175,6 +176,16 @@ class Schema:
     def fingerprint_place(self) -> int:
         """Which column of an item is the fingerprint; -1: none."""
         return self.item.names.index("fingerprint") if self.keyed and self.item.names else -1
+
+    @cached_property
+    def form(self) -> Any:
+        """Rows and items as the compiled core, which must be there, writes and reads them."""
+        core = compiled()
+        assert core is not None
+        fields: Mapping[str, Any] = self.item.fields or {}
+        extra = [np.dtype(c.dtype) for c in self.extra]
+        sizes = np.array([-dtype.itemsize if dtype.kind == "S" else dtype.itemsize for dtype in extra], np.int64)
+        return core.RowForm(sizes, int(fields["fingerprint"][1]) if self.keyed else 0)
 
     @cached_property
     def identity_extra(self) -> tuple[str, ...]:

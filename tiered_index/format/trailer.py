@@ -142,8 +142,8 @@ class Directory:
         return self.groups["first_slot"].astype(np.int64)
 
     @cached_property
-    def _group_bytes(self) -> npt.NDArray[np.uint8]:
-        # one row is sooner had of bytes than of records
+    def group_bytes(self) -> npt.NDArray[np.uint8]:
+        """The rows of `groups` as bytes, of which one is sooner had than of records."""
         return self.groups.view(np.uint8)
 
     def encode(self) -> bytes:
@@ -205,7 +205,7 @@ class Directory:
         index = int(self._first_slots.searchsorted(slot, "right")) - 1
         if index < 0:
             return []
-        _, count, offset, length, crc32, first, number = _GROUP.unpack_from(self._group_bytes.data, index * _GROUP.size)
+        _, count, offset, length, crc32, first, number = _GROUP.unpack_from(self.group_bytes.data, index * _GROUP.size)
         if not count:
             return []
         if not number:

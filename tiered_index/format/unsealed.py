@@ -27,8 +27,6 @@ Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
 _INSERT_CHUNK = 1 << 15
 _MIN_VALUE = -(2**31)
-# entries that a scan passes while the compiled core takes one step of a chain, which waits for memory
-_SCANNED_A_STEP = 32
 
 
 def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int32]:
@@ -180,24 +178,14 @@ def _link(size: int) -> struct.Struct:
     return struct.Struct(f">i{size - 8}xi")
 
 
-def walk_chain(
-    data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int, count: int = 0
-) -> list[int] | None:
+def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
     """Return the indices of a chain's entries of `key_hash` from `head` on, newest first.
 
-    None for a chain that does not fall, and for one that is longer than `limit`, or than `_long` with the compiled
-    core: the reader scans the hash column instead. `data` is the file's bytes (a memory map) of `count` entries.
+    None for a chain that does not fall, and for one that is longer than `limit`: the reader scans the hash column
+    instead. `data` is the file's bytes (a memory map).
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position
-    if (loops := compiled()) is not None:
-        whole = np.frombuffer(data, np.uint8)
-        for room in (limit, _long(count, 1)):
-            items = np.empty(room, np.int64)
-            walked = loops.walk_chain(whole, base, size, size - 4, layout.items, head, key_hash, items)
-            if walked != -2:
-                return items[:walked].tolist() if walked >= 0 else None
-        return None
     view = memoryview(data)
     found: list[int] = []
     index = head
@@ -215,11 +203,6 @@ def walk_chain(
     return found if index <= 0 else None
 
 
-def _long(count: int, chains: int) -> int:
-    """Return the steps of each chain that together take the compiled core about as long as a scan of the entries."""
-    return 1 + count // (_SCANNED_A_STEP * max(1, chains))
-
-
 def entries_view(data: Any, layout: Layout, count: int) -> Array:
     """Return entries 1..count as a structured array over `data` (no copy)."""
     return np.frombuffer(data, layout.schema.entry, count, layout.entry_position(1))
@@ -232,25 +215,11 @@ def walk_chains(
     hashes: npt.NDArray[np.int32],
     wanted: npt.NDArray[np.int64],
     limit: int,
-    count: int = 0,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """Return which entries (i64, m) have the hash of one of the `wanted` (i64, n) of `hashes`, and which one's (i64,
     m), in no order; None as `walk_chain`. `data` is the file's bytes, `heads` are those of its slots.
     """
     schema = layout.schema
-    if (loops := compiled()) is not None:
-        limit = max(limit, _long(count, len(wanted)))
-        size = schema.entry.itemsize
-        whole, room = np.frombuffer(data, np.uint8), 2 * len(wanted)
-        while True:
-            items, lookups = np.empty((2, room), np.int64)
-            found = loops.walk_chains(
-                *(whole, layout.items_position, size, size - 4, layout.items, heads, layout.slots),
-                *(hashes, wanted, limit, items, lookups),
-            )
-            if found != -2:
-                return None if found < 0 else (items[:found], lookups[:found])
-            room *= 4
     entries = np.frombuffer(data, schema.entry, layout.items, layout.items_position)
     stored, following = entries["key_hash"], entries[PREVIOUS]
     index = heads[hashes[wanted] % layout.slots].astype(np.int64)

@@ -34,6 +34,7 @@ from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import IndexClosed, InvalidArgument, TieredIndexError
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled
 from tiered_index.service.answers.validation import (
     batch_columns,
     check_keys,
@@ -45,12 +46,13 @@ from tiered_index.service.answers.validation import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.files.view import LocalView
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
-from tiered_index.service.lookup.query import Files
+from tiered_index.service.lookup.query import Files, Viewed
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
@@ -78,6 +80,8 @@ class IndexService(Lookups[ItemT]):
     Threads: every public method from any thread. Only one service may have a root open, and only one root may write an
     index.
     """
+
+    _has_view = True
 
     def __init__(
         self,
@@ -466,7 +470,7 @@ class IndexService(Lookups[ItemT]):
         return [self._session.log.state]
 
     def _ready(self) -> Files:
-        return Files(self._handles)
+        return Files(self._handles, viewed=self._viewed)
 
     _begin = _ready
 
@@ -476,16 +480,32 @@ class IndexService(Lookups[ItemT]):
         The buffer is read before the catalog, so that an entry being flushed is seen at least once. Raises
         `IndexClosed` where the index was closed meanwhile: closing empties the catalog.
         """
+        found = self._buffered(second_min, second_max)
+        found += self._catalog.overlapping(second_min, second_max)
+        if (error := self._session.log_error) is not None:
+            found.append(DamagedFile("log", "storage", error))
+        self._check_open()
+        return found
+
+    def _viewed(self, second_min: int, second_max: int) -> Viewed:
+        """Do as `_handles` in two parts: a view of the catalog, and the rest; None: there is no view."""
+        core = compiled()
+        # a closed index has no files: `_handles` raises
+        if core is None or self._closed:
+            return (), None
+        found = self._buffered(second_min, second_max)
+        view = self._catalog.view(partial(LocalView, core, self._schema))
+        if (error := self._session.log_error) is not None:
+            found.append(DamagedFile("log", "storage", error))
+        return (found, view) if not self._closed else ((), None)
+
+    def _buffered(self, second_min: int, second_max: int) -> list[Handle]:
         found: list[Handle] = []
         for chunk in self._buffer.snapshot():
             if chunk.count:
                 buffered = BufferedChunk(chunk, self._topics, self._schema, self._rule)
                 if buffered.second_min <= second_max and buffered.second_max >= second_min:
                     found.append(buffered)
-        found += self._catalog.overlapping(second_min, second_max)
-        if (error := self._session.log_error) is not None:
-            found.append(DamagedFile("log", "storage", error))
-        self._check_open()
         return found
 
     def _read_log(self, uri: str) -> LogState:

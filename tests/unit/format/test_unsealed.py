@@ -140,20 +140,6 @@ def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
         assert walk_chain(unsealed_image(table, damaged), layout, 5, 9, 99) is None
 
 
-def test_the_core_walks_a_chain_that_is_short_beside_its_file():
-    compiled_core()
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 1, 10)
-    table = UnsealedTable(layout, BEGIN_MS)
-    batch = table.prepare(np.array([9] * 5, np.int32), np.full(5, BEGIN_MS), columns(5))
-    image = unsealed_image(table, batch.entries)
-    assert walk_chain(image, layout, 5, 9, 4, count=5 * 32) == [5, 4, 3, 2, 1]
-    assert walk_chain(image, layout, 5, 9, 3, count=3 * 32) is None
-    heads, wanted = np.array([5], np.int32), np.zeros(1, np.int64)
-    found = walk_chains(image, layout, heads, np.array([9], np.int32), wanted, 4, count=5 * 32)
-    assert found is not None and found[0].tolist() == [5, 4, 3, 2, 1]
-    assert walk_chains(image, layout, heads, np.array([9], np.int32), wanted, 4, count=3 * 32) is None
-
-
 @pytest.fixture(params=["NumPy", "loops"])
 def way(request, monkeypatch):
     """Have batches of any size done by NumPy, or by the compiled core."""

@@ -68,6 +68,21 @@ class Matches:
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, damage)
 
 
+def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int, second_max: int) -> Matches | None:
+    """Return the first `max_count` + 1 rows, or all, that the compiled core has of a local file with entries of the
+    inclusive seconds for each lookup; None: it has no such file, or leaves it to the caller.
+    """
+    if file is None or batch.queues:
+        return None
+    bounds = batch.second_min, batch.second_max, batch.max_count
+    asked = batch.topic_index, batch.key_hash, batch.fingerprint, *bounds
+    found = file.find_many(batch.topics, *map(np.ascontiguousarray, asked), second_min, second_max)
+    if found is None:
+        return None
+    lookups, rows = found
+    return Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
+
+
 class _Matched(NamedTuple):
     """Which stored hashes match lookups: `items` are their numbers, `first` and `counts` where in `by_hash`, the
     lookups by hash, theirs are.

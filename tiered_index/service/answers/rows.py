@@ -24,6 +24,7 @@ import numpy.typing as npt
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled
 from tiered_index.tombstones import TopicTombstones
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, QueryResult
 
@@ -41,6 +42,8 @@ _FEW = 16
 # rows that plain Python orders sooner
 _SHORT = 128
 _VERSION = 1
+MOST_ROWS = (1 << 60) - 1
+"""Answers of one lookup of the compiled core at most, so that one more is no overflow."""
 
 
 class PreparedLookup(NamedTuple):
@@ -60,6 +63,14 @@ class PreparedLookup(NamedTuple):
     max_count: int
     after: OrderKey | None = None
     queues: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def page_end(self) -> OrderKey | None:
+        """`after`, where it is a place by second, offset and queue that the compiled core knows."""
+        after = self.after
+        if after is None or len(after) != 3 or not all(-(2**63) <= bound < 2**63 for bound in after):
+            return None
+        return after
 
     def under(self, rule: HashRule) -> tuple[PreparedLookup, ...]:
         """Return the lookups, one or two, that find the key in a file of a hash rule."""
@@ -192,6 +203,22 @@ def select_few(
         return schema.no_rows
     rows = np.array(kept, schema.row)
     return _in_lookup(rows, lookup, schema) if lookup.after is not None or lookup.queues else rows
+
+
+def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | None:
+    """Return the first `max_count` + 1 rows, or all, that the compiled core has of a local file, by the hash that is
+    looked for; None: it has no such file, or leaves it to the caller.
+    """
+    core, (low, high), after = compiled(), (lookup.second_min, lookup.second_max), lookup.page_end
+    if core is None or file is None or lookup.queues or (after is None and lookup.after is not None):
+        return None
+    hashes = lookup.key_hash, lookup.key_hash, lookup.fingerprint
+    view = core.View(schema.form, [(file, low, high)], [])
+    found = view.find(lookup.topic, *hashes, low, high, min(lookup.max_count, MOST_ROWS), after)
+    if found is None:
+        return None
+    rows, _, _, is_left, _ = found
+    return None if is_left else np.frombuffer(rows, schema.row)
 
 
 def rows_of_columns(

@@ -11,7 +11,7 @@ import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.metadata import NamedStats
@@ -20,6 +20,8 @@ from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
 from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
+
+V = TypeVar("V")
 
 
 def unmap(mapping: mmap.mmap) -> None:
@@ -146,6 +148,8 @@ class Catalog:
         self._generation = 0
         self._disposals: list[tuple[int, Callable[[], None]]] = []
         self._cleared: list[Handle] = []
+        # what `view` has made; None: of handles that were others
+        self._view: Any = None
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -169,6 +173,14 @@ class Catalog:
         # of two nodes of one file the younger stands behind its predecessor
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
+    def view(self, make: Callable[[list[Handle]], V]) -> V:
+        """Return what `make` makes of all handles, once for as long as they stay what they are. Any thread."""
+        view: V | None = self._view
+        if view is None:
+            with self._lock:
+                view = self._view = make([node.value for node in self._nodes.values() if node.value is not None])
+        return view
+
     @synchronized
     def all(self) -> list[Handle]:
         """Return every handle, newest begin first."""
@@ -187,6 +199,7 @@ class Catalog:
         self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
         if old is not None:
             self._list.remove(old)
+        self._view = None
         self._retire(dispose)
 
     @synchronized
@@ -205,6 +218,7 @@ class Catalog:
         if node is None:
             return
         self._list.remove(node)
+        self._view = None
         self._retire(dispose)
 
     @synchronized
@@ -213,6 +227,7 @@ class Catalog:
         self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
         self._nodes = {}
+        self._view = None
         self._disposals = []
         self._let_go()
 

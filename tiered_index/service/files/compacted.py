@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.compacted import GROUP_BYTES
-from tiered_index.format.hashing import HashRule
+from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.format.trailer import TAIL_SIZE, Run, RunTable, Tail, Trailer, parse_trailer
-from tiered_index.kernels import crc32
-from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.rows import PreparedLookup, concatenate
+from tiered_index.kernels import compiled, crc32
+from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
+from tiered_index.service.answers.rows import PreparedLookup, concatenate, search_one
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.cold.path import ColdPath, check_run, spans_of
 from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
@@ -39,8 +38,6 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 Array = npt.NDArray[Any]
 _VERIFY_RUNS = 256
-# bytes of a local filter that a search reads and checks
-_FILTER_PIECE_BYTES = 1024
 
 
 class _Ranges(Protocol):
@@ -74,11 +71,7 @@ class LocalBytes:
             problem = f"the filter is not made of blocks of {FILTER_BLOCK_BYTES} bytes"
             raise CorruptFile(self.file, problem, offset=tail.position, found=tail.filter_length)
         self._trailer = parse_trailer(self.data[tail.directory_position :], self.file, self.size_bytes)
-        self._keyed = self._trailer.metadata.layout.schema.keyed
-        # what searches have read in vain while the filter was not checked yet
-        self._missed_bytes = 0
-        # the CRC32 of each piece of the filter, once it is checked; none while it isn't, or where it is damaged
-        self._filter_crcs = array("I")
+        self._in_core: Any = None
 
     def trailer(self) -> Trailer:
         """Return the verified trailer."""
@@ -86,67 +79,37 @@ class LocalBytes:
 
     def let_go(self) -> None:
         """Close the map."""
-        self.words = None
+        self.words = self._in_core = None
         unmap(self.data)
 
-    def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, unordered: none, and nothing is read, where the filter says so.
+    def in_core(self) -> Any:
+        """Return the file as the compiled core searches it; None: there is no core, or the slots are of a shard."""
+        metadata, tail = self._trailer.metadata, self._trailer.tail
+        core = compiled()
+        if core is None or metadata.is_shard:
+            return None
+        if self._in_core is None:
+            layout, ids = metadata.layout, metadata.ids_by_topic if metadata.topics else None
+            rule = HASH_RULES.index(layout.hash)
+            made = core.LocalFile(layout.schema.form, self.data, ids, rule, metadata.begin_ms // 1000, layout.slots)
+            of_filter = tail.position, tail.filter_length, tail.filter_crc32
+            made.with_groups(self._trailer.directory.group_bytes, crc32, *of_filter)
+            if (packing := metadata.packing) is not None:
+                made.with_packing(1 + len(packing.of_keys), packing.for_loops, packing.line.as_numbers)
+            self._in_core = made
+        return self._in_core
 
-        The filter is checked once searches have read as many bytes in vain as it has: needless bytes at most double.
-        """
-        if self._filter_crcs and self._excludes(lookup_hash(lookup, keyed=self._keyed)):
-            return self._trailer.metadata.layout.schema.no_rows
-        rows = search_file(self, lookup)
-        if not len(rows) and not self._filter_crcs and (length := self._trailer.tail.filter_length):
-            self._missed_bytes += GROUP_BYTES
-            if self._missed_bytes >= length:
-                self._check_filter()
-        return rows
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`, unordered."""
+        rows = search_one(self.in_core(), lookup, self._trailer.metadata.layout.schema)
+        return search_file(self, lookup) if rows is None else rows
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, unordered. Keys that the filter excludes are not looked for.
-
-        The filter is checked first where that costs no more than the slot groups of these keys.
-        """
-        length = self._trailer.tail.filter_length
-        if length and not self._filter_crcs and len(batch) * GROUP_BYTES >= length:
-            self._check_filter()
-        if not self._filter_crcs:
-            return search_file_for_many(self, batch)
-        return search_file_for_many(self, batch, self._excluded(lookup_hashes(batch, keyed=self._keyed)))
-
-    def _excluded(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Return which keys (bool, n) of these hashes (n) the filter excludes."""
-        tail = self._trailer.tail
-        words = np.frombuffer(self.data, "<u4", tail.filter_length // 4, tail.position).reshape(-1, 8)
-        blocks = block_numbers(hashes, len(words))
-        excluded = ~blocks_may_hold(words[blocks], hashes)
-        # a damaged piece excludes nothing; the pieces of keys that are let in need no check
-        pieces = blocks * FILTER_BLOCK_BYTES // _FILTER_PIECE_BYTES
-        with memoryview(self.data) as whole, whole[tail.position : tail.directory_position] as data:
-            for piece in np.unique(pieces[excluded]).tolist():
-                start = piece * _FILTER_PIECE_BYTES
-                if crc32(data[start : start + _FILTER_PIECE_BYTES]) != self._filter_crcs[piece]:
-                    excluded &= pieces != piece
-        return excluded
-
-    def _excludes(self, hash64: int) -> bool:
-        tail = self._trailer.tail
-        at = block_number(hash64, tail.filter_length // FILTER_BLOCK_BYTES) * FILTER_BLOCK_BYTES
-        number, within = divmod(at, _FILTER_PIECE_BYTES)
-        start = tail.position + number * _FILTER_PIECE_BYTES
-        piece = self.data[start : min(start + _FILTER_PIECE_BYTES, tail.directory_position)]
-        if crc32(piece) != self._filter_crcs[number]:
-            return False  # the items have checksums of their own
-        return not block_may_hold(piece[within : within + FILTER_BLOCK_BYTES], hash64)
-
-    def _check_filter(self) -> None:
-        self._missed_bytes = 0
-        tail = self._trailer.tail
-        with memoryview(self.data) as whole, whole[tail.position : tail.directory_position] as data:
-            if zlib.crc32(data) == tail.filter_crc32:
-                starts = range(0, len(data), _FILTER_PIECE_BYTES)
-                self._filter_crcs = array("I", [zlib.crc32(data[at : at + _FILTER_PIECE_BYTES]) for at in starts])
+        """Return the rows that answer each lookup, unordered. Keys that the filter excludes are not looked for."""
+        metadata = self._trailer.metadata
+        interval = metadata.second_min, metadata.second_max
+        found = search_batch(self.in_core(), batch, metadata.layout.schema, *interval)
+        return search_file_for_many(self, batch) if found is None else found
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
         """As `FileBytes.verified`; the bytes are those that are mapped."""

@@ -22,14 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import HASH_RULES
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain, walk_chains
-from tiered_index.kernels import crc32
-from tiered_index.service.answers.batch import LookupBatch, Matches, matching
-from tiered_index.service.answers.rows import PreparedLookup, select_few, select_items
+from tiered_index.kernels import compiled, crc32
+from tiered_index.service.answers.batch import LookupBatch, Matches, matching, search_batch
+from tiered_index.service.answers.rows import PreparedLookup, search_one, select_few, select_items
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
@@ -139,6 +140,7 @@ class UnsealedFile(LocalHandle):
         self._allocated = self.layout.entry_position(journal.count + 1)
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
+        self._in_core: Any = None
 
     @classmethod
     def begin(cls, root: Root, reserve: Reserve, journal: Journal) -> UnsealedFile:
@@ -338,6 +340,7 @@ class UnsealedFile(LocalHandle):
     def let_go(self) -> None:
         """Close the descriptors and the map: nobody may search it any more. Idempotent."""
         self.release()
+        self._in_core = None
         unmap(self._map)
 
     def discard(self, deletions: Deletions) -> None:
@@ -358,6 +361,23 @@ class UnsealedFile(LocalHandle):
         return entries, self.table.begin_ms // 1000, dict(self.topics)
 
     @property
+    def interval(self) -> tuple[int, int]:
+        """The smallest and the greatest second."""
+        return self.second_min, self.second_max
+
+    def in_core(self) -> Any:
+        """Return the file as the compiled core searches it, with what is appended later; None: there is no core."""
+        core = compiled()
+        if core is None:
+            return None
+        if self._in_core is None:
+            layout = self.layout
+            begin_s, rule = self.table.begin_ms // 1000, HASH_RULES.index(layout.hash)
+            made = core.LocalFile(layout.schema.form, self._map, self._ids, rule, begin_s, layout.slots)
+            self._in_core = made.with_chains(self.table.heads, layout.items_position, layout.items)
+        return self._in_core
+
+    @property
     def known_topics(self) -> Collection[str]:
         """The names of the file's topics."""
         return self._ids
@@ -371,12 +391,14 @@ class UnsealedFile(LocalHandle):
         """Return the rows that answer `lookup`, unordered, along the chain, or by a scan where it is long."""
         layout, table = self.layout, self.table
         schema = layout.schema
+        if (rows := search_one(self.in_core(), lookup, schema)) is not None:
+            return rows
         ids = self._ids.get(lookup.topic)
         head = table.heads.item(lookup.key_hash % layout.slots) if ids is not None else 0
         if not head or ids is None:
             return schema.no_rows
         begin_s, count = table.begin_ms // 1000, table.count
-        found = walk_chain(self._map, layout, head, lookup.key_hash, _CHAIN_LIMIT, count)
+        found = walk_chain(self._map, layout, head, lookup.key_hash, _CHAIN_LIMIT)
         if found is not None:
             if not found:
                 return schema.no_rows
@@ -391,16 +413,18 @@ class UnsealedFile(LocalHandle):
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, unordered; chains are walked side by side, long ones scanned."""
+        if (found := search_batch(self.in_core(), batch, self.layout.schema, *self.interval)) is not None:
+            return found
         schema, layout = self.layout.schema, self.layout
         count = self.table.count
         wanted = batch.overlapping(self.second_min, self.second_max)
-        found = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT, count)
+        walked = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT)
         # a tuple: entries of a new topic may be added meanwhile
         topics = tuple(self.topics.items())
-        if found is None:
+        if walked is None:
             # chains of hundreds, or ones that run backwards: the scan decides for every lookup
             return matching(batch, entries_view(self._map, layout, count), self._seconds_of, topics, schema)
-        items, lookups = found
+        items, lookups = walked
         picked = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)[items]
         return batch.select(picked, lookups, self._seconds_of(picked), topics, schema)
 

@@ -37,6 +37,7 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
 from tiered_index.service.cold.path import MissingObject
+from tiered_index.service.files.view import LocalView, ViewRows
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
@@ -54,6 +55,9 @@ from tiered_index.types import (
     TopicSummary,
 )
 
+Viewed = tuple[Sequence[Handle], LocalView | None]
+"""Files of an index: a view, and what it has not."""
+
 
 class Files(NamedTuple):
     """What a lookup reads."""
@@ -62,6 +66,8 @@ class Files(NamedTuple):
     """Returns what may hold answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
     """How far the storages that are read alone were filled before `handles` was called."""
+    viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
+    """Returns the same with a view; None: there is none."""
 
     def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
         """Return what is to be said of an answer from `found`, which `handles` returned."""
@@ -143,6 +149,7 @@ class QueryEngine:
         """Answer one lookup within `budget`, of which `elsewhere` is spent. Errors as `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self.schema, lookup.max_count)
+        beside, viewed = self._find(files.viewed, lookup)
 
         def look(handle: Handle) -> int:
             matched = 0
@@ -167,9 +174,12 @@ class QueryEngine:
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, allow_partial, budget, excludes, top.can_skip, top.missing, newest)
-        handles = files.handles(lookup.second_min, newest)
+        handles = files.handles(lookup.second_min, newest) if viewed is None else [*beside, *viewed.left()]
         begins, erased = {}, {}
-        if everywhere := self.expired():
+        if viewed is not None:
+            top.add(viewed.rows)
+            top.skipped = viewed.skipped
+        elif everywhere := self.expired():
             begins = _begins(everywhere, lookup.topic)
             erased = {source: it for source, one in everywhere if (it := one.erased_of(lookup.topic)) is not None}
         self._read(scan, handles, missing)
@@ -179,20 +189,57 @@ class QueryEngine:
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
-        told = _explain(scan, missing, started, elsewhere, top.folded and self._fold(top.folded))
+        told = _explain(scan, missing, started, elsewhere, top.folded and self._fold(top.folded), viewed)
         result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
             failed=failed,
             seen=Provenance(
                 files.seen(handles),
-                () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles),
+                () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles, viewed),
                 _among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
                 _expired_before_ms(begins.values(), lookup.second_min) if begins else None,
             ),
             item_type=self.item_type,
         )
         return _within_budget(scan, result) if scan.errors else result
+
+    def query_in_view(self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup) -> QueryResult[Any] | None:
+        """Do as `query` for a lookup whose files are all in one view; None: they are not."""
+        started = time.perf_counter()
+        beside, found = self._find(viewed, lookup)
+        if found is None or found.has_left or beside:
+            return None
+        rows, skipped = found.rows, found.skipped
+        more = skipped or len(rows) > lookup.max_count
+        cursor = None
+        if more:
+            rows = rows[: lookup.max_count]
+            digest = query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max)
+            cursor = encode_cursor(order_key(rows[-1], self.schema), digest)
+        # of a page behind others nobody asks whether the topic is known
+        is_known = found.knows_topic or len(rows) or lookup.after is not None
+        told = partial(_explained_of_view, found, (time.perf_counter() - started) * 1000)
+        return AnswerRows(lookup.topic, rows, self.form, told).result(
+            status="truncated" if more else "complete",
+            cursor=cursor,
+            failed=(),
+            seen=Provenance(
+                (),
+                () if is_known else _unknown((lookup.topic,), (), found),
+                _among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
+                None,
+            ),
+            item_type=self.item_type,
+        )
+
+    def _find(
+        self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup
+    ) -> tuple[Sequence[Handle], ViewRows | None]:
+        """Return the files beside a view, and what the view has for a lookup; None: no view answers it."""
+        beside, view = viewed(lookup.second_min, lookup.second_max)
+        # after the files, as `expired` says
+        return beside, None if view is None or self.expired() else view.find(lookup)
 
     def query_many(
         self,
@@ -388,7 +435,12 @@ def _expired_before_ms(begins: Iterable[int], second_min: int) -> int | None:
 
 
 def _explain(
-    scan: Scan, missing: MissingObjects, started: float, elsewhere: RequestStats, folded: int
+    scan: Scan,
+    missing: MissingObjects,
+    started: float,
+    elsewhere: RequestStats,
+    folded: int,
+    viewed: ViewRows | None = None,
 ) -> Callable[[], Explain]:
     """Return what tells what a pass did since `started`; what it spent beyond files and `elsewhere` went to the log."""
     # all is counted now, the budget first: a search that was given up may still make a request
@@ -397,7 +449,11 @@ def _explain(
     if scan.budget is None and missing.usage is not None:
         total = RequestStats.of(stats, *scan.outdated, missing.log_since())
     elapsed_s = time.perf_counter() - started
-    return partial(_explained, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded)
+    return partial(_explained, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded, viewed)
+
+
+def _explained_of_view(viewed: ViewRows, elapsed_ms: float) -> Explain:
+    return _explained((), (), NOTHING, NOTHING, elapsed_ms, 0, viewed)
 
 
 def _explained(
@@ -407,8 +463,11 @@ def _explained(
     stats: RequestStats,
     elapsed_ms: float,
     folded: int,
+    viewed: ViewRows | None = None,
 ) -> Explain:
     reports = [*(note.report() for note in notes), *outdated]
+    if viewed is not None:
+        reports += [FileNote.of_view(note).report() for note in viewed.notes()]
     if outdated:
         stats = RequestStats.of(stats, *outdated)
     if len(reports) > 1:
@@ -428,9 +487,11 @@ def _explained(
     )
 
 
-def _unknown(topics: Sequence[str], handles: Sequence[Handle]) -> tuple[str, ...]:
-    """Return which of the topics none of the files has; none where the topics of a file are not known."""
-    unknown = tuple(topics) if handles else ()
+def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: ViewRows | None = None) -> tuple[str, ...]:
+    """Return which of the topics none of the files has, nor a view; none where the topics of a file are not known."""
+    if viewed is not None and (viewed.knows_topic or (not handles and not any(viewed.notes()))):
+        return ()
+    unknown = tuple(topics) if handles or viewed is not None else ()
     for handle in handles:
         if not unknown or (names := handle.known_topics) is None:
             return ()

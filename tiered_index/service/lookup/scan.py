@@ -28,6 +28,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service.catalog.catalog import Catalog, Handle, Reading
 from tiered_index.service.cold.path import MissingObject, lost_error
+from tiered_index.service.files.view import ViewNote
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
 from tiered_index.service.threads import DaemonPool, NoThread
@@ -61,6 +62,14 @@ class FileNote(NamedTuple):
     matched: int = 0
     spent: RequestStats = NOTHING
     error: str | None = None
+
+    @classmethod
+    def of_view(cls, note: ViewNote) -> FileNote:
+        """Return the note of a file in a view, which is not timed by itself."""
+        handle, rows = note
+        outcome = "skipped_budget" if rows is None else "read"
+        interval = handle.second_min, handle.second_max
+        return cls(handle.file_id, handle.place, outcome, *interval, handle.source, matched=rows or 0)
 
     def report(self) -> FileReport:
         """Return it as explanations have it."""

@@ -1,0 +1,99 @@
+"""A catalog's files as one call of the compiled core searches them.
+
+A view has the local files of one moment, and never changes; a lookup keeps the one that it began with. It holds the
+files' maps: a map is closed once no view has it any more. Other files, and what the core declines (damage, slot groups
+that are cut into blocks, long chains), are `left` to the caller, whose search tells what is wrong. Threads: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from tiered_index.format.schema import Schema
+from tiered_index.service.answers.rows import MOST_ROWS, Array, PreparedLookup
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.files.unsealed import UnsealedFile
+
+# notes of `View.find`: what was not asked for, what newer answers made needless
+_AWAY, _SKIPPED, _LEFT = -1, -2, -3
+
+
+class ViewNote(NamedTuple):
+    """What a lookup did with a file: how many rows it has found; None: it has skipped it."""
+
+    handle: Handle
+    rows: int | None
+
+
+class ViewRows(NamedTuple):
+    """What a view has for a lookup: the first rows, `max_count` + 1 at most, in answer order, none an answer twice.
+
+    `skipped`: the rest may have more. `knows_topic`: a file in range has the topic, or may have it.
+    """
+
+    view: LocalView
+    rows: Array
+    skipped: bool
+    knows_topic: bool
+    has_left: bool
+    noted: bytes
+
+    def notes(self) -> Iterator[ViewNote]:
+        """Yield what was done with each file in range, but those that are `left`."""
+        for handle, note in zip(self.view.handles, self._numbers(), strict=True):
+            if note not in (_AWAY, _LEFT):
+                yield ViewNote(handle, None if note == _SKIPPED else note)
+
+    def left(self) -> list[Handle]:
+        """Return the files that the caller has to search."""
+        if not self.has_left:
+            return []
+        return [handle for handle, note in zip(self.view.handles, self._numbers(), strict=True) if note == _LEFT]
+
+    def _numbers(self) -> Sequence[int]:
+        return memoryview(self.noted).cast("i")
+
+
+class LocalView:
+    """The files of a catalog, `handles`, for lookups of rows of `schema`."""
+
+    def __init__(self, core: ModuleType, schema: Schema, handles: Sequence[Handle]) -> None:
+        growing = [handle for handle in handles if isinstance(handle, UnsealedFile) and not handle.ended]
+        rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
+        rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
+        self.handles: list[Handle] = [*growing, *rest]
+        files = [(_in_core(handle, schema), handle.second_min, handle.second_max) for handle in self.handles]
+        self._schema = schema
+        self._find = core.View(schema.form, files, growing).find
+
+    def find(self, lookup: PreparedLookup) -> ViewRows | None:
+        """Return what the files have for a lookup. None: two rows may be one answer, or the core does not know the
+        cursor's place: the caller has to search file by file.
+        """
+        after, high = lookup.page_end, lookup.second_max
+        if lookup.after is not None:
+            if after is None:
+                return None
+            high = min(high, after[0])
+        found = self._find(
+            *(lookup.topic, lookup.key_hash, lookup.masked_hash, lookup.fingerprint),
+            *(lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after),
+        )
+        if found is None:
+            return None
+        rows, *more = found
+        return ViewRows(self, np.frombuffer(rows, self._schema.row) if rows else self._schema.no_rows, *more)
+
+
+def _in_core(handle: Handle, schema: Schema) -> object:
+    """Return what the core searches of a file; None: nothing."""
+    if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
+        return handle.in_core()
+    if isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
+        return handle.local.in_core()
+    return None
