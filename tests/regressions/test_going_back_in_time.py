@@ -352,6 +352,23 @@ def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bo
     assert sorted((life.folder / "storage").rglob("*")) == names
 
 
+def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    with life.open() as index:
+        life.ingest(index, 20, upload=True)
+        # beside a writer at work, whose storage is as the root knows it
+        assert run_here("orphans", "--root", life.root).code == 0
+    life.restore("storage")
+    names = sorted((life.folder / "storage").rglob("*"))
+    for job in ("orphans", "expire --age 10000d", "merge", "erase --topic t --key k"):
+        more = [] if job == "merge" else ["--yes"]
+        refused = run_here(*job.split(), *more, "--root", life.root, "--json")
+        assert (job, refused.code, refused.error["type"]) == (job, 4, "StorageBehind")
+    assert sorted((life.folder / "storage").rglob("*")) == names
+
+
 def test_a_flush_into_a_folder_that_was_replaced_confirms_nothing_there(life: Life) -> None:
     index = life.open()
     life.ingest(index, 15, upload=False)

@@ -35,6 +35,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, Ti
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
+from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 
@@ -164,13 +165,22 @@ def storage_uri(config: IndexConfig) -> str:
 
 @contextlib.contextmanager
 def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[StoredIndex]:
-    """Yield the index in `storage_uri(config)`, `checks` as `StorageLog.open`. Raises as both, `StorageUnavailable`."""
+    """Yield the index in `storage_uri(config)`, `checks` as `StorageLog.open`. Raises as both, `StorageUnavailable`,
+    and with `checks` `StorageBehind` where the log is not the one that the root has seen.
+    """
     uri = storage_uri(config)
+    root = Root(config.root, Disk()) if checks and config.root is not None else None
+    # before the log: a writer at work notes what it appends
+    seen = SeenFile(root.path / "seen", root.disk).read() if root is not None else None
     clock = SystemClock()
     storage = MeteredStorage(config.open_storage(uri), config.prices)
     with contextlib.closing(storage):
         log = StorageLog(storage, clock)
-        log.open(checks=checks)
+        genesis = log.open(checks=checks).genesis
+        if root is not None and seen is not None and genesis is not None:
+            marker = root.read_marker()
+            if marker is not None and marker.index_id == genesis.index_id:
+                log.check_seen(seen)
         yield StoredIndex(storage, log, clock)
 
 
