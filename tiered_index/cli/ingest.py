@@ -22,7 +22,16 @@ import numpy.typing as npt
 from typer import Argument, Option
 
 from tiered_index.cli.follow import ingest_store, write_ingested
-from tiered_index.cli.options import Column, Constant, GeometryOptions, IntakeOptions, LogAs, given_columns, pairs
+from tiered_index.cli.options import (
+    Column,
+    Constant,
+    GeometryOptions,
+    IntakeOptions,
+    LogAs,
+    SelectionOptions,
+    given_columns,
+    pairs,
+)
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session, command
@@ -273,12 +282,6 @@ def ingest(
     check_bodies: bool = _of_store(
         True, "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC."
     ),
-    topics: list[str] | None = _of_store(
-        None, metavar="PATTERN", help="Only these topics, as 'order*'; several times. None: all but RocketMQ's own."
-    ),
-    exclude_topics: list[str] | None = _of_store(None, metavar="PATTERN", help="Not these topics; several times."),
-    index_tags: bool = _of_store(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
-    index_prepared: bool = _of_store(False, "--index-prepared", help="Index prepared messages of transactions, too."),
     log_format: LogAs = "text",
     column: Column = None,
     constant: Constant = None,
@@ -290,6 +293,7 @@ def ingest(
         show_default=False,
     ),
     *,
+    selected: SelectionOptions,
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
@@ -321,7 +325,7 @@ def ingest(
       file:///tmp/store
     """
     session.log_as(log_format)
-    selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
+    selection = Selection(*selected.arguments)
     path = local_path(source)
     is_store = path is not None and path.is_dir()
     kind = item_type_named(item_type)
@@ -358,10 +362,7 @@ def ingest(
         "--archive-segments": archive_segments,
         "--archive-queues": archive_queues,
         "--no-check-bodies": not check_bodies,
-        "--topics": topics,
-        "--exclude-topics": exclude_topics,
-        "--index-tags": index_tags,
-        "--index-prepared": index_prepared,
+        **{f"--{name.replace('_', '-')}": given for name, given in vars(selected).items()},
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")

@@ -80,6 +80,35 @@ MaxLag = Annotated[
     Option(min=0, metavar="SECONDS", help="/readyz: not ready while further behind the store.", show_default=False),
 ]
 
+_of_store = partial(Option, rich_help_panel="RocketMQ stores")
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """The messages of a store that are indexed: ingest, rebuild."""
+
+    topics: Annotated[
+        list[str] | None,
+        _of_store(
+            metavar="PATTERN", help="Only these topics, as 'order*'; several times. None: all but RocketMQ's own."
+        ),
+    ] = None
+    exclude_topics: Annotated[
+        list[str] | None, _of_store(metavar="PATTERN", help="Not these topics; several times.")
+    ] = None
+    index_tags: Annotated[
+        bool, _of_store("--index-tags", help="Index messages under their tags, too, for query --tag.")
+    ] = False
+    index_prepared: Annotated[
+        bool, _of_store("--index-prepared", help="Index prepared messages of transactions, too.")
+    ] = False
+
+    @property
+    def arguments(self) -> tuple[tuple[str, ...], tuple[str, ...], bool, bool]:
+        """The arguments of a `Selection`."""
+        return tuple(self.topics or ()), tuple(self.exclude_topics or ()), self.index_tags, self.index_prepared
+
+
 _service = partial(Option, show_default=False, rich_help_panel="Service")
 _limit = partial(Option, show_default=False, rich_help_panel="Limits")
 

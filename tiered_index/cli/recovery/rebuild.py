@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typer import Option
 
-from tiered_index.cli.options import GeometryOptions, IntakeOptions
+from tiered_index.cli.options import GeometryOptions, IntakeOptions, SelectionOptions
 from tiered_index.cli.output import counted, human_bytes
 from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session, command
@@ -44,16 +44,11 @@ def rebuild(
         ..., "--from", metavar="URI", help="Storage of the index that has archived segments.", show_default=False
     ),
     store: list[str] | None = Option(None, metavar="NAME", help="Of these stores only; several times."),
-    topics: list[str] | None = Option(
-        None, metavar="PATTERN", help="Only these topics, as 'order*'; several times. None: all but RocketMQ's own."
-    ),
-    exclude_topics: list[str] | None = Option(None, metavar="PATTERN", help="Not these topics; several times."),
-    index_tags: bool = Option(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
-    index_prepared: bool = Option(False, "--index-prepared", help="Index prepared messages of transactions, too."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Report damage and go on behind it."),
     skip_missing: bool = Option(False, "--skip-missing", help="Report segments that are missing in between and go on."),
     check: bool = Option(False, "--check", help="At the end compare the entries with those of the index at --from."),
     *,
+    selected: SelectionOptions,
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
@@ -75,7 +70,7 @@ def rebuild(
 
       tiered-index rebuild --from s3://bucket/index --storage s3://other/index --root /data/index-2 --check --json
     """
-    selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
+    selection = Selection(*selected.arguments)
     with contextlib.ExitStack() as stack:
         given = session.config()
         theirs = given.model_copy(update={"storage": source, "root": None})
