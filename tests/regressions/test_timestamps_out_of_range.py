@@ -10,6 +10,7 @@ import pytest
 
 from tiered_index.cli.ingest import Intake
 from tiered_index.errors import InvalidArgument
+from tiered_index.follow import PatientPut
 from tiered_index.sources.files import open_source
 from tiered_index.sources.places import LocalFile
 
@@ -52,7 +53,7 @@ def test_a_parquet_row_is_refused(open_index, tmp_path, unit, time):
     service, path = open_index(), tmp_path / "messages.parquet"
     pq.write_table(pa.table(batch(pa.array([NOW_S * 10**6, time], pa.timestamp(unit)))), path)
     source = open_source(LocalFile(path))
-    intake = Intake(service, source, "file", skip_bad=False, patience_s=0)
+    intake = Intake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
         for rows in source.batches(0):
             intake.take(rows)
@@ -67,7 +68,7 @@ def test_a_parquet_time_of_96_bits_does_not_wrap(open_index, tmp_path):
     table = pa.table(batch(pa.array([NOW_S * 10**6, later_s * 10**6], pa.timestamp("us"))))
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
     source = open_source(LocalFile(path))
-    intake = Intake(service, source, "file", skip_bad=False, patience_s=0)
+    intake = Intake(service, source, "file", skip_bad=False, patient=PatientPut(service, 0))
     try:
         for rows in source.batches(0):
             intake.take(rows)
