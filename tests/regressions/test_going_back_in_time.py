@@ -342,6 +342,11 @@ def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bo
         life.ingest(index, 20, upload=True)
         if beside:  # a writer that is at work is no finding
             assert run_here("verify", "--root", life.root).code == 0
+    copied = f"file://{life.folder}/copied"
+    assert run_here("copy", "--storage", f"file://{life.folder}/storage", "--to", copied).code == 0
+    # a copy has a log of its own
+    told = run_here("verify", "--root", life.root, "--storage", copied, "--json")
+    assert not told.document["findings"]
     life.restore("storage")
     names = sorted((life.folder / "storage").rglob("*"))
     for more in ((), ("--deep",), ("--deep", "--repair", "--yes")):

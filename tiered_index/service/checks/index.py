@@ -26,19 +26,18 @@ def check_index(
     """Check root and storage of one index, as far as `config` names them, into `report`; changes nothing.
 
     Returns the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
-    one that the root has seen. With `deep` every byte of every object is
-    read. What the storage did not answer is left in `report.unchecked`.
-    Raises `ConfigError` where neither is named, `NotAnIndex`.
+    one that the root has seen. With `deep` every byte of every object is read. What the storage did not answer is left
+    in `report.unchecked`. Raises `ConfigError` where neither is named, `NotAnIndex`.
     """
     local: dict[str, CompactedFile] = {}
-    state, seen, is_behind = None, None, False
+    state, seen, root_index, is_behind = None, None, None, False
     uri = config.storage
     if config.root is not None:
         root = Root(config.root, Disk())
         marker = root.read_marker()
         if marker is None:
             raise NotAnIndex(f"{config.root} holds no tiered index")
-        uri = uri or marker.storage
+        uri, root_index = uri or marker.storage, marker.index_id
         # before the log: a writer at work goes on, and notes what it appends
         seen = SeenFile(root.path / "seen", root.disk).read()
         local = check_root(root, report, of_files)
@@ -49,11 +48,16 @@ def check_index(
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
             if state is not None and config.root is not None:
                 _excuse_missing(Root(config.root, Disk()), state, report)
-            if state is not None and seen is not None:
+            # a copy of the index has a log of its own
+            if state is not None and seen is not None and _id_of(state) == root_index:
                 is_behind = _is_behind(storage, state, seen, report)
         except StorageError as error:
             report.unchecked.append((uri, error))
     return local, state is not None and not is_behind
+
+
+def _id_of(state: LogState) -> str | None:
+    return state.genesis.index_id if state.genesis is not None else None
 
 
 def _is_behind(storage: Storage, state: LogState, seen: Seen, report: Report) -> bool:
