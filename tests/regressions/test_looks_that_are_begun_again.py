@@ -4,7 +4,6 @@ view of an older one: from then on a reader called answers complete that lacked 
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
@@ -121,46 +120,3 @@ def test_a_look_beside_one_that_is_not_over(grown, ask, beside, monkeypatch):
     go_on.set()
     assert other.ended()
     assert seen(other.value) == ("complete", [2, 1, 0])
-
-
-def test_two_threads_with_one_reader_beside_a_writer(open_index, open_reader, ask):
-    service = open_index(items=12, local_keep_s=0)
-    put(service, 0)
-    service.flush()
-    reader = open_reader("root")
-    stop, flushed, wrong, answers = threading.Event(), [1], [], [0, 0]
-
-    def look(place):
-        while not (stop.is_set() and answers[place]):
-            known = flushed[0]
-            status, offsets = seen(ask(reader))
-            if status != "complete" or not set(range(known)) <= set(offsets):
-                wrong.append((known, status, offsets))
-            answers[place] += 1
-
-    def run(place):
-        try:
-            look(place)
-        except BaseException as error:  # noqa: BLE001 - told below
-            wrong.append(repr(error))
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for number in range(1, 70):
-            put(service, number)
-            service.flush()
-            flushed[0] = number + 1
-            if number % 3 == 0:
-                service.run_lifecycle()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-        sys.setswitchinterval(before)
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
-    assert seen(ask(reader)) == ("complete", list(reversed(range(70))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Lookup
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -193,36 +192,6 @@ def test_publishing_again_after_an_unknown_outcome_finds_its_own_record(life: Me
     number = publish(job, results, life.storage, log).number
     assert publish(job, results, life.storage, log).number == number
     life.check()
-
-
-def test_many_merges_at_once_beside_a_writer(life: Merging) -> None:
-    """Three merges of different windows at the same time, while a writer publishes; at the end every entry is there
-    once.
-    """
-    fill(life, days=2)
-    errors: list[TieredIndexError] = []
-
-    def work(window_s: int) -> None:
-        try:
-            for _ in range(3):
-                merge(life.storage, life.log(), life.clock, life.options(window_s), threads=1)
-        except MergeOvertaken:
-            pass  # ten times in a row: another try would do
-        except TieredIndexError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(window_s,)) for window_s in (3600, DAY_S, 30 * DAY_S)]
-    for thread in threads:
-        thread.start()
-    for number in range(4):
-        life.put([(BASE_MS + number * 7 * HOUR_MS + step * 1000, f"k{step % 4}") for step in range(15)])
-        life.publish()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
-    life.check()
-    life.check(life.index)
 
 
 def test_results_that_do_not_add_up_are_not_published(life: Merging) -> None:
