@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,8 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), 0, NEVER, 999)
         assert bool(LocalView(core, handle.layout.schema, [handle]).find(lookup).left()) != walks
         found = index.query("t", "k", max_count=999)
+        # other processes get the schema of what was looked up
+        assert pickle.loads(pickle.dumps(handle.layout)) == handle.layout
         assert [item.offset for item in found] == list(range(300, -1, -1))
         assert [len(answer) for answer in index.query_many([("t", "k"), ("t", "no")], max_count=999)] == [301, 0]
 

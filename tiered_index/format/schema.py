@@ -178,16 +178,6 @@ class Schema:
         return self.item.names.index("fingerprint") if self.keyed and self.item.names else -1
 
     @cached_property
-    def form(self) -> Any:
-        """Rows and items as the compiled core, which must be there, writes and reads them."""
-        core = compiled()
-        assert core is not None
-        fields: Mapping[str, Any] = self.item.fields or {}
-        extra = [np.dtype(c.dtype) for c in self.extra]
-        sizes = np.array([-dtype.itemsize if dtype.kind == "S" else dtype.itemsize for dtype in extra], np.int64)
-        return core.RowForm(sizes, int(fields["fingerprint"][1]) if self.keyed else 0)
-
-    @cached_property
     def identity_extra(self) -> tuple[str, ...]:
         """Names of further identity columns, in order of declaration."""
         return tuple(c.name for c in self.extra if c.identity)
@@ -225,6 +215,20 @@ class Schema:
         kinds = {"i": int, "u": int, "f": float, "S": bytes}
         fields = [(c.name, kinds[np.dtype(c.dtype).kind], column(c.dtype, identity=c.identity)) for c in self.extra]
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
+
+
+@lru_cache(maxsize=64)
+def row_form(schema: Schema) -> Any:
+    """Return rows and items of a schema as the compiled core, which must be there, writes and reads them.
+
+    It is no part of the schema, which is pickled and sent to other processes.
+    """
+    core = compiled()
+    assert core is not None
+    fields: Mapping[str, Any] = schema.item.fields or {}
+    extra = [np.dtype(c.dtype) for c in schema.extra]
+    sizes = np.array([-dtype.itemsize if dtype.kind == "S" else dtype.itemsize for dtype in extra], np.int64)
+    return core.RowForm(sizes, int(fields["fingerprint"][1]) if schema.keyed else 0)
 
 
 @lru_cache(maxsize=1_024)

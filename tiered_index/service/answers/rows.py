@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import HashRule
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled
 from tiered_index.tombstones import TopicTombstones
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, QueryResult
@@ -213,7 +213,7 @@ def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | Non
     if core is None or file is None or lookup.queues or (after is None and lookup.after is not None):
         return None
     hashes = lookup.key_hash, lookup.key_hash, lookup.fingerprint
-    view = core.View(schema.form, [(file, low, high)], [])
+    view = core.View(row_form(schema), [(file, low, high)], [])
     found = view.find(lookup.topic, *hashes, low, high, min(lookup.max_count, MOST_ROWS), after)
     if found is None:
         return None

@@ -23,7 +23,7 @@ from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
-from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
+from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema, row_form
 from tiered_index.format.trailer import TAIL_SIZE, Run, RunTable, Tail, Trailer, parse_trailer
 from tiered_index.kernels import compiled, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
@@ -91,7 +91,9 @@ class LocalBytes:
         if self._in_core is None:
             layout, ids = metadata.layout, metadata.ids_by_topic if metadata.topics else None
             rule = HASH_RULES.index(layout.hash)
-            made = core.LocalFile(layout.schema.form, self.data, ids, rule, metadata.begin_ms // 1000, layout.slots)
+            made = core.LocalFile(
+                row_form(layout.schema), self.data, ids, rule, metadata.begin_ms // 1000, layout.slots
+            )
             of_filter = tail.position, tail.filter_length, tail.filter_crc32
             made.with_groups(self._trailer.directory.group_bytes, crc32, *of_filter)
             if (packing := metadata.packing) is not None:

@@ -27,6 +27,7 @@ from tiered_index.format.journal import BatchRecord, Journal, encode_batch, enco
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
+from tiered_index.format.schema import row_form
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain, walk_chains
 from tiered_index.kernels import compiled, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching, search_batch
@@ -373,7 +374,7 @@ class UnsealedFile(LocalHandle):
         if self._in_core is None:
             layout = self.layout
             begin_s, rule = self.table.begin_ms // 1000, HASH_RULES.index(layout.hash)
-            made = core.LocalFile(layout.schema.form, self._map, self._ids, rule, begin_s, layout.slots)
+            made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, begin_s, layout.slots)
             self._in_core = made.with_chains(self.table.heads, layout.items_position, layout.items)
         return self._in_core
 

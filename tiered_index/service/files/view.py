@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, row_form
 from tiered_index.service.answers.rows import MOST_ROWS, Array, PreparedLookup
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile
@@ -69,7 +69,7 @@ class LocalView:
         self.handles: list[Handle] = [*growing, *rest]
         files = [(_in_core(handle, schema), handle.second_min, handle.second_max) for handle in self.handles]
         self._schema = schema
-        self._find = core.View(schema.form, files, growing).find
+        self._find = core.View(row_form(schema), files, growing).find
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
         """Return what the files have for a lookup. None: two rows may be one answer, or the core does not know the
