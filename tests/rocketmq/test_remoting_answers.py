@@ -599,6 +599,28 @@ def test_entries_of_places_of_other_topics_are_no_window(index, store, messages,
     asyncio.run(ask())
 
 
+def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage, messages, monkeypatch):
+    """The answer told that another topic's message is damaged, by an id that names its place."""
+    monkeypatch.setattr(remoting_server, "pause_s", lambda passed_s: 0.0)
+    other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
+    name = index.archived()[0].name
+
+    async def ask():
+        keys = {"pay": AccessKey(SECRET, ("TopicP",))}
+        with IndexReader.open(storage_backend=storage) as reader:
+            async with client_of(reader, keys=keys) as client:
+                fields = {"AccessKey": "pay", **by_unique_key("TopicPay", other.offset_msg_id)}
+                command = Command(code=QUERY, fields=fields)
+                answer = await client.ask(QUERY, {**fields, "Signature": signature(command, SECRET)})
+                return answer.code, answer.remark, answer.body
+
+    whole = asyncio.run(ask())
+    data = bytearray(storage.get(name))
+    data[other.physical_offset + 4] ^= 1
+    storage.put(name, bytes(data))
+    assert asyncio.run(ask()) == whole and whole[0] == 22
+
+
 def test_a_folder_that_is_no_store_is_refused(index, tmp_path):
     with pytest.raises(InvalidArgument):
         asyncio.run(serve_remoting(index, port=0, store=tmp_path / "none"))

@@ -659,7 +659,8 @@ class ReadOnlyBroker:
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
             elif fetched.damaged:
-                is_damaged = True
+                # who sees some topics only is told nothing of a place where another one's message may lie
+                is_damaged |= not fetched.withheld
                 self.log.tell(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
             else:
                 # mostly an offset at which no message begins: whoever asks chooses it
