@@ -252,19 +252,31 @@ def histories_merged_by_a_sync(drill: Drill) -> set[int]:
     return _synced(drill, longer=4)
 
 
+def older_history_merged_by_a_sync(drill: Drill) -> set[int]:
+    """The same, where the shorter site wrote first: the sync keeps the times of files, and none of them tells."""
+    return _synced(drill, longer=4, is_older=True)
+
+
 def history_replaced_by_a_sync(drill: Drill) -> set[int]:
     """The same, where all records of the first site are overwritten: its checkpoints and its root tell."""
     return _synced(drill, longer=1)
 
 
-def _synced(drill: Drill, *, longer: int) -> set[int]:
+def _synced(drill: Drill, *, longer: int, is_older: bool = False) -> set[int]:
     drill.ingest(100, "--wait")
     drill.keep("store", "site-b")
     drill.keep("root", "root-b")
+
+    def write() -> None:
+        drill.run("recover", "--root", drill.folder / "root-b", "--storage", drill.uri("site-b"))
+        drill.ingest(300, "--wait", root="root-b", storage="site-b", stdin=True)
+
+    if is_older:
+        write()
     for _ in range(longer):
         drill.ingest(100, "--wait")
-    drill.run("recover", "--root", drill.folder / "root-b", "--storage", drill.uri("site-b"))
-    drill.ingest(300, "--wait", root="root-b", storage="site-b", stdin=True)
+    if not is_older:
+        write()
     shutil.copytree(drill.folder / "site-b", drill.folder / "store", dirs_exist_ok=True)
     drill.commands.append("cp -a site-b/. store/")
     drill.run("query", "t", "k", "--storage", drill.uri("store"))
@@ -423,6 +435,7 @@ INCIDENTS: tuple[Callable[[Drill], set[int]], ...] = (
     dead_host_with_a_fast_clock,
     dead_host_that_nobody_waits_for,
     histories_merged_by_a_sync,
+    older_history_merged_by_a_sync,
     history_replaced_by_a_sync,
     orphans_by_a_fast_clock,
     checkpoint_ahead_of_the_log,

@@ -222,7 +222,7 @@ _DOING = {
     "salvage": "written anew of what verifies of it",
     "fetch": "fetched again from {source}",
     "recompact": "dropped; the writer's next start compacts {source} again",
-    "drop": "deleted: the log says the same, and the next record makes one anew",
+    "drop": "deleted: the log decides, and the next record makes one anew",
     "give up": "given up, it has no good copy: messages at {source} are missing from now on",
 }
 

@@ -379,7 +379,11 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
     digest = checkpoint_of(name)[1]
     try:
         if LogState.decode(storage.get(name), name) != state or not state.digest.startswith(digest):
-            report.add(name, "checkpoint", f"it contradicts log records 1 to {state.number}")
+            report.add(
+                name,
+                "checkpoint",
+                f"it contradicts log records 1 to {state.number}: it is damaged, or of another history of the index",
+            )
     except ObjectNotFound:
         return  # the writer keeps the newest ones only
     except CorruptFile as error:
