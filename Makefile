@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
+.PHONY: help setup compiled ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,8 +67,12 @@ $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
 	@echo "writing Java's archive of Spark's classes for tests (once)"
 	@timeout 300 $(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
 
+# Once a clone: each worker of pytest would compile all tests anew, side by side.
+compiled: $(VENV)/.stamp-test
+	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+
 ready: $(VENV)/.stamp-test
-	@$(MAKE) --no-print-directory -j 2 lint $(VENV)/spark-classes.jsa
+	@$(MAKE) --no-print-directory -j 3 lint $(VENV)/spark-classes.jsa compiled
 
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
