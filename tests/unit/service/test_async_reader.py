@@ -71,7 +71,7 @@ def test_a_cancelled_export_is_closed_once_its_batch_is_read(uri):
             export = await reader.export()
             hang = storage.hang("get_range")
             task = asyncio.create_task(anext(export))
-            assert await asyncio.to_thread(hang.entered.wait, 10)
+            assert await asyncio.to_thread(hang.entered.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -91,7 +91,7 @@ def test_a_cancelled_task_sends_no_further_request(uri):
             before = storage.requests()
             hang = storage.hang("get_range")
             task = asyncio.create_task(reader.query("t", "k"))
-            assert await asyncio.to_thread(hang.entered.wait, 10)
+            assert await asyncio.to_thread(hang.entered.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -103,7 +103,7 @@ def test_a_cancelled_task_sends_no_further_request(uri):
             return sent, storage.requests() - before - sent
 
     # the one that hung
-    sent, needed = asyncio.run(asyncio.wait_for(cancelled(), 30))
+    sent, needed = asyncio.run(asyncio.wait_for(cancelled(), 120))
     assert sent == 1 < needed
 
 
@@ -113,7 +113,7 @@ def test_what_is_opened_too_late_is_closed(uri):
 
     async def cancelled():
         task = asyncio.create_task(AsyncIndexReader.open(storage_backend=storage))
-        assert await asyncio.to_thread(hang.entered.wait, 10)
+        assert await asyncio.to_thread(hang.entered.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -121,4 +121,4 @@ def test_what_is_opened_too_late_is_closed(uri):
         while not storage.closed:
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(cancelled(), 30))
+    asyncio.run(asyncio.wait_for(cancelled(), 120))
