@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,16 +50,24 @@ def crew_of(folder: str) -> list[str]:
 
 
 def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: Path) -> None:
-    process = campaign(server, cluster, tmp_path, "--minutes", "0.7", "--seed", "3")
-    out, told = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, told
-    tally = json.loads(out)
-    assert tally["found"] == {}, told
-    tried = tally["tried"]
-    assert tried["kills (SIGKILL)"] and tried["stops (SIGSTOP)"] and tried["requests spoilt"], tried
-    assert any(what.startswith("server: ") for what in tried), tried
-    assert tried["answers checked"] > 2 * 2 * 199, tried  # more than the questions at the end
-    assert tried["entries declared durable"] > 1000, tried
+    tried = Counter[str]()
+    # a slow machine does less in its time, so that one campaign may not meet everything
+    for seed in range(3, 11):
+        process = campaign(server, cluster, tmp_path, "--minutes", "0.7", "--seed", str(seed))
+        out, told = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, told
+        tally = json.loads(out)
+        assert tally["found"] == {}, told
+        tried.update(tally["tried"])
+        if (
+            all(tried[what] for what in ("kills (SIGKILL)", "stops (SIGSTOP)", "requests spoilt"))
+            and any(what.startswith("server: ") for what in tried)
+            # more than the questions at the end
+            and tried["answers checked"] > (seed - 2) * 2 * 2 * 199
+            and tried["entries declared durable"] > 1000
+        ):
+            return
+    pytest.fail(f"too little was tried: {tried}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
