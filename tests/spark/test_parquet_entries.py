@@ -17,6 +17,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.sources import parquet as bounds
+from tiered_index.sources.places import LocalFile
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
@@ -363,3 +364,29 @@ def test_a_task_never_holds_what_rows_share_once_a_row(tmp_path: Any, monkeypatc
     monkeypatch.setattr(bounds, "FEW_VALUES", 5_000)
     with pytest.raises(InvalidArgument, match=r"row group 0 has 10,000 values of column 'key' in 100 rows; 6,400 are"):
         list(files.batches((0, [0]), ["topic", "key"], ["topic"]))
+
+
+def test_text_that_rows_can_not_share_beyond_the_bound_is_read_without_dictionaries(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    count = 100
+    columns = {
+        "short": [f"k{number}" for number in range(count)],
+        "long": ["y", "x" * 1_000] * (count // 2),
+        "one": ["k"] * count,
+        "lists": [["k", "l"]] * count,
+    }
+    path = tmp_path / "m.parquet"
+    pq.write_table(pa.table(columns), path)
+    monkeypatch.setattr(bounds, "TEXT_BYTES", 10_000)
+    opened: list[list[str]] = []
+    whole = bounds.ParquetTable._opened
+    monkeypatch.setattr(
+        bounds.ParquetTable,
+        "_opened",
+        lambda table, texts=(), metadata=None: (opened.append(list(texts)), whole(table, texts, metadata))[1],
+    )
+    table = bounds.ParquetTable(LocalFile(path))
+    found = pa.Table.from_batches([rows for _, rows in table.read_group(0, list(columns))])
+    assert found.to_pydict() == columns
+    assert opened[-2:] == [["short", "long", "one"], ["long", "one", "lists.list.element"]]

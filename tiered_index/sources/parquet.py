@@ -137,10 +137,9 @@ class ParquetTable:
         self._check_values(number, names)
         count, size_bytes = self.group_rows[number], self.metadata.row_group(number).total_byte_size
         most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
-        at_once = max(1, min(most, BATCH_BYTES * count // max(1, size_bytes)))
+        at_once = max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
         begin, position = self._begins[number], 0
-        texts = [path for name, path in self._texts if name in names]
-        with self._opened(texts, self.metadata) as file:
+        with self._opened(self._dictionaries(number, names, at_once, shared), self.metadata) as file:
             try:
                 for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
                     skip = min(len(rows), max(0, start - position))
@@ -151,6 +150,24 @@ class ParquetTable:
                 problem = f"row group {number} can't be read from its row {position} on: {error}"
                 raise CorruptFile(str(self._place), problem) from error
         CorruptFile.unless_equal(str(self._place), f"rows of row group {number}", count, position)
+
+    def _dictionaries(self, number: int, names: Sequence[str], at_once: int, shared: Sequence[str]) -> list[str]:
+        """Return the paths of the columns to read as dictionaries: text that many rows may share, and that is so large
+        that `at_once` rows would exceed `TEXT_BYTES`. Text that few rows share is read faster without one.
+
+        Arrow reads the whole dictionary of a column with its first row, and refuses a second dictionary.
+        """
+        texts = [(name, path) for name, path in self._texts if name in names]
+        plain = [name for name, path in texts if name == path and name not in shared]
+        bounded = set()
+        # a request for each column costs more than the dictionaries
+        if plain and isinstance(self._place, LocalFile):
+            # the caller's own reading tells the damage with its row
+            with contextlib.suppress(CorruptFile), self._opened(plain, self.metadata) as file:
+                for rows in file.iter_batches(1, row_groups=[number], columns=plain, use_threads=False):
+                    bounded = {name for name in plain if _longest(rows.column(name)) * at_once <= TEXT_BYTES}
+                    break
+        return [path for name, path in texts if name not in bounded]
 
     def _bounded(self, rows: pa.RecordBatch, first: int, shared: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         rows.validate(full=True)
@@ -193,6 +210,14 @@ def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]
         end = int(np.searchsorted(parts, parts[begin], "right"))
         yield begin, end
         begin = end
+
+
+def _longest(column: pa.Array) -> int:
+    """Return the bytes of the longest value of a dictionary; without one, more than any bound."""
+    # of a single value it is unknown whether the file has a dictionary
+    if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) < 2:
+        return TEXT_BYTES + 1
+    return int(pc.max(pc.binary_length(column.dictionary)).as_py())
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
