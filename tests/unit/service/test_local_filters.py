@@ -1,9 +1,12 @@
-"""The filter of a compacted file on the local disk: asked once searches in vain have read as many bytes as it has."""
+"""The filter of a compacted file on the local disk: the compiled core asks it once searches in vain have read as many
+bytes as it has.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.support.core import compiled_core
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.trailer import TAIL_SIZE, Tail
 from tiered_index.service.files.compacted import LocalBytes
@@ -59,6 +62,7 @@ def found(index):
 
 
 def test_it_spares_the_items_once_it_is_worth_a_check(index, damage):
+    compiled_core()  # NumPy reads the items
     miss(index, 1)
     damage("items")
     assert miss(index, 300) <= 15
@@ -78,6 +82,7 @@ def test_a_damaged_one_is_not_believed(index, damage, checked):
 
 
 def test_a_batch_reads_no_items_of_keys_that_it_excludes(index, damage):
+    compiled_core()
     absent = [Lookup("t", f"no{number}") for number in range(300)]
     damage("items")
     with pytest.raises(CorruptFile):  # the filter lets one key in ninety in
