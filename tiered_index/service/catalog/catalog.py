@@ -22,6 +22,8 @@ from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
 
 V = TypeVar("V")
+# seconds
+_EVER = 1 << 62
 
 
 def unmap(mapping: mmap.mmap) -> None:
@@ -150,6 +152,7 @@ class Catalog:
         self._cleared: list[Handle] = []
         # what `view` has made; None: of handles that were others
         self._view: Any = None
+        self._changes = 0
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -174,12 +177,29 @@ class Catalog:
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
-        """Return what `make` makes of all handles, once for as long as they stay what they are. Any thread."""
+        """Return what `make` makes of all handles, once for as long as they stay what they are. Any thread; it waits
+        for no change, unless one comes while it looks.
+        """
         view: V | None = self._view
-        if view is None:
-            with self._lock:
-                view = self._view = make([node.value for node in self._nodes.values() if node.value is not None])
+        if view is not None:
+            return view
+        changes = self._changes
+        with self.reading():
+            view = make(self._overlapping(-_EVER, _EVER))
+            if changes != self._changes:
+                # as in `overlapping`
+                with self._lock:
+                    changes, view = self._changes, make(self._overlapping(-_EVER, _EVER))
+        self._view = view
+        if changes != self._changes:
+            # the change may have come before the line above
+            self._view = None
         return view
+
+    def _changed(self) -> None:
+        # in this order, so that `view` never keeps one that is out of date
+        self._changes += 1
+        self._view = None
 
     @synchronized
     def all(self) -> list[Handle]:
@@ -199,7 +219,7 @@ class Catalog:
         self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
         if old is not None:
             self._list.remove(old)
-        self._view = None
+        self._changed()
         self._retire(dispose)
 
     @synchronized
@@ -218,7 +238,7 @@ class Catalog:
         if node is None:
             return
         self._list.remove(node)
-        self._view = None
+        self._changed()
         self._retire(dispose)
 
     @synchronized
@@ -227,7 +247,7 @@ class Catalog:
         self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
         self._nodes = {}
-        self._view = None
+        self._changed()
         self._disposals = []
         self._let_go()
 

@@ -75,7 +75,7 @@ class SeenFile:
         """Return what was noted last; None: nothing, or it is damaged. Raises typed errors of the disk."""
         try:
             data = self.path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise disk_error(error, f"reading {self.path}") from error
