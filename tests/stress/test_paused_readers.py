@@ -12,6 +12,7 @@ import pytest
 from tests.stress.crew import Crew
 from tests.support.storage_faults import FaultStorage
 from tiered_index.service.files import compacted, unsealed
+from tiered_index.service.files.view import LocalView
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
 
@@ -23,10 +24,10 @@ ASK = {
 }
 # what each kind of look-up calls inside a search, by the state of the file that it reads
 INSIDE = {
-    ("unsealed", "query"): (unsealed, "walk_chain"),
-    ("unsealed", "query_many"): (unsealed, "walk_chains"),
-    ("compacted", "query"): (compacted, "crc32"),
-    ("compacted", "query_many"): (compacted, "crc32"),
+    ("unsealed", "query"): (LocalView, "find"),
+    ("unsealed", "query_many"): (unsealed, "search_batch"),
+    ("compacted", "query"): (LocalView, "find"),
+    ("compacted", "query_many"): (compacted, "search_batch"),
 }
 
 

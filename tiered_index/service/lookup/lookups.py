@@ -97,7 +97,9 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open(bounds)
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         if bounds is NO_LIMITS and self._has_view and not is_traced():
-            found = engine.query_in_view(self._viewed, lookup)
+            # nothing is deleted under a lookup
+            with self._catalogs[0].reading():
+                found = engine.query_in_view(self._viewed, lookup)
             if found is not None:
                 engine.count("query", found.status)
                 return found

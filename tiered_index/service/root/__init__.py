@@ -341,21 +341,36 @@ class RootLock:
 
     def release(self) -> None:
         """Give the lock up. Idempotent."""
+        # unlocked first: a child that was forked just now may not have closed its copies yet
+        if not self._file.closed:
+            _unlock(self._file.fileno())
+        if self._folder is not None:
+            _unlock(self._folder)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors alone: in a forked child, whose copies are of the parent's lock."""
         self._file.close()
         folder, self._folder = self._folder, None
         if folder is not None:
             os.close(folder)
 
 
+def _unlock(descriptor: int) -> None:
+    # closing it ends the lock, too
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 _locks: weakref.WeakSet[RootLock] = weakref.WeakSet()
 
 
-def _release_all() -> None:
+def _close_all() -> None:
     for lock in list(_locks):
-        lock.release()
+        lock.close()
 
 
-os.register_at_fork(after_in_child=_release_all)
+os.register_at_fork(after_in_child=_close_all)
 
 
 def _holder(data: bytes, file: str) -> tuple[int | None, str | None]:
