@@ -182,7 +182,12 @@ class QueryEngine:
         elif everywhere := self.expired():
             begins = _begins(everywhere, lookup.topic)
             erased = {source: it for source, one in everywhere if (it := one.erased_of(lookup.topic)) is not None}
-        self._read(scan, handles, missing)
+        try:
+            self._read(scan, handles, missing)
+        except BaseException:
+            # an error that is kept keeps this frame: a view would keep the maps of closed files open
+            viewed = None
+            raise
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
         last = order_key(rows[-1], self.schema) if more and len(rows) else lookup.after
