@@ -262,7 +262,7 @@ def shortened(text: str) -> str:
 
 
 class Provenance(NamedTuple):
-    """What an answer could see, and what it lacks for good.
+    """The files that an answer could see, and the entries that it lacks for good.
 
     `freshness` says how far the storage was filled, for each index that was read from its storage alone, or from its
     root while the storage could not be asked. `unknown_topics` has the lookup's topic where nothing was found, and
@@ -401,7 +401,7 @@ class QueryResult(Answer[ItemT]):
 
     Of entries of one identity the newest is answered; within a second the one of the greatest `size`, then of the
     greatest further columns. Each page is folded by itself: an identity that was put at two times can be on two pages.
-    `query_all` answers it once. `seen` tells what the answer could see.
+    `query_all` answers it once. `seen` is its provenance.
     """
 
     items: tuple[ItemT, ...]

@@ -35,7 +35,7 @@ R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
 
 
 class CommandBudget:
-    """What is left to a command; its time runs from the construction."""
+    """The limits that remain to a command. Its time runs from the construction."""
 
     def __init__(self, limits: LookupLimits) -> None:
         self._requests = limits.max_requests

@@ -1,6 +1,6 @@
 """The course of a command that puts entries into an index: ingest, import, import-classic, rebuild.
 
-What was put is flushed, also where an error ends the command. With --wait everything is uploaded. One thread.
+Flushes all entries, also after an error. With --wait it uploads everything. One thread.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ class Putting:
             settle(self.index, self.given.patience, self.session.progress)
 
     def document(self, **more: Any) -> dict[str, Any]:
-        """Return the command's document: `more`, and what there is to say of the index."""
+        """Return the command's document: `more` and the state of the index."""
         health = self.index.health()
         waits = {name: health[name] for name in ("files", "unpublished")}
         return {**more, "quarantined": health["quarantined_entries"], "elapsed_s": self.elapsed_s, **waits}
 
 
 def write_put(out: Output, document: dict[str, Any], fields: Mapping[str, object], *lines: str) -> None:
-    """Write what was put, time, files and what the storage doesn't have yet; `lines` stand before that."""
+    """Write `lines`, then the number of entries, the time, the files and the entries that are not uploaded yet."""
     time_and_files = {"time": human_seconds(document["elapsed_s"]), "files": states(document["files"]) or "none"}
     out.fields({**fields, **time_and_files})
     for line in lines:

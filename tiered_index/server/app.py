@@ -47,7 +47,7 @@ class Service:
         hosts: frozenset[str] | None = None,
         console: bool = True,
     ) -> None:
-        """Take what is served; `Calls`, `MemoryBudget`, `Rate` and `Gate` say what the rest means."""
+        """`Calls`, `MemoryBudget`, `Rate` and `Gate` describe the other arguments."""
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.metrics)
         # lookups of other protocols of the process are counted, too

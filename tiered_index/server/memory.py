@@ -186,7 +186,7 @@ class CountedMessages:
     reservation: Reservation
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`. Raises `Refused` if the budget lacks their bytes."""
+        """Return the result of each of `items`. Raises `Refused` if the budget lacks their bytes."""
         self.reservation.grow(_MESSAGE_FACTOR * sum(item.size for item in items))
         return self.source.fetch(items, topic, key)
 

@@ -41,7 +41,7 @@ class StorageAddress:
         return storage if self.request_stats is None else _CountedStorage(storage, self.request_stats)
 
 
-# What makes the address of a storage's URI.
+# Makes the address of a storage's URI.
 AddressOf: TypeAlias = Callable[[str], StorageAddress]
 READ, WRITTEN = "bytes read", "bytes written"
 

@@ -38,7 +38,7 @@ def local_path(path: str) -> Path:
 
 
 def to_read(file: Path) -> str:
-    """Return what Spark reads an absolute path by. Raises `InvalidArgument` for a name that Hadoop can't read."""
+    """Return the URI of an absolute path for Spark. Raises `InvalidArgument` for a name that Hadoop can't read."""
     if ":" in file.name:
         raise InvalidArgument(f"{file}: Spark reads no local file with ':' in its name: rename it")
     return "file://" + _PATTERN.sub(r"\\\g<0>", str(file))
@@ -85,7 +85,7 @@ _SUSPECT = r"[}\]]\s*[^\s,\]}]|\\u[dD][89a-fA-F]"
 
 def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
     """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode."""
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
     lines = spark.read.text([to_read(file) for file in files])
     suspects = lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary"))

@@ -37,7 +37,7 @@ def _set_apart(phase: str, about: dict[str, int]) -> None:
 
 @contextlib.contextmanager
 def between_tasks() -> Iterator[None]:
-    """Return to the system what earlier tasks left, and at the end what this one freed."""
+    """Return the free memory of earlier tasks to the system, and at the end that of this task."""
     spare_collections()
     limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if limit is not None:

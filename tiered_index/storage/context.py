@@ -1,4 +1,4 @@
-"""The context of requests to a storage: who counts and limits them, and by when they must be sent.
+"""The context of requests to a storage: their counters, limits and deadline.
 
 A `RequestContext` is active for the storage's calls in its `active` block, so that `Storage` needs no argument for it
 and storages of others work as they are. Work handed to another thread has it if it runs in a copy of the context
@@ -89,11 +89,11 @@ class Activation(Generic[_T]):
 
 UNBOUNDED = RequestContext()
 request_context: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
-"""What the storage calls of this thread are made for; a block of it is `RequestContext.active`."""
+"""The context of this thread's storage calls; `RequestContext.active` sets it for a block."""
 
 
 def active_context() -> RequestContext:
-    """Return what the storage calls of this thread are made for."""
+    """Return the context of this thread's storage calls."""
     return request_context.get()
 
 

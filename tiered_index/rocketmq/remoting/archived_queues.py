@@ -202,7 +202,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 return True
         return False
 
-    # what the archive has
+    # of the archive
 
     def _directories(self) -> list[QueueDirectory | None]:
         """Return the directory of each segment, None of one without queue offsets. Raises as `SegmentArchive.read`."""
@@ -226,7 +226,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return self._archive.storage.uri, segment.name
 
     def _known(self, topic: str) -> dict[int, ArchivedQueue]:
-        """Return the queues of a topic of which the archive has a message, by number."""
+        """Return the queues of a topic with a message in the archive, by number."""
         if topic in self._topics:
             return self._topics[topic]
         queues: dict[int, ArchivedQueue] = {}

@@ -558,10 +558,10 @@ class ReadOnlyBroker:
         held, is_damaged = self._at(offset, asker)
         return [one for one in held if one.store_host == host and one.topic == topic], is_damaged
 
-    # what queues say
+    # queues
 
     def _queues_of(self, topic: str, asker: _Asker) -> Queues[Any] | None:
-        """Return the queues; None where the topic is none for who asks, or has no queue."""
+        """Return the queues; None if the caller may not see the topic, or if it has no queue."""
         if not asker.sees(topic) or topic not in self._topics.names(topic):
             return None
         queues: Queues[Any]
@@ -659,7 +659,7 @@ class ReadOnlyBroker:
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
             elif fetched.damaged:
-                # who sees some topics only is told nothing of a place where another one's message may lie
+                # a caller of some topics learns nothing about a place that another topic's message may have
                 is_damaged |= not fetched.withheld
                 self.log.tell(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
             else:

@@ -64,7 +64,7 @@ def hashes_of_tags(subscription: str) -> frozenset[int] | None:
 
 
 class UnknownOffsets(CorruptFile):
-    """What a queue has can't be told; `problem` says why, and names no object."""
+    """The messages of a queue are not known. `problem` says why and names no object."""
 
 
 class Queue(Protocol):

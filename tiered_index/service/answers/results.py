@@ -298,7 +298,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     @property
     def seen(self) -> Provenance:
-        """What the answers together could see."""
+        """The provenance of all answers together."""
         every = range(len(self))
         lost = chain.from_iterable(map(self.lost, every)) if self.lost is not None else ()
         expired = map(self.expired, every) if self.expired is not None else ()

@@ -150,7 +150,7 @@ class Catalog:
         self._generation = 0
         self._disposals: list[tuple[int, Callable[[], None]]] = []
         self._cleared: list[Handle] = []
-        # what `view` has made; None: of handles that were others
+        # the result of `view`; None: the handles have changed since
         self._view: Any = None
         self._changes = 0
 
@@ -177,8 +177,8 @@ class Catalog:
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
-        """Return what `make` makes of all handles, once for as long as they stay what they are. Any thread; it waits
-        for no change, unless one comes while it looks.
+        """Return `make(handles)`, which is called again only after the handles have changed. Any thread. It waits for
+        the lock only if a change comes during the call.
         """
         view: V | None = self._view
         if view is not None:

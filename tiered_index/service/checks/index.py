@@ -38,7 +38,7 @@ def check_index(
         if marker is None:
             raise NotAnIndex(f"{config.root} holds no tiered index")
         uri, root_index = uri or marker.storage, marker.index_id
-        # before the log: a writer at work goes on, and notes what it appends
+        # read before the log, because a running writer notes each record that it appends
         seen = SeenFile(root.path / "seen", root.disk).read()
         local = check_root(root, report, of_files)
     if uri is None:

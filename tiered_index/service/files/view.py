@@ -1,8 +1,8 @@
 """A catalog's files as one call of the compiled core searches them.
 
 A view has the local files of one moment, and never changes; a lookup keeps the one that it began with. It holds the
-files' maps: a map is closed once no view has it any more. Other files, and what the core declines (damage, slot groups
-that are cut into blocks, long chains), are `left` to the caller, whose search tells what is wrong. Threads: any.
+files' maps: a map is closed once no view has it any more. The caller searches the files in `left`: other files, and
+files that the core declines (damage, slot groups in blocks, long chains). Threads: any.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 
-# notes of `View.find`: what was not asked for, what newer answers made needless
+# notes of `View.find`: out of range, needless because of newer answers, left to the caller
 _AWAY, _SKIPPED, _LEFT = -1, -2, -3
 
 
 class ViewNote(NamedTuple):
-    """What a lookup did with a file: how many rows it has found; None: it has skipped it."""
+    """The number of rows that a lookup found in a file; None: it skipped the file."""
 
     handle: Handle
     rows: int | None
 
 
 class ViewRows(NamedTuple):
-    """What a view has for a lookup: the first rows, `max_count` + 1 at most, in answer order, none an answer twice.
+    """The first rows of a view for a lookup: at most `max_count` + 1, in answer order, each answer once.
 
     `skipped`: the rest may have more. `knows_topic`: a file in range has the topic, or may have it.
     """
@@ -44,7 +44,7 @@ class ViewRows(NamedTuple):
     noted: bytes
 
     def notes(self) -> Iterator[ViewNote]:
-        """Yield what was done with each file in range, but those that are `left`."""
+        """Yield a note for each file in range, except those in `left`."""
         for handle, note in zip(self.view.handles, self._numbers(), strict=True):
             if note not in (_AWAY, _LEFT):
                 yield ViewNote(handle, None if note == _SKIPPED else note)
@@ -72,7 +72,7 @@ class LocalView:
         self._find = core.View(row_form(schema), files, growing).find
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
-        """Return what the files have for a lookup. None: two rows may be one answer, or the core does not know the
+        """Return the rows of the files for a lookup. None: two rows may be one answer, or the core does not know the
         cursor's place: the caller has to search file by file.
         """
         after, high = lookup.page_end, lookup.second_max
@@ -91,7 +91,7 @@ class LocalView:
 
 
 def _in_core(handle: Handle, schema: Schema) -> object:
-    """Return what the core searches of a file; None: nothing."""
+    """Return the core's object of a file; None: it has none."""
     if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
         return handle.in_core()
     if isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:

@@ -95,7 +95,7 @@ class Upload:
             self._send(rest, len(self.parts) + 1)
 
     def abandon(self, *, is_fresh: bool = True) -> None:
-        """Take back what was sent; what can't be is left to `orphans`: the error that led here counts. An object whose
+        """Delete the sent objects; `orphans` deletes the rest later. The error that led here counts. An object whose
         name is not `is_fresh` stays: others may have sent, and published, the same one.
         """
         self._held.clear()

@@ -56,7 +56,7 @@ from tiered_index.types import (
 )
 
 Viewed = tuple[Sequence[Handle], LocalView | None]
-"""Files of an index: a view, and what it has not."""
+"""Files of an index: those beside the view, and the view."""
 
 
 class Files(NamedTuple):
@@ -241,7 +241,7 @@ class QueryEngine:
     def _find(
         self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup
     ) -> tuple[Sequence[Handle], ViewRows | None]:
-        """Return the files beside a view, and what the view has for a lookup; None: no view answers it."""
+        """Return the files beside a view, and the view's rows for a lookup; None: no view answers it."""
         beside, view = viewed(lookup.second_min, lookup.second_max)
         # after the files, as `expired` says
         return beside, None if view is None or self.expired() else view.find(lookup)
