@@ -286,7 +286,7 @@ class StorageSession:
     def join(
         self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor], *, begins_anew: bool = False
     ) -> IndexDescriptor:
-        """Open or create the index; `adapt` returns the wanted descriptor for a stored one; `begins_anew`: for a root that
+        """Open or create the index; `adapt` returns the wanted descriptor for a stored one. `begins_anew`: the root
         takes the log as it is. Raises as `check_descriptor`.
         """
         self._asked = wanted, adapt
