@@ -71,7 +71,7 @@ def test_lookups_at_scale(tmp_path, capfd):
     captured = capfd.readouterr()
     assert ended.value.code == 0, captured.err
     document = json.loads(captured.out)
-    table, plans = document["tables"]
+    (table,) = document["tables"]
     # of every row: keys, asked for, found, objects, requests, MiB read, part of the index, workers, Java, compared
     rows = table["rows"]
     assert [row[:3] for row in rows] == [
@@ -92,12 +92,4 @@ def test_lookups_at_scale(tmp_path, capfd):
     ]
     assert [figure["median"] for figure in document["figures"]] == pytest.approx([row[6] for row in rows], abs=1e-4)
     assert spark_page.bulk(document).count("\n") == 8
-    # of every plan: keys, unit, gap, requests, MiB read, part of the index, two prices, seconds, and requests and MiB
-    # of the rest
-    assert [row[:3] for row in plans["rows"][::16]] == [
-        [count, "16 KiB, as looked up", "256 KiB"] for count in (2048, 400)
-    ]
-    for used, looked_up in ((plans["rows"][0], rows[1]), (plans["rows"][16], rows[0])):
-        assert used[3] + used[9] == looked_up[4] and used[4] + used[10] == pytest.approx(looked_up[5], abs=0.02)
-    assert len(plans["rows"]) == 32
     assert not list(tmp_path.iterdir())
