@@ -64,8 +64,8 @@ def log_name(number: int) -> str:
 
 
 def checkpoint_name(number: int, digest: str = "") -> str:
-    """Return the name of the checkpoint of log records 1..`number`, of which the last one has `digest`: two histories
-    never overwrite each other's. Earlier versions wrote it without the digest.
+    """Return the name of the checkpoint of log records 1..`number`. `digest` is that of record `number`, so that
+    two histories never overwrite each other's checkpoints. Earlier versions wrote it without the digest.
     """
     return CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
 

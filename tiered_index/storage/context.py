@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 
 
 class RequestContext(NamedTuple):
-    """`deadline_s` is a reading of `time.monotonic()`, None: none. `usages` count what is asked of a metered storage,
-    or of any (None). `listeners` are told of each request that a backend sends, the outer ones first. `submit` has a
+    """`deadline_s` is a reading of `time.monotonic()`, None: none. `usages` count the requests to a metered storage,
+    or to any (None). `listeners` get each request that a backend sends, the outer ones first. `submit` has a
     part of the work run in another thread; None: the caller's thread does all of it.
     """
 

@@ -86,7 +86,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return counts
 
     def of_topic(self, topic: str, *, whole: bool = False) -> list[ArchivedQueue]:
-        """Return the queues of a topic of which the archive has a message. Raises also where there is none, and may
+        """Return the queues of a topic with a message in the archive. Raises also if there is no such queue, but may
         have been one.
         """
         known = self._known(topic)

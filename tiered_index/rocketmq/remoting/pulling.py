@@ -114,8 +114,8 @@ class Queues(ABC, Generic[Q]):
     def _reader(
         self, queue: Q, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
-        """Return what reads the message of a row of `entries`, of which the first is at a queue offset; None: it may be
-        answered no more. `rows` will be asked for, in this order.
+        """Return a function that reads the message of a row of `entries`. The first row is at the queue offset. It
+        returns None for a message that may be answered no more. `rows` will be asked for, in this order.
         """
 
     def pull(

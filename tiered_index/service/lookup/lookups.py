@@ -45,8 +45,9 @@ _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
 def _bounds(limits: Limits) -> LookupLimits:
-    # a lookup that has no bound takes a shorter way
-    return LookupLimits(**limits) if limits and any(limit is not None for limit in limits.values()) else NO_LIMITS
+    bounds = LookupLimits(**limits) if limits else NO_LIMITS
+    # one object for all calls without a bound, which take a shorter way
+    return NO_LIMITS if bounds == NO_LIMITS else bounds
 
 
 def _span_attributes(answer: Any) -> dict[str, Any]:

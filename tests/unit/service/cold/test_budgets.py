@@ -167,6 +167,14 @@ def test_what_can_be_no_limit_is_refused(made: ColdIndex, limits: dict[str, Any]
         assert made.storage.operations == []
 
 
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("call", ["query", "query_many"])
+def test_a_limit_of_another_name_is_refused(made: ColdIndex, call: str, limit: int | None) -> None:
+    given: Any = ("t", "k") if call == "query" else ([("t", "k")],)
+    with made.reader() as reader, pytest.raises(TypeError, match="max_conut"):
+        getattr(reader, call)(*given, max_conut=limit)
+
+
 @pytest.mark.parametrize(
     "timeout_s", [10**10, 1e300, 10**400, 0.5e9], ids=["317 years", "float", "integer", "16 years"]
 )
