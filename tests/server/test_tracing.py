@@ -26,22 +26,15 @@ OURS = ("GET /v1/query", "tiered_index.query", "tiered_index.storage.get_range")
 ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture(scope="module")
-def provider():
-    # of a process there is one
-    provider = TracerProvider()
-    trace.set_tracer_provider(provider)
-    return provider
-
-
 @pytest.fixture
-def spans(provider):
-    """Return what gives the spans that ended since the test began."""
-    exporter = InMemorySpanExporter()
-    processor = SimpleSpanProcessor(exporter)
-    provider.add_span_processor(processor)
-    yield exporter.get_finished_spans
-    exporter.shutdown()
+def spans(monkeypatch):
+    """Trace during this test alone: return a function for the spans that have ended. A process keeps the first
+    provider that is set, and pytest-xdist may run other tests between those of this module.
+    """
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    return exporter.get_finished_spans
 
 
 def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, spans):
