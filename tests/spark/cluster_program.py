@@ -3,9 +3,9 @@ test_local_cluster.py.
 
     cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
 
-Where the trouble is ``changed``, the source has other rows once an executor is lost: one build that fails, and one of
-the new rows. Where the trouble is ``none``, what was built is also read back in every way (`cluster_reading`): the job
-``read``.
+Where the trouble is ``changed``, the source has other rows once all executors are lost: one build fails, and another
+takes the new rows. Where the trouble is ``none``, the program also reads the index in every way (`cluster_reading`):
+the job ``read``.
 
 Executors are processes of their own. What goes wrong is decided by how tasks open their storage: `Troubled` stands for
 the address and counts openings by files in a folder, which all processes see.
@@ -13,6 +13,7 @@ the address and counts openings by files in a folder, which all processes see.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,7 +70,9 @@ class Troubling(WrapperStorage):
         if self._trouble == "changed" and self._first("killed"):
             source = self._marks.parent / "m.parquet"
             (self._marks.parent / "changed.parquet").replace(source)
-            os.kill(_executor(), signal.SIGKILL)
+            # every executor: what the tasks had read could otherwise lie on the one that lives
+            for executor in _executors():
+                os.kill(executor, signal.SIGKILL)
             time.sleep(_WAIT_S)
         if self._trouble == "slow" and self._first("slow"):
             end = time.monotonic() + _WAIT_S
@@ -84,8 +87,26 @@ def _executor() -> int:
     """Return the process id of the executor: the Java process above this worker."""
     pid = os.getpid()
     while "java" not in Path(f"/proc/{pid}/comm").read_text():
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = _parent(pid)
     return pid
+
+
+def _executors() -> list[int]:
+    """Return the process ids of all executors: those with the same parent, the caller's own last."""
+    own = _executor()
+    siblings = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # a process that ended meanwhile
+            if (
+                _parent(int(folder.name)) == _parent(own)
+                and b"CoarseGrainedExecutor" in (folder / "cmdline").read_bytes()
+            ):
+                siblings.append(int(folder.name))
+    return sorted(siblings, key=lambda pid: pid == own)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @dataclass(frozen=True)
@@ -105,7 +126,7 @@ class Troubled:
 
 
 def _changed(spark: Any, storage: str, table: Any, path: str, config: IndexConfig) -> dict[str, Any]:
-    """Build from a source that changes once an executor is lost, and again; return what became of both."""
+    """Build from a source that changes once all executors are lost, and again; return what became of both."""
     more = pa.concat_tables([table, messages(len(table) // 2, days=2, seed=9)])
     write_parquet(more, Path(path).with_name("changed.parquet"), group_rows=len(table) // 4)
     try:

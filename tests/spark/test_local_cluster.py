@@ -64,8 +64,8 @@ def test_killed_workers_failing_tasks_and_nothing_at_all(session):
 
 
 @pytest.mark.slow
-def test_a_lost_executor_whose_source_has_changed_meanwhile(tmp_path):
-    """What it had read is read again, and has other rows: no mixture of both is published."""
+def test_lost_executors_whose_source_has_changed_meanwhile(tmp_path):
+    """The build reads the source again, finds other rows, and fails: it never publishes a mixture of both."""
     [told] = run("local-cluster[2,1,1024]", tmp_path, 3_000, "changed")
     assert told["struck"] == ["killed"]
     assert told["failed"].startswith("InvalidArgument") and "was replaced while it was read" in told["failed"]
