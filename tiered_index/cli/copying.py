@@ -37,38 +37,38 @@ _SWEEP_S = 3600.0
 def copy(
     session: Session,
     source: str | None = Option(
-        None, "--from", metavar="URI", help="The index to copy; by default --storage.", show_default=False
+        None, "--from", metavar="URI", help="Index to copy. Default: --storage.", show_default=False
     ),
     to: str = Option(
-        ..., "--to", metavar="URI", help="Where the copy is to lie: no index, or an earlier copy of this one."
+        ..., "--to", metavar="URI", help="Storage of the copy: without an index, or with an earlier copy of this one."
     ),
-    threads: int = Option(4, min=1, help="Objects at the same time."),
+    threads: int = Option(4, min=1, help="Objects copied at a time."),
     follow: bool = Option(False, "--follow", help="Keep the copy up to date until SIGTERM or SIGINT."),
     interval: int = Option(
-        60, parser=duration_option, metavar="1m", help="With --follow: how often to look.", show_default="1m"
+        60, parser=duration_option, metavar="1m", help="With --follow: time between updates.", show_default="1m"
     ),
     must_exist: bool = Option(
-        False, "--must-exist", help="Fail where --to holds no copy, as where its disk is not mounted."
+        False, "--must-exist", help="Fail if --to has no copy yet, for example if its disk is not mounted."
     ),
     grace: int = Option(
         86400,
         parser=duration_option,
         metavar="1d",
-        help="With --follow: how long the bytes of what was removed stay in the copy, 1h at least.",
+        help="With --follow: time to keep the bytes of removed objects in the copy, at least 1h.",
         show_default="1d",
     ),
 ) -> int:
-    """Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or backend.
+    """Copy an index to another storage, for a backup, a move or a standby.
 
-    Every object is checked byte by byte on its way; then one record makes the copy visible, whole. Run again, it goes
-    on where it was interrupted, and brings an earlier copy up to date. Writers, merges and readers may be at work on
-    the source. The copy is an index of its own: a writer takes it over with a root of its own, and from then on nothing
-    is copied into it any more.
+    The copy is as of one position of the log. Every byte of every object is checked. One record then makes the whole
+    copy visible. Run the command again to continue an interrupted copy or to update an earlier one. Writers, merges and
+    readers of the source may run meanwhile. The copy is an index of its own: a writer opens it with a new root, and
+    from then on it can't be updated.
 
-    With --follow the copy stays up to date as a standby. What the source's log removes is removed from the copy's log,
-    and its bytes from the copy after --grace, as by `tiered-index orphans`; nothing else is deleted. Exit code 3: a
-    storage can't be reached, or refuses; with --follow it is asked again. Exit code 4: the source is damaged; where
-    only its log's first records are gone, the copy is made all the same. --json prints a line a round, errors included.
+    With --follow the copy stays up to date as a standby. Objects that the source's log removes are removed from the
+    copy's log; their bytes are deleted after --grace. Exit code 3: a storage does not answer or refuses; with --follow
+    the command tries again. Exit code 4: the source is damaged. If only the first records of its log are gone, the copy
+    is made anyway. --json prints a line per round, also for errors.
 
     [bold]Examples[/bold]
 

@@ -169,38 +169,39 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def export(
     session: Session,
     out: Annotated[
-        Path,
-        Option(metavar="PATH", help="The file, or for rocketmq the folder, to make; - is stdout.", show_default=False),
+        Path, Option(metavar="PATH", help="File to write (format rocketmq: folder); - is stdout.", show_default=False)
     ],
     form: Annotated[
         Format | None,
         Option(
             "--format",
-            help="What is written; by default as the name ends, else parquet; ndjson for -.",
+            help="Format. Default: by the ending of the name, else parquet; ndjson for stdout.",
             show_default=False,
         ),
     ] = None,
-    topic: Annotated[list[str] | None, Option(help="Only this topic; several times.", show_default=False)] = None,
+    topic: Annotated[list[str] | None, Option(help="Export this topic only. Repeatable.", show_default=False)] = None,
     begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help=f"Only from here on: {TIME}.", show_default=False)
+        int | None, Option(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.", show_default=False)
     ] = None,
     end: Annotated[
-        int | None, Option(parser=end_option, metavar="T", help=f"Only up to here: {LAST}.", show_default=False)
+        int | None, Option(parser=end_option, metavar="T", help=f"Latest time: {LAST}.", show_default=False)
     ] = None,
     slots: Annotated[
-        int | None, Option(help="Of --format rocketmq: hash slots a file, as in the broker's configuration.")
+        int | None, Option(help="With --format rocketmq: hash slots per file, as in the broker's configuration.")
     ] = None,
-    items: Annotated[int | None, Option(help="Of --format rocketmq: items a file, as there.")] = None,
+    items: Annotated[
+        int | None, Option(help="With --format rocketmq: items per file, as in the broker's configuration.")
+    ] = None,
 ) -> int:
-    """Export the entries of an index as one table: a row an entry, as of one position of the log.
+    """Export the entries of an index as one table, as of one position of its log.
 
-    A row has topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key (the index doesn't have the key
-    itself) and further columns of the index's own. `import` makes an index of it again; both print how many entries
-    there are and one checksum over them, which doesn't depend on their order. It reads root and storage themselves: a
-    service looks keys up and has no request for all entries, so there is no --url.
+    A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and the index's own
+    columns. An index does not store keys. `import` makes an index of the table. Both commands print the number of
+    entries and a checksum that does not depend on their order. There is no --url: the command reads root and storage
+    itself.
 
-    Where the storage of --root is away or lost, the root's own files are exported. Objects that lie in the storage
-    alone are named as missing, and the exit code is 6.
+    If the storage of --root does not answer or is lost, the root's files are exported. The command then names the
+    objects that only the storage has, and ends with exit code 6.
 
     [bold]Examples[/bold]
 

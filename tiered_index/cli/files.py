@@ -42,20 +42,20 @@ _UNREAD_SHOWN = 10
 def topics(
     session: Session,
     begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help=f"Of files from here on: {TIME}.")
+        int | None, Option(parser=time_option, metavar="T", help=f"Earliest time of files: {TIME}.")
     ] = None,
-    end: Annotated[int | None, Option(parser=end_option, metavar="T", help=f"Of files up to here: {LAST}.")] = None,
+    end: Annotated[int | None, Option(parser=end_option, metavar="T", help=f"Latest time of files: {LAST}.")] = None,
     allow_partial: Annotated[
-        bool, Option("--allow-partial", help="List what can be read, name the rest (exit 6).")
+        bool, Option("--allow-partial", help="List the readable files, and name the others (exit code 6).")
     ] = False,
     *,
     limits: LimitOptions,
     service: ServiceOptions,
 ) -> int:
-    """List the topics: entries, bytes of their messages, first and last second.
+    """List the topics, with entries, bytes of their messages, and first and last second.
 
-    It reads the directory of each stored file: a request each, unless it is in the cache. An entry that was put twice
-    counts twice.
+    The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
+    twice counts twice.
 
     [bold]Examples[/bold]
 
@@ -99,9 +99,9 @@ def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
 
 @command
 def files(session: Session, service: ServiceOptions) -> int:
-    """List every file and window table: state, lane, interval, entries, bytes and where it lies; then what is archived.
+    """List all files and window tables, then the archived segments.
 
-    Exit code 6 where one can't be read.
+    A row has the state, lane, time range, entries, bytes and place of a file. Exit code 6: a file can't be read.
 
     [bold]Examples[/bold]
 
@@ -182,8 +182,9 @@ _TOPICS_SHOWN = 10
 
 @command
 def inspect(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
-    """Show header, geometry, metadata and directory statistics of one file; its entries are not checked (that is
-    verify).
+    """Show header, geometry, metadata and directory statistics of one file.
+
+    Entries are not checked. To check them, use verify.
 
     [bold]Examples[/bold]
 
@@ -219,10 +220,10 @@ def _shown(name: str, value: Any) -> object:
 
 @command
 def dump(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
-    """Print every entry of one file, one JSON object a line, in the file's order; the last line is {"status": ...}.
+    """Print the entries of one file as JSON lines, in the order of the file.
 
-    Only bytes that match their checksum are printed. At the first that don't the dump ends with status "corrupt" and
-    exit code 4; files of RocketMQ's own have no checksums, and the status says so.
+    The last line is {"status": ...}. Only bytes that match their checksum are printed. The dump ends at the first
+    mismatch with status "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the status says so.
 
     [bold]Examples[/bold]
 
@@ -269,17 +270,18 @@ def _records(items: Array, columns: list[str], begin_ms: int, names: dict[int, s
 def du(
     session: Session,
     by: Annotated[
-        str, Option(metavar="topic,day,state", help="What rows are of: one of these words, or several by commas.")
+        str, Option(metavar="topic,day,state", help="Columns to group by, separated by commas.")
     ] = "topic,day,state",
     *,
     service: ServiceOptions,
 ) -> int:
-    """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state.
+    """Show stored entries, bytes and monthly cost by topic, day and state.
 
-    Days are of UTC. A topic has a share of a file's bytes as of its entries; the entries of a file of several days are
-    taken to be spread evenly over them (~). Dollars are of what lies in the storage, by the settings' prices (S3
-    Standard's list price by default), without requests. Archived segments are a row of their own. Objects that no
-    record names (`orphans`) and the log are not counted. It reads the directory of each stored file, as `topics` does.
+    Days are UTC days. A topic has a share of a file's bytes by its entries. The entries of a file of several days are
+    assumed to be spread evenly over them (~). Cost is that of the bytes in the storage, by the settings' prices
+    (default: S3 Standard's list price), without requests. Archived segments have a row of their own. The log, and
+    objects that no record names (`orphans`), are not counted. The command reads the directory of each stored file, as
+    `topics` does.
 
     [bold]Examples[/bold]
 

@@ -196,28 +196,27 @@ def import_(
     session: Session,
     source: str = Argument(
         metavar="FILE",
-        help="What `export` wrote: a Parquet, Arrow or NDJSON file, or s3://bucket/file.",
+        help="File written by `export`: Parquet, Arrow or NDJSON, or s3://bucket/file.",
         show_default=False,
     ),
     preset: Literal["native", "rocketmq"] | None = Option(
-        None, help="Of NDJSON, which doesn't say: of which file family the entries are."
+        None, help="Preset of the entries. Only for NDJSON, which does not state it."
     ),
     hash_rule: Literal["abs", "mask"] | None = Option(
-        None, "--hash", help="Of NDJSON of preset rocketmq: how its keys are hashed."
+        None, "--hash", help="Hash rule of the keys. Only for NDJSON with preset rocketmq."
     ),
     *,
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
-    """Make an index of what `export` wrote, or add it to one.
+    """Import entries that `export` wrote into an index.
 
-    Entries are put as they are, hashes of keys among them, so that look-ups answer as those of the exported index. The
-    command prints how many entries the file has and the checksum that `export` printed. The same file again continues
-    where it stopped. Files of --format rocketmq are for RocketMQ.
+    Entries are put as they are, with their hashes of keys. So lookups give the answers of the exported index. The
+    command prints the number of entries and the checksum that `export` printed. Run it again with the same file to
+    continue. Files of --format rocketmq are for RocketMQ, and can't be imported.
 
-    A file has entries alone, and no source positions: `ingest` takes sources from their start. It has no tombstones and
-    horizons either: what was erased or has expired is not in the file, and comes back where a source still has it.
-    `copy` takes all of that over.
+    A file has no source positions: `ingest` reads sources from their start. It has no tombstones and horizons either:
+    erased or expired entries come back if a source still has them. `copy` copies all of these.
 
     [bold]Examples[/bold]
 

@@ -247,66 +247,64 @@ def ingest(
     session: Session,
     source: str = Argument(
         metavar="SOURCE",
-        help="A RocketMQ store's folder; NDJSON, CSV or Parquet: a file, s3://bucket/file, or - for stdin.",
+        help="Folder of a RocketMQ store; or NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin.",
         show_default=False,
     ),
-    preset: Literal["native", "rocketmq"] | None = Option(None, help="File family; rocketmq writes RocketMQ's bytes."),
+    preset: Literal["native", "rocketmq"] | None = Option(None, help="File format; rocketmq writes RocketMQ's own."),
     hash_rule: Literal["abs", "mask"] | None = Option(
-        None, "--hash", help="Of preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
+        None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
     ),
-    restart: bool = Option(False, "--restart", help="Take the source from its start, also where it has changed."),
-    skip_bad: bool = Option(False, "--skip-bad", help="Go on after bad messages: show the first, count all by reason."),
-    follow: bool = _of_store(False, "--follow", help="Go on with what the broker writes, until ended."),
+    restart: bool = Option(False, "--restart", help="Read the source from its start, even if it has changed."),
+    skip_bad: bool = Option(False, "--skip-bad", help="Skip bad messages: show the first ten, count all by reason."),
+    follow: bool = _of_store(False, "--follow", help="Keep indexing new messages until SIGTERM or SIGINT."),
     store_name: str | None = Option(
-        None, help="What the store or the file is called in the index; by default its path. With it a file may move."
+        None, help="Name of the source in the index. Default: its path. A named file may move."
     ),
-    skip_corrupt: bool = _of_store(
-        False, "--skip-corrupt", help="Report damage and go on at the next readable message."
-    ),
+    skip_corrupt: bool = _of_store(False, "--skip-corrupt", help="Skip damage and report it."),
     skip_missing: bool = _of_store(
-        False, "--skip-missing", help="Report what was deleted unread, or rewritten, and go on."
+        False, "--skip-missing", help="Skip messages that were deleted unread or rewritten, and report them."
     ),
     begin_from: Literal["begin", "checkpoint"] = _of_store(
         "begin",
         "--from",
         metavar="PLACE",
-        help="begin or checkpoint: where to begin with a store that the index doesn't know.",
+        help="Where to begin in a store that is new to the index: begin or checkpoint.",
     ),
-    poll: float = _of_store(0.2, min=0.01, metavar="S", help="Seconds between looks at the end of the log."),
+    poll: float = _of_store(0.2, min=0.01, metavar="S", help="Seconds between checks for new messages."),
     archive_segments: bool = _of_store(
         False, "--archive-segments", help="Upload each closed segment of the commit log."
     ),
     archive_queues: bool = _of_store(
-        False, "--archive-queues", help="As --archive-segments, with queue offsets, for pulls from the archive."
+        False,
+        "--archive-queues",
+        help="As --archive-segments, with queue offsets, so that clients can pull from the archive.",
     ),
     check_bodies: bool = _of_store(
-        True, "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC."
+        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC."
     ),
     log_format: LogAs = "text",
     column: Column = None,
     constant: Constant = None,
     item_type: str | None = Option(
-        None,
-        "--item-type",
-        metavar="MODULE:CLASS",
-        help="Class of entries with columns of your own.",
-        show_default=False,
+        None, "--item-type", metavar="MODULE:CLASS", help="Class of entries with your own columns.", show_default=False
     ),
     *,
     selected: SelectionOptions,
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
-    """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
+    """Index the messages of a RocketMQ store or a file. Run it again to continue where it stopped.
 
-    A store is only read, also while its broker runs; --follow stays beside it. What --topics, --exclude-topics,
-    --index-tags and --index-prepared say holds for what is read from now on; --restart reads all of it again.
+    A store is only read, and its broker may run meanwhile. With --follow the command keeps indexing new messages.
+    --topics, --exclude-topics, --index-tags and --index-prepared apply to messages read from now on. --restart reads
+    the store from its start.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
-    "keys"; CSV and Parquet have these columns. --item-type names a class of entries with columns of your own. What else
-    a file has is dropped, and told. --column offset=rownumber takes the row's number. A file that grew at its end is
-    continued; one that changed is an error unless --restart. What comes on stdin is taken from its start each time;
-    entries that are there already stay one answer.
+    "keys". CSV and Parquet have these columns. --item-type names a class with columns of your own. Other columns are
+    not indexed; the command names them. --column offset=rownumber takes the row's number.
+
+    A file that grew is continued. A file that changed is an error unless you pass --restart. stdin is read from its
+    start each time. An entry that is put twice is one answer.
 
     [bold]Examples[/bold]
 
@@ -423,17 +421,20 @@ def ingest(
 @command
 def import_classic(
     session: Session,
-    folder: Path = Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False),
-    store: Path | None = Option(None, help="The store with their commit log; by default the folder above DIR."),
-    store_name: str | None = Option(None, help="What the store is called in the index; by default its path."),
-    restart: bool = Option(False, "--restart", help="Look at every entry again, also for another store."),
+    folder: Path = Argument(
+        metavar="DIR", help="Folder of the classic index files: STORE_DIR/index.", show_default=False
+    ),
+    store: Path | None = Option(None, help="Store with their commit log. Default: the folder above DIR."),
+    store_name: str | None = Option(None, help="Name of the store in the index. Default: its path."),
+    restart: bool = Option(False, "--restart", help="Read every entry again, even if the store differs."),
     *,
     intake: IntakeOptions,
 ) -> int:
-    """Lift RocketMQ's classic index files into a tiered index.
+    """Import the classic index files of a RocketMQ broker.
 
-    Their entries hold a hash and a place; topic, key, queue and size come from the messages in the commit log. Entries
-    whose message is missing or has no such key are dropped and counted. What the index has already stays one answer.
+    Their entries have a hash and an offset. Topic, key, queue and size come from the messages in the commit log.
+    Entries whose message is missing or has no such key are dropped and counted. An entry that is put twice is one
+    answer.
 
     [bold]Examples[/bold]
 

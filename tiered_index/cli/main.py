@@ -26,8 +26,8 @@ INTERRUPTED = 130
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 _EPILOG = (
-    "Settings: --set NAME=VALUE wins over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins "
-    "over --config FILE (TOML)."
+    "Precedence of settings: --set NAME=VALUE, then the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), "
+    "then --config FILE (TOML)."
 )
 _APPLICATION: Any = {
     "no_args_is_help": True,
@@ -37,83 +37,35 @@ _APPLICATION: Any = {
 
 # Each command's function and how its help begins: the list of commands is shown without loading them.
 _COMMANDS = {
-    "ingest:ingest": (
-        "Index the messages of a RocketMQ store or a file; the same source again continues where it stopped."
-    ),
-    "ingest:import_classic": "Lift RocketMQ's classic index files into a tiered index.",
-    "query:query": "Look a key up: where its messages lie, newest first, or the messages themselves.",
-    "messages:message": (
-        "Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal "
-        "digits), or with --topic by the unique key that its producer gave it, which needs the index, or by its "
-        "offset in a queue of --store. Of messages with one unique key 32 are shown at a time."
-    ),
-    "files:topics": "List the topics: entries, bytes of their messages, first and last second.",
-    "files:files": (
-        "List every file and window table: state, lane, interval, entries, bytes and where it lies; then what is "
-        "archived."
-    ),
-    "files:inspect": (
-        "Show header, geometry, metadata and directory statistics of one file; its entries are not checked (that is "
-        "verify)."
-    ),
-    "files:dump": (
-        'Print every entry of one file, one JSON object a line, in the file\'s order; the last line is {"status": ...}.'
-    ),
-    "files:du": ("Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."),
-    "export:export": ("Export the entries of an index as one table: a row an entry, as of one position of the log."),
-    "importing:import_": ("Make an index of what `export` wrote, or add it to one."),
-    "verify:verify": (
-        "Check every checksum: local files, log records and checkpoints, the log against the objects, local copies "
-        "against remote ones."
-    ),
-    "recovery.recover:recover": (
-        "Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains."
-    ),
-    "recovery.rebuild:rebuild": (
-        "Make an index anew of the archived segments of another one, whose files may all be gone."
-    ),
-    "merge:merge": (
-        "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
-        "window."
-    ),
-    "copying:copy": (
-        "Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or "
-        "backend."
-    ),
-    "removing.expire:expire": (
-        "Let expire what is older than the rule says: the options' where one is given, else the setting retention."
-    ),
-    "removing.erase:erase": ("Erase what a topic has before a moment: of keys, of a queue, or all of it."),
-    "removing.orphans:orphans": (
-        "Find objects that the log does not name: what crashes left, and what merges have replaced."
-    ),
-    "serve:serve": "Serve lookups over HTTP until ended.",
-    "tokens:token": "Make a token for the service and print it, once: the file has its hash only.",
+    "ingest:ingest": "Index the messages of a RocketMQ store or a file. Run it again to continue where it stopped.",
+    "ingest:import_classic": "Import the classic index files of a RocketMQ broker.",
+    "query:query": "Look up a key: print its entries, newest first, or its messages.",
+    "messages:message": "Show one message, by its id, its unique key or its queue offset.",
+    "files:topics": "List the topics, with entries, bytes of their messages, and first and last second.",
+    "files:files": "List all files and window tables, then the archived segments.",
+    "files:inspect": "Show header, geometry, metadata and directory statistics of one file.",
+    "files:dump": "Print the entries of one file as JSON lines, in the order of the file.",
+    "files:du": "Show stored entries, bytes and monthly cost by topic, day and state.",
+    "export:export": "Export the entries of an index as one table, as of one position of its log.",
+    "importing:import_": "Import entries that `export` wrote into an index.",
+    "verify:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
+    "recovery.recover:recover": "Recover a root after a crash, a restore or a loss.",
+    "recovery.rebuild:rebuild": "Build a new index from the archived segments of another index.",
+    "merge:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
+    "copying:copy": "Copy an index to another storage, for a backup, a move or a standby.",
+    "removing.expire:expire": "Expire entries that are older than a rule.",
+    "removing.erase:erase": "Erase the entries of a topic, of some of its keys, or of a queue, before a time.",
+    "removing.orphans:orphans": "Find objects and unfinished uploads that the log does not name.",
+    "serve:serve": "Serve lookups over HTTP until SIGTERM or SIGINT.",
+    "tokens:token": "Create a token for the service and print it, once.",
 }
 _ON_SPARK = {
-    "spark.writing:build": (
-        "Build window tables from files or a commit log, on Spark, and publish them with one log record."
-    ),
-    "spark.writing:merge": (
-        "Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number "
-        "of executors."
-    ),
-    "spark.writing:compact": (
-        'Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log '
-        "record."
-    ),
-    "spark.writing:erase": (
-        "Erase what a topic has before a moment, and rewrite what holds any of it: `tiered-index erase --now` by any "
-        "number of executors."
-    ),
-    "spark.reading:lookup": (
-        "Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the "
-        "number of keys."
-    ),
-    "spark.reading:audit": (
-        "Check every record and every byte of an index, and that it holds its source's entries: none missing, extra "
-        "or wrong. Changes nothing."
-    ),
+    "spark.writing:build": "Build window tables from files or a commit log with Spark.",
+    "spark.writing:merge": "Merge uploaded files into window tables, as `tiered-index merge`, with Spark.",
+    "spark.writing:compact": 'Compact the staged files of writers with compaction = "spark".',
+    "spark.writing:erase": "Erase entries of a topic, as `tiered-index erase --now`, with Spark.",
+    "spark.reading:lookup": "Look up every key of a file with Spark.",
+    "spark.reading:audit": "Check every byte of an index, and compare its entries with its source. Changes nothing.",
 }
 
 
@@ -155,8 +107,7 @@ def _loader(place: str) -> Callable[[], Any]:
 
 app = typer.Typer(
     name="tiered-index",
-    help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an "
-    "object store.",
+    help="Find the messages with a key in a time range: recent ones in local files, older ones in an object store.",
     epilog=_EPILOG,
     pretty_exceptions_enable=False,
     **_APPLICATION,
@@ -164,7 +115,7 @@ app = typer.Typer(
 _add(app, _COMMANDS)
 
 spark = typer.Typer(
-    name="spark", help="Build, merge, erase, look up and audit on Spark, where one machine ends.", **_APPLICATION
+    name="spark", help="Build, merge, erase, look up and audit with Spark, on many machines.", **_APPLICATION
 )
 _add(spark, _ON_SPARK)
 app.add_typer(spark)

@@ -157,15 +157,15 @@ def _write_plan(out: Output, name: str, made: MergePlan, jobs: Sequence[dict[str
 def merge(
     session: Session,
     given: WindowOptions,
-    shard_bytes: int = Option(1 << 30, help="Size of a shard at which a window is cut, about."),
-    threads: int = Option(2, min=1, help="Tasks at the same time."),
+    shard_bytes: int = Option(1 << 30, help="Approximate size of a shard."),
+    threads: int = Option(2, min=1, help="Number of parallel tasks."),
 ) -> int:
-    """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a
-    window.
+    """Merge uploaded files into window tables, so that a lookup costs one request per window.
 
-    A window is a multiple of seconds from the epoch in UTC: 30d is a month of 30 days, not one of the calendar. Writers
-    and readers may be at work; what was merged is removed from the log, and its objects go by `tiered-index orphans`.
-    Repeating it is harmless. Exit code 4: the storage lost an object that would be merged; --skip-lost merges the rest.
+    Tables of shorter windows are merged too. Windows are counted from 1970-01-01 UTC: 30d is 30 days, not a calendar
+    month. Writers and readers may run meanwhile. A log record removes the merged files; `tiered-index orphans` deletes
+    their objects. You may repeat the command. Exit code 4: the storage lost an object of a source; --skip-lost merges
+    the rest.
 
     [bold]Examples[/bold]
 

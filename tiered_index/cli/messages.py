@@ -134,34 +134,32 @@ _FOUND = 1
 def message(
     session: Session,
     msg_id: str | None = Argument(
-        None, metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False
+        None, metavar="ID", help="Offset message id; with --topic, a unique key.", show_default=False
     ),
     topic: str | None = Option(
-        None, help="Topic: the id is looked up in the index as a unique key.", show_default=False
+        None, help="Topic. ID is then a unique key, looked up in the index.", show_default=False
     ),
-    queue_id: int | None = Option(None, "--queue-id", min=0, help="With --offset: the queue.", show_default=False),
+    queue_id: int | None = Option(None, "--queue-id", min=0, help="Queue of --offset.", show_default=False),
     queue_offset: int | None = Option(
-        None,
-        "--offset",
-        min=0,
-        help="Offset in the queue of --topic and --queue-id, in place of ID.",
-        show_default=False,
+        None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID.", show_default=False
     ),
-    store: Path | None = Option(None, help="RocketMQ's store directory.", show_default=False),
-    body: Literal["text", "json", "hex", "none"] = Option("text", help="How to show the body."),
+    store: Path | None = Option(None, help="Folder of the RocketMQ store.", show_default=False),
+    body: Literal["text", "json", "hex", "none"] = Option("text", help="Form of the body."),
     cursor: str | None = Option(
-        None, help="With --topic: continue the truncated answer that gave it.", show_default=False
+        None, help="With --topic: continue the truncated answer that gave this cursor.", show_default=False
     ),
     *,
     limits: LimitOptions,
     service: ServiceOptions,
 ) -> int:
-    """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
-    or with --topic by the unique key that its producer gave it, which needs the index, or by its offset in a queue of
-    --store. Of messages with one unique key 32 are shown at a time.
+    """Show one message, by its id, its unique key or its queue offset.
 
-    It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is
-    well-formed, and the message can't be had; its state and the reason are printed.
+    An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic ID
+    is the unique key that the producer gave the message; the index is needed to find it. Of messages with one unique
+    key 32 are shown at a time. --queue-id and --offset name a message of --store by its queue.
+
+    The message is read from --store, or from archived segments if --storage or --root names the index. Exit code 1: the
+    id is valid, but the message can't be read. The command then prints its state and the reason.
 
     [bold]Examples[/bold]
 

@@ -42,42 +42,53 @@ time_option, duration_option, bytes_option = _option(parse_time), _option(parse_
 end_option = _option(partial(parse_time, end=True))
 # how help describes a time, and the end of a range
 TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
-LAST = "inclusive to the second; a date alone is its whole day"
+LAST = "inclusive, by the second; a date alone is its whole day"
 
 
 @dataclass(frozen=True)
 class IntakeOptions:
     """The end of a command that puts entries into an index: ingest, import, import-classic, rebuild."""
 
-    wait: Annotated[bool, Option("--wait", help="Seal, compact and upload everything before exit.")] = False
-    patience: Annotated[float, Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0
+    wait: Annotated[bool, Option("--wait", help="Seal, compact and upload everything before the command ends.")] = False
+    patience: Annotated[
+        float, Option(min=0, help="Seconds to wait while the disk is full or the storage does not answer.")
+    ] = 60.0
 
 
 @dataclass(frozen=True)
 class GeometryOptions:
     """The size of new files: ingest, import, rebuild."""
 
-    slots: Annotated[int | None, Option(help="Hash slots a file; by default the index's or the preset's.")] = None
-    items: Annotated[int | None, Option(help="Items a file; by default the index's or the preset's.")] = None
+    slots: Annotated[
+        int | None, Option(help="Hash slots per file. Default: those of the index; for a new index, of the preset.")
+    ] = None
+    items: Annotated[
+        int | None, Option(help="Items per file. Default: those of the index; for a new index, of the preset.")
+    ] = None
 
 
 # What reads single files: inspect, dump, verify.
 File = Annotated[
-    str, Argument(metavar="FILE", help="A path, a file's id or its end, an object's name.", show_default=False)
+    str, Argument(metavar="FILE", help="Path, file id or the end of one, or object name.", show_default=False)
 ]
-FileSlots = Annotated[int | None, Option(help="Hash slots of an unsealed file that has no journal.")]
-FileItems = Annotated[int | None, Option(help="Items of an unsealed file that has no journal.")]
+FileSlots = Annotated[int | None, Option(help="Hash slots of an unsealed file without a journal.")]
+FileItems = Annotated[int | None, Option(help="Items of an unsealed file without a journal.")]
 
 # What runs on and on: serve, ingest --follow.
 LogAs = Annotated[
     Literal["text", "json"],
-    Option("--log-format", help="What goes to stderr: text, or JSON, one record a line; -v adds one a request."),
+    Option("--log-format", help="Form of log records on stderr. JSON has one record per line. -v logs each request."),
 ]
 
 # What follows a store: ingest --follow, serve --follow.
 MaxLag = Annotated[
     float | None,
-    Option(min=0, metavar="SECONDS", help="/readyz: not ready while further behind the store.", show_default=False),
+    Option(
+        min=0,
+        metavar="SECONDS",
+        help="/readyz fails while the follower is further behind the store.",
+        show_default=False,
+    ),
 ]
 
 _of_store = partial(Option, rich_help_panel="RocketMQ stores")
@@ -90,17 +101,18 @@ class SelectionOptions:
     topics: Annotated[
         list[str] | None,
         _of_store(
-            metavar="PATTERN", help="Only these topics, as 'order*'; several times. None: all but RocketMQ's own."
+            metavar="PATTERN",
+            help="Index matching topics only, for example 'order*'. Repeatable. Default: all but RocketMQ's own.",
         ),
     ] = None
     exclude_topics: Annotated[
-        list[str] | None, _of_store(metavar="PATTERN", help="Not these topics; several times.")
+        list[str] | None, _of_store(metavar="PATTERN", help="Leave out matching topics. Repeatable.")
     ] = None
     index_tags: Annotated[
-        bool, _of_store("--index-tags", help="Index messages under their tags, too, for query --tag.")
+        bool, _of_store("--index-tags", help="Also index messages by their tags, for query --tag.")
     ] = False
     index_prepared: Annotated[
-        bool, _of_store("--index-prepared", help="Index prepared messages of transactions, too.")
+        bool, _of_store("--index-prepared", help="Also index prepared messages of transactions.")
     ] = False
 
     @property
@@ -117,20 +129,21 @@ _limit = partial(Option, show_default=False, rich_help_panel="Limits")
 class ServiceOptions:
     """What reads, and may ask a service in place of an index."""
 
-    url: Annotated[str | None, _service(metavar="URL", help="Ask this service (tiered-index serve), not an index.")] = (
-        None
-    )
-    token_file: Annotated[Path | None, _service(metavar="FILE", help="With --url: file that has the token.")] = None
+    url: Annotated[
+        str | None, _service(metavar="URL", help="Ask this service (tiered-index serve) in place of an index.")
+    ] = None
+    token_file: Annotated[Path | None, _service(metavar="FILE", help="With --url: file with the token.")] = None
 
 
 @dataclass(frozen=True)
 class LimitOptions:
     """What one command may spend on lookups."""
 
-    max_requests: Annotated[int | None, _limit(metavar="N", help="Requests to the storage at most.")] = None
-    max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Bytes read from the storage at most.")] = None
+    max_requests: Annotated[int | None, _limit(metavar="N", help="Most requests to the storage.")] = None
+    max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Most bytes read from the storage.")] = None
     timeout: Annotated[
-        float | None, _limit(metavar="SECONDS", help="No request is begun after this time, opening the index included.")
+        float | None,
+        _limit(metavar="SECONDS", help="Time limit. It includes opening the index. No request starts after it."),
     ] = None
 
     @property
@@ -148,50 +161,55 @@ class WindowOptions:
         Option(
             parser=duration_option,
             metavar="1h|1d|30d",
-            help="Length of a window, from the epoch on.",
+            help="Length of a window. Windows start at multiples of it since 1970 (UTC).",
             show_default="1d",
         ),
     ] = 86400
     tiers: Annotated[
-        str | None, Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")
+        str | None, Option(metavar="1d,30d", help="Several window lengths, the shortest first, in place of --window.")
     ] = None
-    begin: Annotated[int | None, Option(parser=time_option, metavar="T", help="Only what begins here or later.")] = None
+    begin: Annotated[
+        int | None, Option(parser=time_option, metavar="T", help="Merge windows that begin at this time or later.")
+    ] = None
     end: Annotated[
-        int | None, Option(parser=end_option, metavar="T", help="Only what ends here or earlier, inclusive.")
+        int | None,
+        Option(parser=end_option, metavar="T", help="Merge windows that end at this time or earlier (inclusive)."),
     ] = None
     min_age: Annotated[
         int,
-        Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h"),
+        Option(
+            parser=duration_option,
+            metavar="1h",
+            help="Merge windows that ended at least this long ago.",
+            show_default="1h",
+        ),
     ] = 3600
-    dry_run: Annotated[bool, Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")] = (
+    dry_run: Annotated[bool, Option("--dry-run", help="Print windows, sources, requests and cost; change nothing.")] = (
         False
     )
-    skip_lost: Annotated[
-        bool, Option("--skip-lost", help="Leave what the storage lost an object of, merge the rest.")
-    ] = False
+    skip_lost: Annotated[bool, Option("--skip-lost", help="Skip tables with missing objects.")] = False
 
 
 # What changes what is stored: expire, erase.
-Yes = Annotated[bool, Option("--yes", help="Do it.")]
+Yes = Annotated[bool, Option("--yes", help="Apply the changes.")]
 
 
 @dataclass(frozen=True)
 class EraseOptions:
     """What erases: erase, spark erase."""
 
-    topic: Annotated[str, Option(metavar="T", help="The topic, by its exact name.")]
-    key: Annotated[list[str] | None, Option(metavar="K", help="Only of this key; several times.")] = None
-    queue: Annotated[int | None, Option(metavar="Q", help="Only of this queue.", show_default=False)] = None
+    topic: Annotated[str, Option(metavar="T", help="Exact name of the topic.")]
+    key: Annotated[list[str] | None, Option(metavar="K", help="Erase this key only. Repeatable.")] = None
+    queue: Annotated[int | None, Option(metavar="Q", help="Erase this queue only.", show_default=False)] = None
     before: Annotated[
-        int | None,
-        Option(parser=time_option, metavar="T", help="Only what is older; by default all there is up to now."),
+        int | None, Option(parser=time_option, metavar="T", help="Erase entries before this time. Default: now.")
     ] = None
     grace: Annotated[
         int,
         Option(
             parser=duration_option,
             metavar="1h",
-            help="With --now, how long the bytes of what records have removed stay, for exports and jobs at work.",
+            help="With --now: time to keep the bytes of removed objects, for running exports and jobs.",
             show_default="1h",
         ),
     ] = 3600
@@ -205,21 +223,23 @@ class SparkOptions:
     master: Annotated[
         str | None,
         Option(
-            help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine."
+            help="Spark master: local[4], spark://host:7077, yarn. Default: that of spark-submit, else this machine."
         ),
     ] = None
-    conf: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="A setting of Spark's; several times.")] = None
+    conf: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Setting of Spark. Repeatable.")] = None
     ship: Annotated[
-        bool, Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")
+        bool,
+        Option("--ship", help="Send this package to the executors. Their Python then needs its dependencies only."),
     ] = False
 
 
 Column = Annotated[
-    list[str] | None, Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times.")
+    list[str] | None,
+    Option(metavar="FIELD=COLUMN", help="Read a field from this column, for example key=order_id. Repeatable."),
 ]
 Constant = Annotated[
     list[str] | None,
-    Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times."),
+    Option(metavar="FIELD=VALUE", help="Give a field this value in all entries, for example topic=orders. Repeatable."),
 ]
 
 

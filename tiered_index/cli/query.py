@@ -39,57 +39,63 @@ _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 def query(
     session: Session,
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages.", show_default=False),
-    key: str | None = Argument(None, metavar="KEY", help="Key that they carry.", show_default=False),
-    tag: bool = Option(False, "--tag", help="KEY is a tag, of a store ingested with --index-tags."),
-    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"From here on: {TIME}."),
-    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Up to here: {LAST}."),
+    key: str | None = Argument(None, metavar="KEY", help="Key of the messages.", show_default=False),
+    tag: bool = Option(False, "--tag", help="KEY is a tag. Needs `ingest --index-tags`."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Earliest time: {TIME}."),
+    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Latest time: {LAST}."),
     max_count: int | None = Option(
-        None, "--max", help="Answers at most (64); with --all, answers a page (1,000, then more; 256 with --messages)."
+        None,
+        "--max",
+        help="Most entries (default 64). With --all: entries per page (1,000, then more; with --messages 256).",
     ),
     cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
-    explain: bool = Option(False, "--explain", help="Show what was read, file by file, and what it cost."),
-    explain_all: bool = Option(False, "--explain-all", help="The same, with a line for each skipped file."),
-    every: bool = Option(False, "--all", help="Every answer; with --json one a line, the last line is the status."),
+    explain: bool = Option(False, "--explain", help="Print the files, requests, bytes and cost of the lookup."),
+    explain_all: bool = Option(False, "--explain-all", help="As --explain, with a line for each skipped file."),
+    every: bool = Option(
+        False, "--all", help="Print all entries. With --json: one per line; the last line is the status."
+    ),
     allow_partial: bool = Option(
-        False, "--allow-partial", help="Answer from what can be read, name the rest (exit 6)."
+        False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
     ),
-    messages: bool = Option(
-        False, "--messages", help="Fetch the messages themselves, from --store or archived segments."
-    ),
-    store: Path | None = Option(None, help="With --messages: RocketMQ's store directory.", show_default=False),
+    messages: bool = Option(False, "--messages", help="Print the messages, read from --store or archived segments."),
+    store: Path | None = Option(None, help="With --messages: folder of the RocketMQ store.", show_default=False),
     body: Literal["text", "json", "hex", "none"] | None = Option(
-        None, help="With --messages: how to show bodies (text).", show_default=False
+        None, help="With --messages: form of the bodies (default text).", show_default=False
     ),
     *,
     limits: LimitOptions,
     service: ServiceOptions,
     keys: Path | None = Option(
-        None, "--keys", metavar="FILE", help="Look up every key of a CSV, NDJSON or Parquet file.", show_default=False
+        None, "--keys", metavar="FILE", help="Look up every row of a CSV, NDJSON or Parquet file.", show_default=False
     ),
     keys_out: Path | None = Option(
-        None, "--out", metavar="FILE", help="With --keys: a new .parquet or .ndjson file.", show_default=False
+        None,
+        "--out",
+        metavar="FILE",
+        help="With --keys: new .parquet or .ndjson file for the answers.",
+        show_default=False,
     ),
 ) -> int:
-    """Look a key up: where its messages lie, newest first, or the messages themselves.
+    """Look up a key: print its entries, newest first, or its messages.
 
-    No match is an empty answer and exit code 0.
+    No match is an empty answer with exit code 0.
 
-    With --storage alone the answer has what was uploaded, and says as of when: its newest entry. With --root, on the
-    writer's host, it has what was flushed, too.
+    With --storage alone the answer has the uploaded entries, and names the time of the newest one. With --root, on the
+    writer's host, it also has entries that are flushed but not uploaded.
 
-    With --messages each message comes with its state: local, archived, expired (the broker deleted it, and it was not
-    archived) or missing, with the reason. Entries of other keys with an equal hash are dropped and counted.
+    With --messages each message has a state: local, archived, expired (deleted by the broker, not archived) or missing,
+    with the reason. Entries of other keys with an equal hash are dropped and counted.
 
-    Limits are of the whole command, all pages together. Where one is reached, what was found is printed, the error
-    names the files that were not read, and the exit code is 6. Requests that open the index aren't counted.
+    Limits apply to the whole command, all pages together. At a limit the command prints the entries found so far, names
+    the files that it did not read, and ends with exit code 6. Requests that open the index are not counted.
 
-    Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says
-    its source. Their messages come from what each has archived.
+    Several --storage, or one prefix above several indexes, are read as one. Each entry then names its source. Messages
+    come from the archived segments of each index.
 
-    With --keys the file's columns are topic, key and, where wanted, begin_ms and end_ms (as --begin and
-    --end, which stand for rows without). Each stored file is read once for 100,000 keys, by a service for 1,000.
-    Answers have a row for each entry, and one for a key without (with --json one a line, then the status); --max is of
-    each key.
+    With --keys the file has the columns topic, key and optionally begin_ms and end_ms. --begin and --end are the
+    defaults. Each stored file is read once for 100,000 keys (by a service: 1,000). An answer has a row for each entry,
+    and one row for a key without entries. With --json it has a line for each, then the status. --max applies to each
+    key.
 
     [bold]Examples[/bold]
 

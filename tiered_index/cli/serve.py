@@ -51,98 +51,103 @@ _COLLECTED_AFTER = 50_000
 @command
 def serve(
     session: Session,
-    host: Annotated[str, _listen(help="Address; other hosts than this one need --tokens.")] = "127.0.0.1",
-    port: Annotated[int, _listen(min=0, max=65535, help="Port; 0: any free one.")] = 8080,
+    host: Annotated[str, _listen(help="Address to listen on. Other hosts need --tokens.")] = "127.0.0.1",
+    port: Annotated[int, _listen(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
     tokens: Annotated[
         Path | None,
-        _listen(metavar="FILE", help="Who may ask for what; made by tiered-index token.", show_default=False),
+        _listen(metavar="FILE", help="File of tokens, written by `tiered-index token`.", show_default=False),
     ] = None,
-    console: Annotated[bool, _listen(help="Serve the console, a page for browsers, at /console/.")] = True,
-    insecure: Annotated[bool, _listen("--insecure", help="Serve other hosts without tokens.")] = False,
-    tls_cert: Annotated[Path | None, _listen(help="Certificate (PEM).", show_default=False)] = None,
-    tls_key: Annotated[Path | None, _listen(help="Its key (PEM).", show_default=False)] = None,
+    console: Annotated[bool, _listen(help="Serve the console for browsers at /console/.")] = True,
+    insecure: Annotated[bool, _listen("--insecure", help="Allow other hosts without tokens.")] = False,
+    tls_cert: Annotated[Path | None, _listen(help="Server certificate (PEM).", show_default=False)] = None,
+    tls_key: Annotated[Path | None, _listen(help="Key of the certificate (PEM).", show_default=False)] = None,
     tls_clients: Annotated[
-        Path | None,
-        _listen(help="Authority of clients' certificates (PEM), which are then needed.", show_default=False),
+        Path | None, _listen(help="CA for client certificates (PEM). Makes them mandatory.", show_default=False)
     ] = None,
     store: Annotated[
-        Path | None, Option(help="RocketMQ's store directory, for messages themselves.", show_default=False)
+        Path | None, Option(help="Folder of the RocketMQ store, for reading messages.", show_default=False)
     ] = None,
     write: Annotated[
-        bool, _writing("--write", help="Be the index's writer: take POST /v1/entries, upload, expire.")
+        bool, _writing("--write", help="Write the index: accept POST /v1/entries, upload, expire.")
     ] = False,
     follow: Annotated[
         Path | None,
-        _writing(metavar="STORE", help="Be the writer, and follow this RocketMQ store.", show_default=False),
+        _writing(metavar="STORE", help="Write the index, and follow this RocketMQ store.", show_default=False),
     ] = None,
-    store_name: Annotated[
-        str | None, _writing(help="What the store is called in the index; by default its path.")
-    ] = None,
+    store_name: Annotated[str | None, _writing(help="Name of the store in the index. Default: its path.")] = None,
     archive_segments: Annotated[
         bool, _writing("--archive-segments", help="Upload each closed segment of the store's commit log.")
     ] = False,
     archive_queues: Annotated[
         bool,
-        _writing("--archive-queues", help="As --archive-segments, with queue offsets, for pulls from the archive."),
+        _writing(
+            "--archive-queues",
+            help="As --archive-segments, with queue offsets, so that clients can pull from the archive.",
+        ),
     ] = False,
     max_lag: MaxLag = None,
     rocketmq_port: Annotated[
         int | None,
-        _tools(min=0, max=65535, help="Answer RocketMQ's protocol, too; 0: any free port.", show_default=False),
+        _tools(min=0, max=65535, help="Port for RocketMQ's protocol; 0 takes a free one.", show_default=False),
     ] = None,
     rocketmq_keys: Annotated[
         Path | None,
         _tools(
             metavar="FILE",
-            help='Who may ask there: JSON, {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.',
+            help='Keys of callers as JSON: {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.',
             show_default=False,
         ),
     ] = None,
-    rocketmq_cluster: Annotated[str, _tools(help="What the cluster is called there.")] = "tiered-index",
-    rocketmq_broker: Annotated[str, _tools(help="What the broker is called there.")] = "tiered-index",
+    rocketmq_cluster: Annotated[str, _tools(help="Name of the cluster for RocketMQ's tools.")] = "tiered-index",
+    rocketmq_broker: Annotated[str, _tools(help="Name of the broker for RocketMQ's tools.")] = "tiered-index",
     rocketmq_advertise: Annotated[
         str | None,
-        _tools(metavar="HOST:PORT", help="Where clients find it, if not where they ask.", show_default=False),
+        _tools(
+            metavar="HOST:PORT",
+            help="Address of the broker for clients. Default: the address that they connect to.",
+            show_default=False,
+        ),
     ] = None,
     audit_log: Annotated[
-        Path | None, Option(metavar="FILE", help="Append each lookup as a JSON line.", show_default=False)
+        Path | None, Option(metavar="FILE", help="Append a JSON line for each lookup.", show_default=False)
     ] = None,
     log_format: LogAs = "text",
-    threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at once.")] = 16,
-    waiting: Annotated[int, _guard(min=0, help="Lookups that wait for their turn; more get 503.")] = 256,
-    rate: Annotated[float, _guard(min=0, help="Requests a second of each caller; more get 429; 0: any number.")] = 0,
-    lookup_timeout: Annotated[float, _guard(min=0.001, help="Seconds of a lookup at most.")] = 30.0,
-    lookup_requests: Annotated[int, _guard(min=0, help="Requests to the storage of a lookup at most.")] = 10_000,
+    threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at a time.")] = 16,
+    waiting: Annotated[int, _guard(min=0, help="Most waiting lookups. More get 503.")] = 256,
+    rate: Annotated[float, _guard(min=0, help="Most requests per second and caller. More get 429. 0: no limit.")] = 0,
+    lookup_timeout: Annotated[float, _guard(min=0.001, help="Most seconds per lookup.")] = 30.0,
+    lookup_requests: Annotated[int, _guard(min=0, help="Most storage requests per lookup.")] = 10_000,
     lookup_bytes: Annotated[
-        int, _guard(parser=bytes_option, metavar="1GiB", help="Bytes read by a lookup at most.", show_default="1GiB")
+        int, _guard(parser=bytes_option, metavar="1GiB", help="Most bytes read per lookup.", show_default="1GiB")
     ] = _GIB,
-    lookup_cost: Annotated[float, _guard(min=0, help="Dollars of a lookup at most.")] = 0.05,
+    lookup_cost: Annotated[float, _guard(min=0, help="Most dollars per lookup.")] = 0.05,
     message_bytes: Annotated[
-        int, _guard(parser=bytes_option, metavar="64MiB", help="Bytes of messages at once.", show_default="64MiB")
+        int,
+        _guard(parser=bytes_option, metavar="64MiB", help="Most bytes of messages per answer.", show_default="64MiB"),
     ] = 64 << 20,
     answer_bytes: Annotated[
         int,
         _guard(
             parser=bytes_option,
             metavar="1GiB",
-            help="Memory of all answers, 16MiB or more; what finds none waits, then gets 503.",
+            help="Memory for all answers, at least 16MiB. Further requests wait, then get 503.",
             show_default="1GiB",
         ),
     ] = _GIB,
     max_body: Annotated[
-        int, _guard(parser=bytes_option, metavar="16MiB", help="Bytes of a request at most.", show_default="16MiB")
+        int, _guard(parser=bytes_option, metavar="16MiB", help="Most bytes per request.", show_default="16MiB")
     ] = 16 << 20,
 ) -> int:
-    """Serve lookups over HTTP until ended.
+    """Serve lookups over HTTP until SIGTERM or SIGINT.
 
     GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, /v1/du, POST /v1/entries, /v1/verify,
-    GET /metrics, /livez and /readyz; /openapi.json describes them. /console/ is a page for browsers.
+    GET /metrics, /livez and /readyz. /openapi.json describes them. /console/ is for browsers.
 
-    With --storage alone, of which there may be several, the process keeps nothing: any number of them answer alike
-    behind a load balancer. With --root, on the writer's host, answers have what was flushed, too. With --write or
-    --follow this process is the writer: ingest, life cycle and service in one.
+    With --storage alone (repeatable) the process has no state: run any number behind a load balancer. With --root, on
+    the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process
+    is the writer: it ingests, compacts, uploads and serves.
 
-    SIGTERM ends it: no new connection is taken, requests that are under way are answered.
+    After SIGTERM the process accepts no new connection, answers running requests, and ends.
 
     [bold]Examples[/bold]
 

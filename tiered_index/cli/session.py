@@ -56,19 +56,19 @@ LogFormat = Literal["text", "json"]
 
 def _options(
     *,
-    root: Path | None = _common(None, help="Folder of the local files."),
+    root: Path | None = _common(None, help="Folder for local files."),
     storage: list[str] | None = _common(
-        None, help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False
+        None, help="Storage: s3://bucket/prefix, file:///dir. `query` takes several.", show_default=False
     ),
     config: Path | None = _common(None, help="TOML file of settings."),
     settings: list[str] | None = _common(
-        None, "--set", metavar="NAME=VALUE", help="A setting, as cache_dir=DIR or s3.region=NAME; several times."
+        None, "--set", metavar="NAME=VALUE", help="Setting, for example cache_dir=DIR or s3.region=NAME. Repeatable."
     ),
-    json: bool = _common(False, "--json", help="JSON on stdout, errors as JSON on stderr."),
-    quiet: bool = _common(False, "--quiet", "-q", help="No progress, no notes."),
-    verbose: bool = _common(False, "--verbose", "-v", help="Log what is being done."),
-    debug: bool = _common(False, "--debug", help="Log everything; tracebacks."),
-    wide: bool = _common(False, "--wide", help="Tables with all columns, however narrow the terminal is."),
+    json: bool = _common(False, "--json", help="Print JSON to stdout, and errors as JSON to stderr."),
+    quiet: bool = _common(False, "--quiet", "-q", help="Print no progress and no notes."),
+    verbose: bool = _common(False, "--verbose", "-v", help="Log each step."),
+    debug: bool = _common(False, "--debug", help="Log everything, with tracebacks."),
+    wide: bool = _common(False, "--wide", help="Print all columns of tables, even on a narrow terminal."),
 ) -> Session:
     """Set logging up; return the session of one command line."""
     _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)

@@ -13,20 +13,19 @@ from tiered_index.cli.session import Session, command
 @command
 def token(
     session: Session,
-    name: str = Argument(metavar="NAME", help="What the token is called, in logs, too.", show_default=False),
-    file: Path = Option(
-        Path("tokens.json"), "--file", metavar="FILE", help="File of tokens, as serve --tokens takes it."
-    ),
+    name: str = Argument(metavar="NAME", help="Name of the token, also in logs.", show_default=False),
+    file: Path = Option(Path("tokens.json"), "--file", metavar="FILE", help="File of tokens, for serve --tokens."),
     role: Literal["read", "write", "admin"] = Option(
-        "read", help="read: lookups and lists; write: POST /v1/entries, too; admin: verify, too."
+        "read", help="read: lookups and lists. write: also POST /v1/entries. admin: also verify."
     ),
     topics: list[str] | None = Option(
-        None, metavar="PREFIX", help="Only topics that begin so; several times.", show_default=False
+        None, metavar="PREFIX", help="Allow topics with this prefix only. Repeatable.", show_default=False
     ),
 ) -> int:
-    """Make a token for the service and print it, once: the file has its hash only.
+    """Create a token for the service and print it, once.
 
-    To end a token, take it out of the file: a running service sees that within a second.
+    The file gets the token's hash only. To revoke a token, remove it from the file: a running service obeys within a
+    second.
 
     [bold]Examples[/bold]
 

@@ -54,46 +54,51 @@ _NAMES = {
 def verify(
     session: Session,
     files: list[str] | None = Argument(
-        None, metavar="[FILE]...", help="Paths, ids or their ends, objects' names; none: all."
+        None, metavar="[FILE]...", help="Paths, file ids or ends of ids, or object names. Default: all files."
     ),
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
-    repair: bool = Option(False, "--repair", help="With --deep: say what restores what is damaged or missing."),
+    repair: bool = Option(False, "--repair", help="With --deep: print a repair for each damaged or missing object."),
     source: Path | None = Option(
-        None, metavar="STORE", help="With --repair: the RocketMQ store of archived segments.", show_default=False
+        None,
+        metavar="STORE",
+        help="With --repair: RocketMQ store to restore archived segments from.",
+        show_default=False,
     ),
-    store_name: str | None = Option(None, help="What that store is called in the index; by default its path."),
+    store_name: str | None = Option(None, help="Name of that store in the index. Default: its path."),
     standby: str | None = Option(
         None,
         "--copy",
         metavar="URI",
-        help="With --repair: a copy of the index (`tiered-index copy`).",
+        help="With --repair: copy of the index to restore objects from (`tiered-index copy`).",
         show_default=False,
     ),
     give_up_segments: bool = Option(
         False,
         "--give-up-segments",
-        help="With --repair: give up archived segments that have no good copy, too: their messages are missing then.",
+        help="With --repair: also give up archived segments without a good copy. Their messages are then missing.",
     ),
-    yes: bool = Option(False, "--yes", help="With --repair: do it."),
+    yes: bool = Option(False, "--yes", help="With --repair: apply the repairs."),
     slots: FileSlots = None,
     items: FileItems = None,
     *,
     service: ServiceOptions,
 ) -> int:
-    """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
-    remote ones.
+    """Check all checksums of an index: local files, log records, checkpoints and objects.
 
-    Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's
-    size and trailer are checked, with it every byte. Objects that the log does not name are notes.
+    The command compares the log with the objects, and local copies with the objects. Exit code 1: something is wrong;
+    each finding is printed. Exit code 3: the storage did not answer. Without --deep it checks the size and trailer of
+    each object; with --deep every byte. Objects that the log does not name are notes, not findings.
 
-    --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root), another
-    upload of it or a copy of the index (--copy); else what verifies of it is written anew, and the rest is given up.
-    An archived segment is put back from another upload, --copy or --source, if the bytes are exactly those that the log
-    names. One that has no good copy stays, since what is whole of it is still read, until --give-up-segments removes it
-    by a log record. A damaged local copy is fetched from its object. Of what is given up it says which topics and times
-    answers will miss; with --yes a log record gives it up, for good, and answers say so from then on. What was sent is
-    verified before a log record names it. Writers, readers and jobs may be at work, but for the writer of a root whose
-    files are repaired. The exit code is 0 once nothing is left to be repaired.
+    --repair prints a repair for each damaged or missing object, and the topics and times that answers will lack. With
+    --yes it applies the repairs. It tries these in order: restore the object from the root's copy (--root), from
+    another upload, or from a copy of the index (--copy); salvage the parts that verify; give up the rest. Answers name
+    entries that were given up, permanently. A damaged local copy is fetched from the storage.
+
+    An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
+    without a good copy stays, because its whole messages can still be read. --give-up-segments removes it.
+
+    Each new object is verified before a log record names it. Writers, readers and jobs may run meanwhile, except the
+    writer of a root whose files are repaired. The exit code is 0 once nothing is left to repair.
 
     [bold]Examples[/bold]
 

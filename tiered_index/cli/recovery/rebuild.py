@@ -41,28 +41,29 @@ _DIFFERENT = 1
 def rebuild(
     session: Session,
     source: str = Option(
-        ..., "--from", metavar="URI", help="Storage of the index that has archived segments.", show_default=False
+        ..., "--from", metavar="URI", help="Storage of the index with the archived segments.", show_default=False
     ),
-    store: list[str] | None = Option(None, metavar="NAME", help="Of these stores only; several times."),
-    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Report damage and go on behind it."),
-    skip_missing: bool = Option(False, "--skip-missing", help="Report segments that are missing in between and go on."),
-    check: bool = Option(False, "--check", help="At the end compare the entries with those of the index at --from."),
+    store: list[str] | None = Option(None, metavar="NAME", help="Read the segments of this store only. Repeatable."),
+    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage and report it."),
+    skip_missing: bool = Option(False, "--skip-missing", help="Skip missing segments and report them."),
+    check: bool = Option(False, "--check", help="Compare the entries with those of --from at the end."),
     *,
     selected: SelectionOptions,
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
-    """Make an index anew of the archived segments of another one, whose files may all be gone.
+    """Build a new index from the archived segments of another index.
 
-    The entries are those that `ingest` put: keys, unique keys, topics, queues and commit log offsets; slots, items and
-    file family are the other index's. Give what it was made with: --topics, --exclude-topics, --index-tags,
-    --index-prepared. What has expired or was erased there is left out, and stays so in the new index. Without --root a
-    temporary folder is used, and everything is uploaded before exit. The same command again goes on where it stopped,
-    and takes what was archived since; without --root it may have to begin anew, in an empty prefix. The segments
-    themselves stay where they are.
+    The files of the old index may all be gone. The entries are those that `ingest` put: keys, unique keys, topics,
+    queues and commit log offsets. Slots, items and preset are those of the old index. Repeat the options of its
+    `ingest`: --topics, --exclude-topics, --index-tags, --index-prepared. Entries that expired or were erased in the old
+    index stay out. The segments stay in place.
 
-    --check reads both indexes whole, and compares count and checksum of the entries that lie in the archived segments;
-    exit code 1: they differ.
+    Run the command again to continue, and to add newer segments. Without --root it uses a temporary folder and uploads
+    everything before it ends; it may then have to begin again in an empty prefix.
+
+    --check reads both indexes and compares count and checksum of the entries in archived segments. Exit code 1: they
+    differ.
 
     [bold]Examples[/bold]
 

@@ -41,32 +41,35 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 def recover(
     session: Session,
     lost: list[str] | None = Option(
-        None, "--lost", metavar="FILE", help="Give up what storage or root lost of this file; several times."
+        None, "--lost", metavar="FILE", help="Give up the lost parts of this file. Repeatable."
     ),
-    dry_run: bool = Option(False, "--dry-run", help="With --lost: show what would be given up; change nothing."),
+    dry_run: bool = Option(
+        False, "--dry-run", help="With --lost: print the entries that would be given up; change nothing."
+    ),
     takes_over: bool = Option(
-        False, "--take-over", help="Do not wait for the lease of another host's writer, which you know to be gone."
+        False,
+        "--take-over",
+        help="Claim the index at once, without waiting for the other writer's lease. Use it if that writer is gone.",
     ),
 ) -> int:
-    """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
+    """Recover a root after a crash, a restore or a loss.
 
-    Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun
-    anew where --storage names an index.
+    The command deletes unfinished files, moves each file to the state that it reached, and rebuilds hash chains. Every
+    command that writes does this at its start; `recover` does only this, and prints a report. With --storage it begins
+    a lost root again. Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
 
-    A storage or a root that went back in time is refused by all other commands: a bucket or a root from a backup, a
-    clone. This one begins the root anew. It takes over the storage's source positions, and puts the local entries that
-    the storage lacks into the root again; the next `ingest` uploads them, and takes from the source what is missing.
-    Exit code 4: a file is damaged and kept as it is; 3: the storage did not
-    answer.
+    After a restore or a clone all other commands refuse a storage or root that went back in time. `recover` begins the
+    root again: it takes the storage's source positions, and puts in the local entries that the storage lacks. The next
+    `ingest` uploads them and reads the missing messages from the source.
 
-    With --take-over the index is claimed at once, though another writer's lease stands. If that writer is alive after
-    all, it is fenced: it publishes nothing more and keeps its files.
+    --take-over claims the index at once, although another writer holds the lease. If that writer is alive, it is
+    fenced: it publishes nothing more and keeps its files.
 
-    With --lost nothing of that is done. The storage has lost an object (`verify` names it): FILE is its file's id, its
-    own name, or a window table's id. With --root FILE may also be a file that somebody deleted from the root before it
-    was uploaded. A log record gives up what is gone of it, for good; from then on answers are complete except for what
-    that held, and say so for ever. First put back what you can: with --root a file of which the root has a copy is
-    refused, without it a writer drops its copy.
+    --lost gives up an object that the storage lost, and does nothing else. `verify` names such objects. FILE is a file
+    id, an object name, or the id of a window table; with --root also a file that somebody deleted from the root before
+    its upload. One log record gives up its entries permanently. From then on answers are complete except for these
+    entries, and name them. First
+    restore what you can with `verify --deep --repair`. With --root a file that the root still has is refused.
 
     [bold]Examples[/bold]
 

@@ -32,22 +32,23 @@ def erase_request(given: EraseOptions) -> EraseRequest:
 def erase(
     session: Session,
     given: EraseOptions,
-    now: bool = Option(False, "--now", help="Rewrite what holds any of it at once, and delete the bytes."),
+    now: bool = Option(False, "--now", help="Also rewrite the objects that hold the entries, and delete the bytes."),
 ) -> int:
-    """Erase what a topic has before a moment: of keys, of a queue, or all of it.
+    """Erase the entries of a topic, of some of its keys, or of a queue, before a time.
 
-    Shown are the objects that hold any of it, entries and bytes; nothing is changed without --yes. With it one log
-    record states what is erased, for good: no lookup shows it from then on, wherever it lies and whenever it comes
-    there, a writer's buffer and files among it. Its bytes go with the next merges, or at once with --now, which merges
-    what holds any, and deletes what records removed --grace ago. The certificate says what was done, what a scan of the
-    stored bytes found afterwards, and what it could not see.
+    Prints the objects, entries and bytes that would go. Pass --yes to apply.
 
-    Status erased: no byte is left. pending: bytes wait for the grace, for an upload that somebody else has begun, or
-    for a staged file; run it again later. remains: objects that the log names still hold some of it, or can't be read;
-    only this one is a failure (exit code 1).
+    With --yes one log record hides the entries permanently, in every file and in the writer's buffer, also those that
+    arrive later. Their bytes go with the next merges. --now merges the objects that hold them at once, and deletes the
+    objects that records removed --grace ago. The certificate lists the changes, the result of a scan of the stored
+    bytes, and the places that the scan can't see.
 
-    A key is known by its hash and its fingerprint, in an index of preset rocketmq by its hash alone: there another key
-    of the topic with the same hash goes, too.
+    Status erased: no byte is left. Status pending: bytes wait for the grace, for an unfinished upload or for a staged
+    file; run the command again later. Status remains: objects that the log names still hold some of it or can't be read
+    (exit code 1).
+
+    An index knows a key by its hash and fingerprint, with preset rocketmq by its hash alone. There another key of the
+    topic with the same hash is erased too.
 
     [bold]Examples[/bold]
 

@@ -30,22 +30,29 @@ def expire(
     session: Session,
     age: int | None = _age("Entries older than this expire.", "--age"),
     topic: list[str] | None = Option(
-        None, metavar="PATTERN=AGE", help="An age of its own for topics, as 'debug-*=7d'; several times."
+        None, metavar="PATTERN=AGE", help="Age for matching topics, for example 'debug-*=7d'. Repeatable."
     ),
     max_bytes: int | None = Option(
-        None, parser=bytes_option, metavar="100GiB", help="The oldest files and tables go beyond.", show_default=False
+        None,
+        parser=bytes_option,
+        metavar="100GiB",
+        help="Remove the oldest files and tables beyond this size.",
+        show_default=False,
     ),
     segments_age: int | None = _age("Archived segments older than this expire.", "--segments-age"),
-    grace: int | None = _age("How long the bytes of what was removed stay, 1h at least; by default 1d.", "--grace"),
+    grace: int | None = _age("Time to keep the bytes of removed objects, at least 1h. Default: 1d.", "--grace"),
     yes: Yes = False,
 ) -> int:
-    """Let expire what is older than the rule says: the options' where one is given, else the setting retention.
+    """Expire entries that are older than a rule.
 
-    Shown are objects, entries, bytes and dollars a month; nothing is changed without --yes. With it one log record
-    states what has expired, for good, and removes the objects that hold nothing else: no lookup shows any of it from
-    then on, and answers tell expired_before_ms. What expiry and merges removed --grace ago is deleted (as
-    `tiered-index orphans` does). The next merge leaves expired entries out. Writers and readers may be at work; a
-    writer with the setting does the same by itself.
+    The rule comes from the options, or else from the setting `retention`. Prints the objects, entries, bytes and
+    monthly cost that would go. Pass --yes to apply.
+
+    With --yes one log record states the time before which entries have expired, permanently, and removes the objects
+    that hold no newer entry. From then on no lookup shows expired entries, and answers have expired_before_ms. The
+    command also deletes the bytes of objects that were removed --grace ago, as `tiered-index orphans` does. The next
+    merge leaves expired entries out. Writers and readers may run meanwhile. A writer with the setting does the same by
+    itself.
 
     [bold]Examples[/bold]
 

@@ -21,25 +21,23 @@ def orphans(
         86400,
         parser=duration_option,
         metavar="1d",
-        help="Only what is older; below a day, see above.",
+        help="List objects older than this. Below a day, see above.",
         show_default="1d",
     ),
-    yes: bool = Option(False, "--yes", help="Delete them; without it they are only listed."),
+    yes: bool = Option(False, "--yes", help="Delete them. Without it they are only listed."),
 ) -> int:
-    """Find objects that the log does not name: what crashes left, and what merges have replaced.
+    """Find objects and unfinished uploads that the log does not name.
 
-    Unfinished uploads, too.
+    Crashes leave them, and merges replace them. Prints them. Pass --yes to delete them. Objects younger than
+    --older-than stay, and those that a merge removed since then: their upload may be under way, or a reader may still
+    use them.
 
-    Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a
-    reader may still stand at the log position before the merge.
+    Jobs and writers publish nothing that they began to upload more than 23 hours ago, so the default of a day is always
+    safe. Use a shorter time only if no merge, build, writer or compaction runs that long, and no writer waits that long
+    for the storage. Otherwise it fails, or loses the objects that it publishes.
 
-    Neither jobs nor writers publish what they began to upload 23 hours ago, so a day is safe beside any. Take less only
-    where no merge, build, write or compaction runs, and no writer waits for the storage, for that long: it would fail,
-    or lose what it publishes.
-
-    Objects in the index's folders (log/, data/ ...) that no index makes, such as log/note.txt, are listed as foreign,
-    whatever their age. The index ignores them, and --yes leaves them to whoever put them there. What no object's name
-    can be (a blank, a % sign) is not seen at all.
+    Foreign objects in the index's folders (such as log/note.txt) are listed, whatever their age. The index ignores
+    them, and --yes does not delete them. Names that no object can have (with a blank or a % sign) are not listed.
 
     [bold]Examples[/bold]
 

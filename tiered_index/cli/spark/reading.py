@@ -49,32 +49,33 @@ _FIGURES = (
 def lookup(
     session: Session,
     keys: str = Option(
-        metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI."
+        metavar="FILE", help="File or folder of keys: Parquet, NDJSON or CSV. Parquet also as s3:// URI."
     ),
     out: str | None = Option(
-        None, metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."
+        None,
+        metavar="FOLDER",
+        help="New folder for the answers, or a URI. Parquet, or NDJSON if the name ends in .ndjson.",
     ),
     column: Column = None,
-    topic: str | None = Option(None, help="One topic for all keys."),
-    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Only from here on: {TIME}."),
-    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Only up to here: {LAST}."),
-    max_count: int = Option(64, "--max", min=1, help="Entries a key, the newest."),
-    nested: bool = Option(False, "--nested", help="One row a key, its entries in an array."),
-    allow_partial: bool = Option(False, "--allow-partial", help="Name files that can't be read, don't fail."),
-    skip_null: bool = Option(False, "--skip-null", help="Leave out rows without topic or key, and count them."),
+    topic: str | None = Option(None, help="Topic of all keys."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Earliest time: {TIME}."),
+    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Latest time: {LAST}."),
+    max_count: int = Option(64, "--max", min=1, help="Most entries per key, the newest first."),
+    nested: bool = Option(False, "--nested", help="Write one row per key, with its entries in an array."),
+    allow_partial: bool = Option(False, "--allow-partial", help="Answer from the readable files, and name the others."),
+    skip_null: bool = Option(False, "--skip-null", help="Skip rows without topic or key, and count them."),
     max_requests: int | None = Option(None, min=0, help="Most requests of all tasks."),
-    max_bytes: int | None = Option(None, min=0, help="Most bytes that all tasks read."),
+    max_bytes: int | None = Option(None, min=0, help="Most bytes read by all tasks."),
     messages: str | None = Option(
-        None, metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."
+        None, metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
     ),
     *,
     on: SparkOptions,
 ) -> int:
-    """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number
-    of keys.
+    """Look up every key of a file with Spark.
 
-    Fields of a row: topic, key, optionally begin_ms and end_ms (epoch ms or ISO 8601); --begin and --end stand for all
-    rows. Other columns are carried through.
+    Each stored object that may hold a key is opened once, however many keys there are. A row has topic, key and
+    optionally begin_ms and end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. Other columns are kept.
 
     [bold]Examples[/bold]
 
@@ -165,26 +166,28 @@ _SHOWN = 20
 def audit(
     session: Session,
     source: list[str] | None = Option(
-        None, help="What the index was made of, as `spark build` takes it; none: the index is not compared."
+        None, help="Source of the index, as for `spark build`. Without it entries are not compared."
     ),
     column: Column = None,
     constant: Constant = None,
-    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Compare from here on: {TIME}."),
-    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Compare up to here: {LAST}."),
+    begin: int | None = Option(
+        None, parser=time_option, metavar="T", help=f"Compare entries from this time on: {TIME}."
+    ),
+    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Compare entries up to this time: {LAST}."),
     report: str | None = Option(
-        None, metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."
+        None, metavar="PARQUET", help="Write a row for each finding to this path or s3:// object."
     ),
     list_: int = Option(
-        1000, "--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."
+        1000, "--list", min=0, help="Differences of each kind to keep for report and JSON. All are counted."
     ),
     *,
     on: SparkOptions,
 ) -> int:
-    """Check every record and every byte of an index, and that it holds its source's entries: none missing, extra or
-    wrong. Changes nothing.
+    """Check every byte of an index, and compare its entries with its source. Changes nothing.
 
-    Exit code 1: something is wrong. 3: something could not be read. Without --source this is `tiered-index verify
-    --deep`, by many.
+    With --source each entry of the source must be in the index, and no other. Without --source the command is
+    `tiered-index verify --deep` on many machines. Exit code 1: something is wrong. Exit code 3: something could not be
+    read.
 
     [bold]Examples[/bold]
 

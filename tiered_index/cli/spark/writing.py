@@ -37,30 +37,32 @@ _UNAVAILABLE, _CORRUPT = 3, 4
 def build(
     session: Session,
     source: list[str] = Option(
-        help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI."
+        help="Parquet or NDJSON files, folders or s3:// URIs; RocketMQ stores; archive:STORAGE-URI. Repeatable."
     ),
-    window: str = Option("1d", metavar="1h|1d|30d", help="Length of a window, from the epoch on."),
+    window: str = Option(
+        "1d", metavar="1h|1d|30d", help="Length of a window. Windows start at multiples of it since 1970 (UTC)."
+    ),
     column: Column = None,
     constant: Constant = None,
-    shards: str = Option("auto", metavar="auto|N", help="Shards of a window."),
+    shards: str = Option("auto", metavar="auto|N", help="Shards per window."),
     mode: str = Option(
-        "error", metavar="error|append|replace", help="What to do where a window has tables of builds already."
+        "error", metavar="error|append|replace", help="Action for windows that already have tables of builds."
     ),
     replace_all: bool = Option(
-        False, "--replace-all", help="Replace all tables of the windows, those of live writers among them."
+        False, "--replace-all", help="Replace all tables of the windows, including those of live writers."
     ),
-    max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
-    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
-    dry_run: bool = Option(False, "--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing."),
+    max_windows: int = Option(10_000, min=1, help="Fail if the source has more windows."),
+    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
+    dry_run: bool = Option(False, "--dry-run", help="Print windows, shards, bytes, requests and cost; change nothing."),
     *,
     on: SparkOptions,
 ) -> int:
-    """Build window tables from files or a commit log, on Spark, and publish them with one log record.
+    """Build window tables from files or a commit log with Spark.
 
-    Nothing is visible until all of it is. --mode replace removes tables that builds made, and leaves what live writers
-    put, also where a merge has made tables of it. Which topics and entries go is told before Spark writes anything.
-    Timestamps that can't be right (settings max_late_s, max_early_s) go to
-    windows of their own, and are counted.
+    One log record publishes all of them. Before it nothing is visible. --mode replace removes the tables of earlier
+    builds. It keeps the entries of live writers, also after a merge. The command prints the topics and entries that go
+    before Spark writes anything. Entries with an implausible time (settings max_late_s, max_early_s) go to windows of
+    their own, and are counted.
 
     [bold]Examples[/bold]
 
@@ -150,15 +152,15 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
 @command
 def compact(
     session: Session,
-    dry_run: bool = Option(False, "--dry-run", help="Show what is staged and what it would cost; start no Spark."),
+    dry_run: bool = Option(False, "--dry-run", help="Print the staged files and the cost; do not start Spark."),
     *,
     on: SparkOptions,
 ) -> int:
-    """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log
-    record.
+    """Compact the staged files of writers with compaction = "spark".
 
-    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is
-    left to its writer; 3 where storage or disk failed a file: the others are published, the next run tries it again.
+    One log record publishes them. Run it by cron to take compaction off the writers' hosts. Exit code 4: a staged file
+    is damaged; its writer compacts it. Exit code 3: a file failed because of storage or disk; the others are published,
+    and the next run tries it again.
 
     [bold]Examples[/bold]
 
@@ -209,14 +211,13 @@ def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> No
 def merge(
     session: Session,
     given: WindowOptions,
-    shard_bytes: int = Option(256 << 20, help="Size of a shard at which a window is cut, about; one a task."),
+    shard_bytes: int = Option(256 << 20, help="Approximate size of a shard. A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
-    """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of
-    executors.
+    """Merge uploaded files into window tables, as `tiered-index merge`, with Spark.
 
-    With --dry-run Spark is not started.
+    Tables of shorter windows are merged too. --dry-run does not start Spark.
 
     [bold]Examples[/bold]
 
@@ -251,17 +252,16 @@ def merge(
 def erase(
     session: Session,
     given: EraseOptions,
-    shard_bytes: int = Option(256 << 20, min=1, help="Size of a shard at which a window is cut, about; one a task."),
+    shard_bytes: int = Option(256 << 20, min=1, help="Approximate size of a shard. A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
-    """Erase what a topic has before a moment, and rewrite what holds any of it: `tiered-index erase --now` by any
-    number of executors.
+    """Erase entries of a topic, as `tiered-index erase --now`, with Spark.
 
-    Executors read the objects and archived segments, rewrite those that hold any, and read them again for the
-    certificate; the driver publishes and deletes. Without --yes Spark is not started, nothing is changed, and this
-    machine reads what would go. What it answers, and its exit codes, are those of `tiered-index erase --now`; of tasks
-    that were killed or lost a race, what they had sent is `pending` for a day.
+    Executors read the objects and archived segments, rewrite those that hold the entries, and read them again for the
+    certificate. The driver publishes and deletes. Without --yes nothing is changed, and this machine reads the objects
+    without Spark. Output and exit codes are those of `tiered-index erase --now`. Uploads of tasks that were killed or
+    lost a race are `pending` for a day.
 
     [bold]Examples[/bold]
 
