@@ -1,10 +1,9 @@
 """A pass over files: newest first, local ones in the caller's thread, stored ones side by side.
 
-A file is skipped when the answer can't change by it any more, or when its cached filter or topic table exclude it. As
-many stored files are searched at once as answers are missing, and twice as many after each that held none; once none is
-missing, or a file reaches to the newest second an answer may have, as many as the bound allows. `MissingObjects`
-decides what a missing object means: removed by a later record of the log, or lost. Threads: one scan belongs to one
-lookup; the pool is shared by all lookups of an index.
+A file is skipped when the answer can't change by it any more, or when its cached filter or topic table exclude it.
+`_Pace` says how many stored files are searched at once. `MissingObjects` decides what a missing object means: removed
+by a later record of the log, or lost. Threads: one scan belongs to one lookup; the pool is shared by all lookups of an
+index.
 """
 
 from __future__ import annotations
@@ -39,6 +38,10 @@ from tiered_index.types import FileReport
 
 # requests of a search in a file whose directory is in no cache
 _REQUESTS = 2
+# stored files that are searched at first
+_FIRST_FILES = 2
+# files whose filters are asked at once
+_LOOK_AHEAD = 32
 LOG_RETRIES = 100
 """How often a lookup starts again because objects vanish; each time the log has moved on."""
 # refuses every request, and so never counts one: all lookups share it
@@ -181,6 +184,49 @@ class _Search:
         self.end("failed", error=BudgetExceeded(f"timeout_s was reached before {self.handle.file_id} was read"))
 
 
+class _Pace:
+    """How many stored files one scan searches at once, as far as answers can spare the search of later files.
+
+    The two newest files come first: where the key is frequent, they have the whole answer. The answers that a file had
+    then tell how many files hold those that are missing, and each file that had none makes it four times as many. So a
+    rare key costs a round trip more. It costs none where filters exclude at least half of the files.
+    """
+
+    def __init__(self, scan: Scan, ordered: Sequence[Handle]) -> None:
+        self._scan = scan
+        self._ordered = ordered
+        self._reasons: list[str | None] = []
+        self._stored = self._excluded = 0
+        self._searched = self._matched = 0
+        self._least = 1
+
+    def excluded(self, place: int) -> str | None:
+        """Return why the stored file at `place` needs no search; None: it needs one."""
+        for handle in self._ordered[len(self._reasons) : place + 1]:
+            reason = None if handle.is_local else self._scan.excludes(handle)
+            self._reasons.append(reason)
+            self._stored += not handle.is_local
+            self._excluded += reason is not None
+        return self._reasons[place]
+
+    def room(self, missing: int, under_way: int) -> int:
+        """Return how many searches may run at once while `missing` answers are missing."""
+        if self._searched:
+            return max(self._least, -(-missing * self._searched // self._matched) if self._matched else 0)
+        if under_way < _FIRST_FILES:
+            return min(_FIRST_FILES, missing)
+        # looked at while the first requests travel
+        self.excluded(min(len(self._reasons) + _LOOK_AHEAD, len(self._ordered)) - 1)
+        return missing if 2 * self._excluded >= self._stored else _FIRST_FILES
+
+    def note(self, ended: Sequence[_Search]) -> None:
+        """Take in what searches found."""
+        found = [search.matched or 0 for search in ended]
+        self._searched, self._matched = len(found), sum(found)
+        if without := found.count(0):
+            self._least = max(_FIRST_FILES, self._least) * 4**without
+
+
 class FileReader:
     """Scans files with a bounded number of searches in the storage at once. One per index; safe under threads."""
 
@@ -202,10 +248,10 @@ class FileReader:
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         )
         searching: dict[Future[None], _Search] = {}
-        width = 1
+        pace = _Pace(scan, ordered)
         timed = scan.budget is not None and scan.budget.deadline_s is not None
         try:
-            for handle in ordered:
+            for place, handle in enumerate(ordered):
                 if scan.errors and scan.failed:
                     break
                 # before the first one is read there are no answers
@@ -221,7 +267,7 @@ class FileReader:
                     if not timed:
                         self._search(_Search(scan, handle))
                         continue
-                excluded = scan.excludes(handle)
+                excluded = pace.excluded(place)
                 if excluded is not None:
                     scan.note(handle, f"skipped_{excluded}", handle.place)
                     continue
@@ -231,13 +277,14 @@ class FileReader:
                 newest = min(scan.newest, ordered[0].second_max)
                 while True:
                     missing = 0 if handle.second_max >= newest else scan.missing()
-                    room = min(self._threads, max(width, missing)) if missing else self._threads
+                    room = self._threads
+                    if missing:
+                        room = min(room, pace.room(missing, len(searching)))
                     if len(searching) < room and _affordable(scan, handle, searching.values()):
                         break
                     if not (ended := self._collect(scan, searching)):
                         break
-                    if any(search.matched == 0 for search in ended):
-                        width *= 2
+                    pace.note(ended)
                     if scan.can_skip(handle.second_max):
                         break
                 if scan.can_skip(handle.second_max):

@@ -89,7 +89,7 @@ def test_as_many_ranges_travel_as_the_bound_says_and_no_more(made: ColdIndex, th
 
         made.storage.gate = gate
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(reader.query, "t", "all", max_count=FILES).result(60)
+            (answer,) = pool.submit(reader.query_many, [Lookup(topic="t", key="all")]).result(60)
         assert len(answer) == FILES
         assert made.storage.most_at_once == threads
 

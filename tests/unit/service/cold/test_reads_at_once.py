@@ -144,6 +144,79 @@ def test_files_that_answers_to_come_may_spare_wait_for_them(
     assert days.storage.most_at_once <= count
 
 
+# by key, how many entries it has in the file of each day, newest first
+KEYS = {
+    "hot": lambda age: 70,
+    "warm": lambda age: 20,
+    "fading": lambda age: 40 if age == 0 else 1,
+    "old": lambda age: 70 if age > 1 else 0,
+    "weekly": lambda age: 1 if age % 7 == 3 else 0,
+    "daily": lambda age: 1,
+    "absent": lambda age: 0,
+}
+DAYS = 30
+# the most requests for the newest 64 while no filter is known, and once all are
+FIRST_64 = {"hot": (2, 2), "warm": (4, 4), "weekly": (30, 4), "daily": (30, 30), "absent": (30, 0)}
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """A file a day, with frequent and rare keys."""
+    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=0, items=1000)
+    with made.writer() as writer:
+        offset = 0
+        for day in range(DAYS):
+            keys = [key for key, entries in KEYS.items() for _ in range(entries(DAYS - 1 - day))]
+            batch = {
+                "topic": ["t"] * len(keys),
+                "queue_id": np.zeros(len(keys), int),
+                "key": keys,
+                "offset": np.arange(offset, offset + len(keys)),
+                "size": np.full(len(keys), 10),
+                "timestamp_ms": BASE_MS + day * 86_400_000 + np.arange(len(keys)) * 1000,
+            }
+            put(made, writer, batch)
+            offset += len(keys)
+            writer.seal()
+        publish(made, writer)
+    return made
+
+
+@pytest.mark.parametrize("with_filters", [False, True])
+def test_a_frequent_key_costs_its_newest_files_and_a_rare_one_a_round_trip_more(
+    month: ColdIndex, with_filters: bool
+) -> None:
+    with month.reader(block_cache_bytes=0, filter_after_probes=10**6) as reader:
+        reader.query_many([Lookup(topic="t", key="hot")])
+        if with_filters:
+            for stored in month.stored:
+                assert reader._cold_paths[0].fetch_filter(stored)
+        for key in KEYS:
+            month.storage.reset()
+            answer = reader.query("t", key, max_count=64)
+            assert [Answer.of(item) for item in answer] == month.expected("t", key, max_count=64)
+            assert len(month.storage.reads) == answer.explain.requests
+            if key in FIRST_64:
+                assert answer.explain.requests <= FIRST_64[key][with_filters], key
+            assert len(answer.explain.files) == DAYS
+
+
+@pytest.mark.parametrize("max_count", [1, 2, 7, 64, 100, 3000])
+def test_pages_of_frequent_and_rare_keys_are_the_models(month: ColdIndex, max_count: int) -> None:
+    with month.reader() as reader:
+        for key in KEYS:
+            wanted = month.expected("t", key)
+            found: list[Answer] = []
+            cursor, status = None, "truncated"
+            while status == "truncated" and len(found) < 4 * max_count:
+                page = reader.query("t", key, max_count=max_count, cursor=cursor)
+                found += [Answer.of(item) for item in page]
+                cursor, status = page.cursor, page.status
+            assert found == wanted[: 4 * max_count]
+            assert status == ("complete" if cursor is None else "truncated")
+            assert cursor is not None or found == wanted
+
+
 def test_a_small_budget_reads_items_and_not_directories_alone(brokers: ColdIndex) -> None:
     """Full width would spend it on the directories of many files."""
     brokers.storage.gate = None
