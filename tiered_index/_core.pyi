@@ -73,27 +73,13 @@ def set_bits(hashes: UInt64, salts: UInt32, words: UInt32) -> None: ...
 def filter_hash(value: int) -> int: ...
 def block_may_hold(block: bytes, low: int) -> bool: ...
 def match(stored: Int32, wanted: Int32, starts: Int64, items: Int64, first: Int64, counts: Int64) -> int: ...
-def unpack_bits(
-    packed: UInt8, begin: int, widths: Int64, least: UInt64, start: int, stop: int, columns: UInt64, to: int
-) -> None: ...
-def unpack_items(
-    words: UInt64,
-    runs: Int64,
-    widths: Int64,
-    least: UInt64,
-    base: int,
-    of_keys: int,
-    columns: Int64,
-    line: Int64,
-    items: UInt8,
-) -> bool: ...
 def pack_items(
     data: UInt8, starts: Int64, base: int, of_keys: int, columns: Int64, line: Int64, packed: UInt8, ends: Int64
 ) -> None: ...
 def find_items(
     words: UInt64,
     runs: Int64,
-    wanted: Int64,
+    wanted: Int64 | None,
     base: int,
     most: int,
     of_keys: int,

@@ -26,7 +26,7 @@ cdef extern from "core.h" nogil:
     const uint32_t *SALTS
 
 # grows where callers of another one would fail: a build that is left over is told from the present one
-REVISION = 2
+REVISION = 3
 
 ctypedef fused Unit:
     uint8_t
@@ -451,140 +451,6 @@ cdef int check_columns(const int64_t[:, ::1] columns, int64_t of_keys, const int
     return 0
 
 
-def unpack_bits(
-    const uint8_t[::1] packed,
-    int64_t begin,
-    const int64_t[::1] widths,
-    const uint64_t[::1] least,
-    int64_t start,
-    int64_t stop,
-    uint64_t[:, ::1] columns,
-    int64_t to,
-):
-    """Set columns, from place `to` on, to rows [start, stop) of packed columns. Row 0 begins at bit `begin`; 8 bytes
-    must follow the rows.
-    """
-    cdef Py_ssize_t column, count = widths.shape[0]
-    cdef int64_t place, row_bits = 0
-    cdef uint64_t bit, value, done, left, some, word
-    for column in range(count):
-        if not 0 <= widths[column] <= 64:
-            fail("a column has 0 to 64 bits")
-        row_bits += widths[column]
-    if least.shape[0] < count or columns.shape[0] < count or to < 0 or columns.shape[1] < to + stop - start:
-        fail("there is less room than rows")
-    if begin < 0 or start < 0 or begin + stop * row_bits > 8 * (packed.shape[0] - 8):
-        fail("the rows are not there")
-    bit = begin + start * row_bits
-    with nogil:
-        for place in range(to, to + stop - start):
-            for column in range(count):
-                value, done, left = 0, 0, widths[column]
-                while left:
-                    some = min(left, <uint64_t>56)
-                    memcpy(&word, &packed[bit >> 3], 8)
-                    value |= (word >> (bit & 7) & ones(some)) << done
-                    bit, done, left = bit + some, done + some, left - some
-                columns[column, place] = value + least[column]
-
-
-def unpack_items(
-    const uint64_t[::1] words,
-    const int64_t[:, ::1] runs,
-    const int64_t[:, ::1] widths,
-    const uint64_t[:, ::1] least,
-    int64_t base,
-    int64_t of_keys,
-    const int64_t[:, ::1] columns,
-    const int64_t[::1] line,
-    uint8_t[:, ::1] items,
-):
-    """Set all items of packed runs whose hashes are by rank; return whether marks and ranks are as they should be.
-
-    A run is (items, keys, the bits at which its keys, its marks and its items begin), with widths and least values of
-    its columns. The first `of_keys` columns are stored once a key. A word must follow the runs.
-    """
-    cdef Py_ssize_t width_of = columns.shape[0], run, column, to = 0
-    cdef int64_t quotients, count, keys, keys_at, marks_at, items_at, rank, key, item, place
-    cdef int64_t key_bits, item_bits, end = 64 * (words.shape[0] - 1)
-    cdef uint64_t key_bit, bit, mark
-    cdef uint64_t[64] masks
-    cdef uint64_t[64] values
-    cdef bint right = True
-    check_columns(columns, of_keys, line, items.shape[1])
-    if width_of > 64 or widths.shape[1] != width_of or least.shape[1] != width_of or runs.shape[1] != 5 or base <= 0:
-        fail("runs are not as they are stored")
-    if min(widths.shape[0], least.shape[0]) < runs.shape[0]:
-        fail("there are fewer widths than runs")
-    for run in range(runs.shape[0]):
-        key_bits = item_bits = 0
-        for column in range(width_of):
-            if not 0 <= widths[run, column] <= 64:
-                fail("a column has 0 to 64 bits")
-            if column < of_keys:
-                key_bits += widths[run, column]
-            else:
-                item_bits += widths[run, column]
-        count, keys, keys_at, marks_at, items_at = (
-            runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3], runs[run, 4],
-        )
-        to += count
-        if widths[run, 0] > 32 or <int64_t>least[run, 0] >= 0x7FFFFFFF // base * base + base:
-            return False
-        if min(count, keys, keys_at, marks_at, items_at) < 0 or max(keys, count) > end:
-            fail("a run is not there")
-        if max(keys_at + keys * key_bits, marks_at + (count if keys < count else 0), items_at + count * item_bits) > end:
-            fail("a run is not there")
-    if to > items.shape[0]:
-        fail("there is less room than items")
-    to, quotients = 0, 0x7FFFFFFF // base + 1
-    with nogil:
-        for run in range(runs.shape[0]):
-            count, keys, keys_at, marks_at, items_at = (
-                runs[run, 0], runs[run, 1], runs[run, 2], runs[run, 3], runs[run, 4],
-            )
-            for column in range(width_of):
-                masks[column] = ones(widths[run, column])
-            rank, key, key_bit, bit = <int64_t>least[run, 0], 0, keys_at, items_at
-            if rank < 0:
-                right = False
-            item = 0
-            while right and item < count:
-                mark = marks_at + item
-                if keys == count or words[mark >> 6] >> (mark & 63) & 1:
-                    if key == keys:
-                        right = False
-                        break
-                    key += 1
-                    rank += <int64_t>bits_at(&words[0], key_bit, masks[0])
-                    values[0] = rank % quotients * base + rank // quotients
-                    key_bit += widths[run, 0]
-                    for column in range(1, of_keys):
-                        values[column] = bits_at(&words[0], key_bit, masks[column]) + least[run, column]
-                        key_bit += widths[run, column]
-                elif item == 0:
-                    right = False
-                    break
-                for column in range(of_keys, width_of):
-                    values[column] = bits_at(&words[0], bit, masks[column]) + least[run, column]
-                    bit += widths[run, column]
-                values[width_of - 1] += line_at(&line[0], line.shape[0], <int64_t>values[width_of - 2])
-                write_columns(&items[to, 0], values, &columns[0, 0], width_of)
-                to += 1
-                item += 1
-            if not right or key < keys or rank >= quotients * base:
-                right = False
-                break
-            if keys < count:
-                # no mark stands behind those of the items
-                for place in range(marks_at + count, items_at):
-                    if words[place >> 6] >> (place & 63) & 1:
-                        right = False
-            if not right:
-                break
-    return right
-
-
 cdef int64_t pack_rows(
     const uint64_t *rows, int64_t stride, int64_t count, int64_t first, int64_t stop, const uint64_t *least,
     const uint64_t *widths, uint8_t *packed, int64_t at
@@ -780,11 +646,13 @@ cdef int64_t find_in_run(
     const uint64_t *words, Py_ssize_t word_count, int64_t begin, int64_t size, int64_t count, int64_t most,
     const int64_t *wanted, Py_ssize_t asked_count, const Columns *of, uint8_t *items, int64_t stride, int64_t room
 ) noexcept nogil:
-    """Set the items of one packed run whose key's rank is among the rising `wanted`; return how many there are, or -1
-    where the run is not as it should be or its hashes are not by rank, or -2 where there is no room.
+    """Set the items of one packed run whose key's rank is among the rising `wanted`; all where `asked_count` is -1.
+    Return how many there are; -1 where the run is not as it should be or its hashes are not by rank; -2 where there is
+    no room.
     """
     cdef int64_t quotients = <int64_t>0x7FFFFFFF // of.base + 1
-    cdef int64_t keys, key_bits = 0, item_bits = 0, marks_at, items_at, rank, asked, key, first, stop, item, total = 0
+    cdef int64_t keys, key_bits = 0, item_bits = 0, marks_at, items_at, rank, asked, key, first, item, total = 0
+    cdef int64_t stop = 0
     cdef Py_ssize_t column, low = 0, high = asked_count, middle
     cdef uint64_t[64] widths
     cdef uint64_t[64] masks
@@ -794,6 +662,7 @@ cdef int64_t find_in_run(
     cdef int64_t bytes_of, mark_bits
     cdef const uint8_t *data
     cdef const uint8_t *place
+    cdef bint whole = asked_count < 0
     if begin < 0 or size < of.header or begin > 8 * (word_count - 1) - size or not 0 < count <= most:
         return -1
     data = <const uint8_t *>words + begin
@@ -838,13 +707,16 @@ cdef int64_t find_in_run(
     bit = 8 * (begin + of.header)
     for key in range(keys):
         rank += <int64_t>bits_at(words, bit, masks[0])
-        while asked < rank:
+        while asked < rank and not whole:
             low += 1
             asked = wanted[low] if low < asked_count else INT64_MAX
-        if asked == rank:
-            first, stop = key, key + 1
+        if whole or asked == rank:
             if keys < count:
-                first, stop = marked(words, marks, count, key), marked(words, marks, count, key + 1)
+                # the items of the key before end where this key's begin
+                first = stop if whole else marked(words, marks, count, key)
+                stop = first + 1 + marked(words, marks + first + 1, count - first - 1, 0)
+            else:
+                first, stop = key, key + 1
             if rank < 0:
                 return -1
             if total + stop - first > room:
@@ -892,12 +764,13 @@ def find_items(
     uint8_t[:, ::1] items,
     int64_t[::1] counts,
 ):
-    """Set the items of packed runs whose key's rank is among the rising `wanted`, in the runs' order, and the number of
-    each run; return how many there are, or -1 where a run is not as it should be or its hashes are not by rank.
+    """Set the items of packed runs whose key's rank is among the rising `wanted`, all where this is None, in the runs'
+    order, and the number of each run; return how many there are, or -1 where a run is not as it should be or its hashes
+    are not by rank.
 
     A run is (begin, bytes, items). It has at most `most` items. A word must follow the runs.
     """
-    cdef Py_ssize_t run
+    cdef Py_ssize_t run, asked_count = -1 if wanted is None else wanted.shape[0]
     cdef int64_t total = 0, found = 0
     cdef Columns of
     set_columns(&of, columns, of_keys, line, base, items.shape[1])
@@ -907,7 +780,7 @@ def find_items(
         for run in range(runs.shape[0]):
             found = find_in_run(
                 &words[0], words.shape[0], runs[run, 0], runs[run, 1], runs[run, 2], most,
-                &wanted[0] if wanted.shape[0] else NULL, wanted.shape[0], &of,
+                &wanted[0] if asked_count > 0 else NULL, asked_count, &of,
                 &items[total, 0] if total < items.shape[0] else NULL, items.shape[1], items.shape[0] - total,
             )
             if found < 0:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _core: ModuleType | None
 
 # of the core that this package calls
-_REVISION = 2
+_REVISION = 3
 
 try:
     # by name: checks of imports know modules of Python only

@@ -99,7 +99,7 @@ def answers(data: bytes) -> dict[str, list[list[Any]]]:
         for key in ("hot", "eight-2", "eight-33", "one-2", "one-598", "absent"):
             wanted = key_hash(topic, key)
             runs = trailer.directory.runs(metadata.slot_map.slot_of(wanted), wanted, 0, 2**40)
-            parts = [metadata.items_of(data[r.offset : r.offset + r.length], r.count, "file", wanted) for r in runs]
+            parts = [metadata.items_of(data[r.offset : r.offset + r.length], r.count, "file") for r in runs]
             items = np.concatenate(parts)
             rows = items[(items["key_hash"] == wanted) & (items["fingerprint"] == fingerprint(topic, key))].tolist()
             found[f"{topic}#{key}"] = [[v.decode() if isinstance(v, bytes) else v for v in row] for row in rows]
@@ -125,10 +125,11 @@ def test_they_are_proven_and_answer(name: str) -> None:
 def test_a_second_reader_has_the_same_items(name: str) -> None:
     data = (FOLDER / f"{name}.index").read_bytes()
     trailer = parse_trailer(data, name, len(data))
-    runs = [(data[run.offset : run.offset + run.length], run.count) for run in trailer.directory.all_runs()]
+    runs = trailer.directory.all_runs()
     assert len(runs) > 1
     assert trailer.metadata.packing is not None
-    items = trailer.metadata.packing.unpack_runs(runs, name)
+    pieces = [data[run.offset : run.offset + run.length] for run in runs]
+    items, _ = trailer.metadata.packing.unpack(pieces, np.array([run.count for run in runs]), name)
     assert items_in(data) == items.tobytes() and len(items) == COUNT
 
 

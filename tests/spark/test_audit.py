@@ -147,7 +147,7 @@ def swap_two_items(index: Path, stored: StoredObject) -> None:
         items = metadata.items_of(data[there], run.count, stored.name)
         row = int(np.flatnonzero((np.diff(items["key_hash"]) == 0) & (np.diff(items["offset"]) != 0))[0])
         items[[row, row + 1]] = items[[row + 1, row]]
-        packed = metadata.packing.pack(items)
+        (packed,) = metadata.packing.pack(items, [len(items)])
         assert len(packed) == run.length
         return rebuilt(data, body=data[: there.start] + packed + data[there.stop : stored.trailer_position])
 

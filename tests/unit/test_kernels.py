@@ -18,7 +18,6 @@ from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import code_units, hash_batch, lookup_numbers
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import Packing
-from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.unsealed import UnsealedTable
@@ -157,14 +156,11 @@ def test_packing(loops, seed, counts, most, ordered):
     packing = Packing(KEYED_SCHEMA, 1 if ordered else 7, TimeLine.through(items))
 
     def make():
-        packed = packing.pack_runs(items, counts)
-        unpacked = packing.unpack_runs(zip(packed, counts, strict=True), "file")
-        assert unpacked.tobytes() == items.tobytes()
-        # more than are read one by one
-        one = packing.unpack(packed[0], counts[0], "file")
-        assert one.tobytes() == items[: counts[0]].tobytes()
-        asked = asked_ranks(packing, items["key_hash"][::3].astype(np.int32))
-        found, of_runs = find_asked(packing, packed, np.array(counts), asked, "file")
+        packed = packing.pack(items, counts)
+        unpacked, of_runs = packing.unpack(packed, np.array(counts), "file")
+        assert (unpacked.tobytes(), of_runs.tolist()) == (items.tobytes(), counts)
+        asked = packing.ranks_of(items["key_hash"][::3].astype(np.int32))
+        found, of_runs = packing.unpack(packed, np.array(counts), "file", asked)
         return b"".join([*packed, found.tobytes(), of_runs.tobytes()])
 
     both(loops, make)
@@ -205,12 +201,13 @@ WRONG = {
         np.zeros(31, np.uint8), 32, 1, np.zeros(1, np.uint32), np.zeros(1, np.int64)
     ),
     "a slot without a cursor": lambda core: core.newest_first(np.ones(1, np.uint32), *np.zeros((2, 1), np.int32)),
-    "a column that is wider than an item": lambda core: core.find_one(
-        *(np.zeros(9, np.uint64), 0, 40, 1, 1, 7, 9, 1, np.array([[8, 0, 8], [8, 30, 8], [8, 0, 8]])),
-        *(np.zeros(4, np.int64), np.zeros((1, 32), np.uint8)),
+    "a column that is wider than an item": lambda core: core.find_items(
+        *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8], [8, 30, 8], [8, 0, 8]])),
+        *(np.zeros(4, np.int64), np.zeros((1, 32), np.uint8), np.zeros(1, np.int64)),
     ),
-    "rows behind the bits": lambda core: core.unpack_bits(
-        *(np.zeros(9, np.uint8), 0, np.array([9]), np.zeros(1, np.uint64), 0, 1, np.zeros((1, 1), np.uint64), 0)
+    "fewer counts than runs": lambda core: core.find_items(
+        *(np.zeros(9, np.uint64), np.array([[0, 40, 1]]), None, 7, 9, 1, np.array([[8, 0, 8]] * 3)),
+        *(np.zeros(4, np.int64), np.zeros((1, 32), np.uint8), np.zeros(0, np.int64)),
     ),
     "no room for packed items": lambda core: core.pack_items(
         *(np.zeros((1, 32), np.uint8), np.array([0, 1]), 7, 1, np.array([[8, 0, 8]] * 3), np.zeros(4, np.int64)),

@@ -205,7 +205,7 @@ class Compaction:
             high = int(np.searchsorted(ends, start + len(items), "right"))
             counts = (ends[low:high] - begins[low:high]).tolist()
             stops = (ends[low:high] - start).tolist()
-            written = packing.pack_runs(items[: stops[-1]], counts) if counts else []
+            written = packing.pack(items[: stops[-1]], counts) if counts else []
             for owner, count, stop, data in zip(owners[low:high].tolist(), counts, stops, written, strict=True):
                 if blocks_of[owner]:
                     blocks.append(OpenBlock(position))

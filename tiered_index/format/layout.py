@@ -19,6 +19,8 @@ _HEADER = struct.Struct(">IqqiI")
 SLOT_SIZE = 8
 # Slots hold byte positions as i32
 _MAX_POSITION = 2**31 - 1
+MOST_ITEMS = 1 << 14
+"""Items of a packed run, at most: one of 256 KiB of unpacked items has less."""
 
 
 @dataclass(frozen=True, slots=True)

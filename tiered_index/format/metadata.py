@@ -120,13 +120,11 @@ class Metadata:
             return None
         return Packing(self.layout.schema, self.slot_map.base, read_line(self.more["packed"]))
 
-    def items_of(self, data: bytes | memoryview, count: int, file: str, key_hash: int | None = None) -> Array:
-        """Return the items (structured, n) of a run's verified bytes; where a normal `key_hash` is given, maybe only
-        those of it. Raises `CorruptFile`.
-        """
+    def items_of(self, data: bytes | memoryview, count: int, file: str) -> Array:
+        """Return the items (structured, n) of a run's verified bytes. Raises `CorruptFile`."""
         if self.packing is None:
             return np.frombuffer(data, self.layout.schema.item)
-        return self.packing.unpack(data, count, file, key_hash)
+        return self.packing.unpack([data], np.array([count]), file)[0]
 
     @property
     def version(self) -> int:

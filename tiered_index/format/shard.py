@@ -260,7 +260,7 @@ class ShardWriter:
         if self._packing is None:
             written = [items[stop - count : stop].tobytes() for count, stop in zip(counts, stops, strict=True)]
         else:
-            written = self._packing.pack_runs(items, counts)
+            written = self._packing.pack(items, counts)
         for (group, _), count, stop, data in zip(ended, counts, stops, written, strict=True):
             run = OpenBlock(self.position)
             if group.giant:

@@ -69,13 +69,6 @@ class TimeLine:
         above += seconds[points]
         return above
 
-    def at_one(self, offset: int) -> int:
-        """Return the line's time at one offset."""
-        above = _signed(offset - self.base)
-        point = min(max(0, above >> self.shift), len(self.seconds) - 2)
-        second, next_one = self.seconds[point : point + 2]
-        return _signed(second + (_signed((above - (point << self.shift)) * (next_one - second)) >> self.shift))
-
     def to_json(self) -> dict[str, Any]:
         """Return the line as stored."""
         return {"base": self.base, "shift": self.shift, "seconds": self.seconds}
@@ -103,8 +96,3 @@ def _line(**fields: Any) -> TimeLine:
 _SECOND = integer(-(2**31), 2**31 - 1)
 read_line = record(_line, base=integer(-(2**63), 2**63 - 1), shift=integer(0, _MOST_SHIFT), seconds=list_of(_SECOND))
 """Check the line of a metadata document. Raises `Malformed`."""
-
-
-def _signed(number: int) -> int:
-    """Return a number modulo 2**64, as a signed one."""
-    return (number + 2**63) % 2**64 - 2**63

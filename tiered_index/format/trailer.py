@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.layout import HEADER_SIZE, MOST_ITEMS
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.packed_runs import MOST_ITEMS
 from tiered_index.kernels import crc32
 
 FORMAT_VERSION = 4

@@ -202,7 +202,9 @@ class _FileCheck:
             if meta.packing is None:
                 items = np.frombuffer(b"".join(data for _, data in held), meta.layout.schema.item)
             else:
-                items = meta.packing.unpack_runs(((data, run.count) for run, data in held), self._file)
+                items, _ = meta.packing.unpack(
+                    [data for _, data in held], np.array([run.count for run, _ in held]), self._file
+                )
         except CorruptFile as error:
             if len(held) > 1:
                 for one in held:

@@ -16,8 +16,8 @@ from tests.support.core import compiled_core
 from tiered_index import kernels
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.packed import MOST_ITEMS, Packing, packed_bytes
-from tiered_index.format.packed_find import asked_ranks, find_asked
+from tiered_index.format.layout import MOST_ITEMS
+from tiered_index.format.packed import Packing, packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
 from tiered_index.format.slots import SlotMap, hash_rank
@@ -51,14 +51,27 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+def pack(packing: Packing, items: Any) -> bytes:
+    """Return the packed form of one run's items."""
+    (packed,) = packing.pack(items, [len(items)])
+    return packed
+
+
+def unpack(packing: Packing, data: bytes, count: int, key_hash: int | None = None) -> Any:
+    """Return the items of one run, of a key's hash or all."""
+    if key_hash is None:
+        return packing.unpack([data], np.array([count]), "f")[0]
+    return packing.find(data, count, "f", key_hash, None, 0)
+
+
 def asked_of(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[Any, Any]:
-    """Return what `find_asked` does of runs by themselves, which is what it finds of them in a mapped file."""
+    """Return the items asked for of runs by themselves, which are those of a mapped file."""
     pieces, counts = [data for data, _ in runs], np.array([count for _, count in runs])
     # nothing lies at whole words there
     whole = b"header!" + b"gap".join(pieces) + bytes(24)
     begins = 7 + np.cumsum([0, *(len(data) + 3 for data in pieces[:-1])])
     words = np.frombuffer(whole, np.uint64, len(whole) // 8)
-    found = [find_asked(packing, pieces, counts, ranks, "f", mapped) for mapped in (None, (words, begins))]
+    found = [packing.unpack(pieces, counts, "f", ranks, mapped) for mapped in (None, (words, begins))]
     assert found[0][0].tobytes() == found[1][0].tobytes() and found[0][1].tolist() == found[1][1].tolist()
     return found[0]
 
@@ -93,14 +106,11 @@ def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
     packing, items = packed
     line = TimeLine.through(items)
     assert read_line(json.loads(json.dumps(line.to_json()))) == line
-    data = packing.pack(items)
-    assert packing.unpack(data, len(items), "f").tobytes() == items.tobytes()
+    data = pack(packing, items)
+    assert unpack(packing, data, len(items)).tobytes() == items.tobytes()
     hashes = normal_hashes(items["key_hash"])
     for key_hash in {*hashes[hashes >= 0][:5].tolist(), 0, 77, 2**31 - 1}:
-        found = packing.unpack(data, len(items), "f", key_hash)
-        wanted = items[hashes == key_hash]
-        assert found[normal_hashes(found["key_hash"]) == key_hash].tobytes() == wanted.tobytes()
-        assert found.tobytes() in items.tobytes()
+        assert unpack(packing, data, len(items), key_hash).tobytes() == items[hashes == key_hash].tobytes()
 
 
 @settings(max_examples=150)
@@ -109,12 +119,12 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     packing, items = packed
     stops = [at for at in np.cumsum(sizes).tolist() if at < len(items)]
     counts = np.diff([0, *stops, len(items)]).tolist()
-    runs = list(zip(packing.pack_runs(items, counts), counts, strict=True))
+    runs = list(zip(packing.pack(items, counts), counts, strict=True))
     hashes = normal_hashes(items["key_hash"])
     there = hashes[hashes >= 0]
     some = data.draw(st.sets(st.sampled_from(there.tolist()))) if len(there) else set()
     asked = np.array([*some, *some, 0, 77, 2**31 - 1], np.int32)
-    found, of_runs = asked_of(packing, runs, asked_ranks(packing, asked))
+    found, of_runs = asked_of(packing, runs, packing.ranks_of(asked))
     wanted = np.isin(hashes, asked)
     assert found.tobytes() == items[wanted].tobytes()
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
@@ -124,8 +134,8 @@ def test_each_run_has_ranks_of_its_own() -> None:
     items = np.zeros(6, KEYED_SCHEMA.item)
     items["key_hash"] = range(1, 7)
     packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
-    runs = [(data, 2) for data in packing.pack_runs(items, [2, 2, 2])]
-    found, of_runs = asked_of(packing, runs, asked_ranks(packing, np.array([3, 6, 9], np.int32)))
+    runs = [(data, 2) for data in packing.pack(items, [2, 2, 2])]
+    found, of_runs = asked_of(packing, runs, packing.ranks_of(np.array([3, 6, 9], np.int32)))
     assert (found["key_hash"].tolist(), of_runs.tolist()) == ([3, 6], [0, 1, 1])
 
 
@@ -133,9 +143,9 @@ def test_no_runs_have_no_items() -> None:
     """An input of a merge may have none in a task's slots."""
     items = np.zeros(2, KEYED_SCHEMA.item)
     packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
-    assert packing.unpack_runs([], "f").tolist() == []
-    assert packing.pack_runs(items[:0], []) == []
-    assert [part.tolist() for part in asked_of(packing, [], asked_ranks(packing, np.array([3], np.int32)))] == [[], []]
+    assert all_items(packing, []) == b""
+    assert packing.pack(items[:0], []) == []
+    assert [part.tolist() for part in asked_of(packing, [], packing.ranks_of(np.array([3], np.int32)))] == [[], []]
 
 
 @settings(max_examples=100)
@@ -143,7 +153,7 @@ def test_no_runs_have_no_items() -> None:
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
     """No CRC32 can be trusted against intent: whatever the bytes are, there is an error of ours, or items."""
     packing, items = packed
-    whole = bytearray(packing.pack(items))
+    whole = bytearray(pack(packing, items))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, min(len(whole) - 1, 80)))] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 3]))])
@@ -151,18 +161,18 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
     own = int(items["key_hash"][0]) & (2**31 - 1)
     for key_hash in (None, 0, 5, own):
         try:
-            found = packing.unpack(cut, count, "f", key_hash)
+            found = unpack(packing, cut, count, key_hash)
         except CorruptFile as error:
             assert by_numpy(packing, cut, count, key_hash) == str(error)
             continue
         assert len(found) <= count <= MOST_ITEMS
         assert found.dtype == items.dtype
         assert by_numpy(packing, cut, count, key_hash) == found.tobytes()
-    runs = [(packing.pack(items), len(items)), (cut, count)]
+    runs = [(pack(packing, items), len(items)), (cut, count)]
     assert all_items(packing, runs) == all_items(packing, runs, by_numpy=True)
-    asked = asked_ranks(packing, np.array([0, 5, own], np.int32))
+    asked = packing.ranks_of(np.array([0, 5, own], np.int32))
     # NumPy and loops refuse the same runs, and those that are opened one by one, also where no key of them is asked for
-    for ranks in (asked, asked[:0], asked_ranks(packing, np.array([77], np.int32))):
+    for ranks in (asked, asked[:0], packing.ranks_of(np.array([77], np.int32))):
         expected = one_by_one(packing, runs[::-1], ranks)
         try:
             found, of_runs = asked_of(packing, runs[::-1], ranks)
@@ -179,22 +189,22 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
     items["key_hash"] = [3, 3, 5, 5]
     items["offset"] = range(4)
     packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
-    data = bytearray(packing.pack(items))
+    data = bytearray(pack(packing, items))
     # behind them only four offsets of two bits
     assert data[-2] == 0b0101
     data[-2] = marks
     if marks != 0b0101:
         with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
-            packing.unpack_runs([(data, 4)], "f")
+            unpack(packing, data, 4)
     for key_hash in (3, 4, 5):
         if marks == 0b0101:
-            assert packing.unpack(data, 4, "f", key_hash).tobytes() == items[items["key_hash"] == key_hash].tobytes()
+            assert unpack(packing, data, 4, key_hash).tobytes() == items[items["key_hash"] == key_hash].tobytes()
         else:
             with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
-                packing.unpack(data, 4, "f", key_hash)
+                unpack(packing, data, 4, key_hash)
             # nothing, where the run has no such key, would be a proof that it has none
             with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
-                asked_of(packing, [(data, 4)], asked_ranks(packing, np.array([key_hash], np.int32)))
+                asked_of(packing, [(data, 4)], packing.ranks_of(np.array([key_hash], np.int32)))
 
 
 def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
@@ -202,7 +212,7 @@ def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_core", None)
         try:
-            return packing.unpack(data, count, "f", key_hash).tobytes()
+            return unpack(packing, data, count, key_hash).tobytes()
         except CorruptFile as error:
             return str(error)
 
@@ -216,7 +226,7 @@ def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> t
         patch.setattr(kernels, "_core", None)
         for data, count in runs:
             try:
-                items = packing.unpack(data, count, "f")
+                items = unpack(packing, data, count)
             except CorruptFile as error:
                 return str(error)
             if data[0] and (items["key_hash"] < 0).any():
@@ -231,7 +241,9 @@ def all_items(packing: Packing, runs: list[tuple[bytes, int]], *, by_numpy: bool
         if by_numpy:
             patch.setattr(kernels, "_core", None)
         try:
-            return packing.unpack_runs(runs, "f").tobytes()
+            return packing.unpack([data for data, _ in runs], np.array([count for _, count in runs], int), "f")[
+                0
+            ].tobytes()
         except CorruptFile as error:
             return str(error)
 
@@ -242,18 +254,6 @@ def test_a_line_goes_through_the_last_of_equal_offsets(last: int) -> None:
     items["offset"] = [last, 0, 0, 0]
     items["time_diff_s"] = [100, 7, 9, 8]
     assert TimeLine.through(items).seconds[0] == 8
-
-
-@settings(max_examples=100)
-@given(
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 62),
-    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=5),
-    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5),
-)
-def test_a_line_is_the_same_for_one_and_for_many(base: int, shift: int, seconds: list[int], offsets: list[int]) -> None:
-    line = TimeLine(base, shift, tuple(seconds))
-    assert line.at(np.array(offsets, np.int64)).tolist() == list(map(line.at_one, offsets))
 
 
 def log_like(count: int, per_key: int) -> Any:
@@ -277,7 +277,7 @@ def log_like(count: int, per_key: int) -> Any:
 def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
     items = log_like(200_000, per_key)
     packing = Packing(KEYED_SCHEMA, 1_000_000, TimeLine.through(items))
-    runs = [packing.pack(items[start : start + 512]) for start in range(0, len(items), 512)]
+    runs = [pack(packing, items[start : start + 512]) for start in range(0, len(items), 512)]
     assert sum(map(len, runs)) / len(items) < most
     assert sum(map(len, runs)) < packed_bytes(KEYED_SCHEMA, len(items))
 
@@ -285,5 +285,5 @@ def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
 def test_the_bytes_do_not_change() -> None:
     """What is stored for years is read for years: a change of these bytes is a new format version."""
     items = log_like(2_000, 3)
-    data = Packing(KEYED_SCHEMA, 1_000_000, TimeLine(10**12, 13, tuple(range(0, 86_000, 300)))).pack(items)
+    data = pack(Packing(KEYED_SCHEMA, 1_000_000, TimeLine(10**12, 13, tuple(range(0, 86_000, 300)))), items)
     assert (len(data), zlib.crc32(data)) == (17_555, 1_193_096_913)

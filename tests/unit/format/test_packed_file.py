@@ -27,8 +27,8 @@ def items_of(data):
     """Return the items of a file, by its directory."""
     trailer = parse_trailer(data, "file", len(data))
     runs = trailer.directory.all_runs()
-    packed = [(data[run.offset : run.offset + run.length], run.count) for run in runs]
-    return trailer.metadata.packing.unpack_runs(packed, "file")
+    pieces = [data[run.offset : run.offset + run.length] for run in runs]
+    return trailer.metadata.packing.unpack(pieces, np.array([run.count for run in runs]), "file")[0]
 
 
 @given(
@@ -99,7 +99,7 @@ def test_runs_skip_right_blocks(giant, make, low, high):
     for wanted in (5, 45, 85, 7):
         found = 0
         for run in trailer.directory.runs(wanted % layout.slots, wanted, base + low, base + high):
-            items = trailer.metadata.items_of(data[run.offset : run.offset + run.length], run.count, "file", wanted)
+            items = trailer.metadata.items_of(data[run.offset : run.offset + run.length], run.count, "file")
             seconds = items["time_diff_s"]
             found += int(((items["key_hash"] == wanted) & (seconds >= low) & (seconds <= high)).sum())
         seconds = entries["time_diff_s"]
@@ -161,7 +161,7 @@ def repacked(data, change):
     trailer = parse_trailer(data, "file", len(data))
     items = items_of(data)
     change(items)
-    body = data[:HEADER_SIZE] + trailer.metadata.packing.pack(items)
+    body = b"".join([data[:HEADER_SIZE], *trailer.metadata.packing.pack(items, [len(items)])])
     longer = len(body) - trailer.tail.position
     assert longer == 0  # else directory and tail would be others
     return rebuilt(data, body=body)

@@ -107,7 +107,7 @@ def test_every_key_is_found_by_the_directory(slots, count, hashes, step, packed)
         found = [
             part[part["key_hash"] == key_hash]
             for run in trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**62)
-            for part in [meta.items_of(data[run.offset : run.offset + run.length], run.count, "shard", key_hash)]
+            for part in [meta.items_of(data[run.offset : run.offset + run.length], run.count, "shard")]
         ]
         assert b"".join(part.tobytes() for part in found) == wanted.tobytes()
         for fingerprint in wanted["fingerprint"][:3].tolist():

@@ -97,7 +97,7 @@ class LocalBytes:
             of_filter = tail.position, tail.filter_length, tail.filter_crc32
             made.with_groups(self._trailer.directory.group_bytes, crc32, *of_filter)
             if (packing := metadata.packing) is not None:
-                made.with_packing(1 + len(packing.of_keys), packing.for_loops, packing.line.as_numbers)
+                made.with_packing(packing.of_keys, packing.for_loops, packing.line.as_numbers)
             self._in_core = made
         return self._in_core
 

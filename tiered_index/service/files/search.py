@@ -20,7 +20,6 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.trailer import Run, RunTable, Trailer
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
@@ -58,11 +57,7 @@ class FileBytes(Protocol):
 
 def read_items(source: FileBytes, runs: Sequence[Run]) -> Array:
     """Return the verified items of runs (structured, n). Raises `CorruptFile`, what reading raises."""
-    metadata = source.trailer().metadata
-    pieces = source.verified(runs)
-    if metadata.packing is None:
-        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), metadata.layout.schema.item)
-    return metadata.packing.unpack_runs(zip(pieces, (run.count for run in runs), strict=True), source.file)
+    return read_asked(source, runs, None)[0]
 
 
 def scan_runs(
@@ -110,29 +105,16 @@ def read_asked(
     ranks: npt.NDArray[np.int64] | None,
     damaged: dict[int, CorruptFile] | None = None,
 ) -> tuple[Array, Iterable[int]]:
-    """Return the items of runs, and how many are of each run: of packed ones those whose hash is asked for, by
-    `asked_ranks`, as unpacking all takes several times as long. With `damaged`, of a run that is damaged, and noted
-    there by position, there are none.
+    """Return the verified items of runs, and how many are of each run. With `ranks` (`Packing.ranks_of`), of packed
+    ones those of these hashes alone: unpacking all takes several times as long. With `damaged`, of a run that is
+    damaged, and noted there by position, there are none.
     """
-    packing, schema = source.trailer().metadata.packing, source.trailer().metadata.layout.schema
     pieces = source.verified(runs, damaged)
     whole = runs
     if damaged and len(pieces) < len(runs):
         whole = [run for run in runs if run.offset not in damaged]
-    if packing is None or ranks is None:
-        items = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), schema.item)
-        return items, [0 if damaged and run.offset in damaged else run.count for run in runs]
-
-    def find(runs: Sequence[Run], pieces: Sequence[memoryview]) -> tuple[Array, npt.NDArray[np.int64]]:
-        if isinstance(runs, RunTable):
-            offsets, _, _, counts = runs.fields
-        else:
-            offsets, counts = (np.array([getattr(run, name) for run in runs], np.int64) for name in ("offset", "count"))
-        words = source.words
-        return find_asked(packing, pieces, counts, ranks, source.file, None if words is None else (words, offsets))
-
     try:
-        items, counts = find(whole, pieces)
+        items, counts = _unpacked(source, whole, pieces, ranks)
         if whole is runs:
             return items, counts
         found = dict(zip([run.offset for run in whole], counts.tolist(), strict=True))
@@ -143,14 +125,29 @@ def read_asked(
         parts, found = [], {}
         for run, piece in zip(whole, pieces, strict=True):
             try:
-                part, _ = find([run], [piece])
+                part, _ = _unpacked(source, [run], [piece], ranks)
             except CorruptFile as error:
                 damaged[run.offset] = error
             else:
                 parts.append(part)
                 found[run.offset] = len(part)
-        items = np.concatenate(parts) if parts else np.empty(0, schema.item)
+        items = np.concatenate(parts) if parts else np.empty(0, source.trailer().metadata.layout.schema.item)
     return items, [found.get(run.offset, 0) for run in runs]
+
+
+def _unpacked(
+    source: FileBytes, runs: Sequence[Run], pieces: Sequence[memoryview], ranks: npt.NDArray[np.int64] | None
+) -> tuple[Array, npt.NDArray[np.int64]]:
+    """Return the items of runs, given by their bytes, as `read_asked`."""
+    metadata, words = source.trailer().metadata, source.words
+    if isinstance(runs, RunTable):
+        offsets, _, _, counts = runs.fields
+    else:
+        counts = np.array([run.count for run in runs], np.int64)
+        offsets = np.array([run.offset for run in runs], np.int64)
+    if metadata.packing is None:
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), metadata.layout.schema.item), counts
+    return metadata.packing.unpack(pieces, counts, source.file, ranks, None if words is None else (words, offsets))
 
 
 def scan_matches(
@@ -161,7 +158,7 @@ def scan_matches(
     """
     metadata = source.trailer().metadata
     schema, begin_s, pairs = metadata.layout.schema, metadata.begin_ms // 1000, batch.topic_pairs(metadata)
-    ranks = asked_ranks(metadata.packing, batch.key_hash) if metadata.packing is not None else None
+    ranks = metadata.packing.ranks_of(batch.key_hash) if metadata.packing is not None else None
     damaged: dict[int, CorruptFile] | None = {} if batch.allow_partial else None
     for window in _windows(runs, window_bytes, gap_bytes):
         items, _ = read_asked(source, window, ranks, damaged)
@@ -238,7 +235,7 @@ def _select(
     if packing is None:
         items = np.frombuffer(data, schema.item)
     else:
-        items = packing.unpack(data, run.count, source.file, lookup.key_hash, source.words, run.offset)
+        items = packing.find(data, run.count, source.file, lookup.key_hash, source.words, run.offset)
     return select_items(items, metadata.begin_ms // 1000, lookup, ids, schema)
 
 
@@ -401,7 +398,7 @@ def search_file_for_many(
         for group in np.unique(cut[cut >= 0]).tolist()
     ]
     owners = {run.offset: giant for giant in giants for run in giant.runs}
-    ranks = asked_ranks(metadata.packing, batch.key_hash[wanted]) if metadata.packing is not None else None
+    ranks = metadata.packing.ranks_of(batch.key_hash[wanted]) if metadata.packing is not None else None
     done: list[int] = []
     damaged: dict[int, CorruptFile] | None = {} if batch.allow_partial else None
 

@@ -36,10 +36,9 @@ from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.archived import queues_bytes_of
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.hashing import HASH_RULES, HashRule
-from tiered_index.format.layout import Layout
+from tiered_index.format.layout import MOST_ITEMS, Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
-from tiered_index.format.packed_runs import MOST_ITEMS
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import EXPIRED, NOTHING, Expired
