@@ -6,6 +6,7 @@
 | slow down      | `BackPressure`, `DiskFull` |
 | fix the call   | `InvalidArgument`, `InvalidCursor` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
+| mend the place | `SetupUnavailable` |
 | restore it     | `ObjectArchived` |
 | repair         | `CorruptFile`, `UnsupportedVersion`, `StorageBehind`, `RootBehind` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
@@ -40,6 +41,7 @@ __all__ = [
     "PartialAnswer",
     "RootBehind",
     "SchemaMismatch",
+    "SetupUnavailable",
     "StorageBehind",
     "StorageError",
     "StorageMisconfigured",
@@ -85,6 +87,12 @@ class ConfigError(TieredIndexError):
     """The set-up is wrong: a setting, a geometry that cannot exist, a missing extra."""
 
     exit_code = 2
+
+
+class SetupUnavailable(ConfigError):
+    """A file, a folder or a port that the set-up names is missing or can't be used now; a later start may find it."""
+
+    exit_code = 3
 
 
 class NotAnIndex(ConfigError):

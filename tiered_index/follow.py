@@ -402,15 +402,17 @@ class Follower:
         """Return what is wrong beside the index: failed archiving, and a lag of more than `max_lag_s`."""
         archiving = self.archiving
         found = [f"archive: {archiving.problem}"] if archiving is not None and archiving.problem is not None else []
+        return [*found, *filter(None, [self.behind(max_lag_s)])]
+
+    def behind(self, max_lag_s: float | None) -> str | None:
+        """Return by how much the index is behind, if that is more than `max_lag_s` or not known. None: no bound."""
         if max_lag_s is None:
-            return found
+            return None
         lag = self.source.lag()
         behind = f"follow: {lag.bytes:,} {self.source.unit}"
         if lag.seconds is None:
-            return [*found, f"{behind} behind the store, and how many seconds is not known yet"]
-        if lag.seconds > max_lag_s:
-            found.append(f"{behind} and {lag.seconds:g} seconds behind the store")
-        return found
+            return f"{behind} behind the store, and how many seconds is not known yet"
+        return f"{behind} and {lag.seconds:g} seconds behind the store" if lag.seconds > max_lag_s else None
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics of the following: the meaning of each number, and the number."""

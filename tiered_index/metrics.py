@@ -26,8 +26,10 @@ except ImportError as missing:
 
 __all__ = ["collector"]
 
-Gauges = Mapping[str, tuple[str, float]]
-"""What each means, and its value, by name; one that ends in ``_total`` only grows."""
+Gauges = Mapping[str, tuple[str, float | tuple[str, Mapping[str, float]]]]
+"""What each means, and its value, by name; one that ends in ``_total`` only grows. A pair is a label and the value of
+each of its values.
+"""
 _USES = (("hits", "Hits of"), ("misses", "Misses of"), ("evictions", "Evictions from"))
 
 
@@ -81,7 +83,7 @@ class StateCollector(Collector):
             yield from _of_writer(lookups)
         yield from _of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)
         for name, (meaning, value) in self._more().items():
-            yield _one(name, meaning, value)
+            yield _by(value[0], name, meaning, value[1]) if isinstance(value, tuple) else _one(name, meaning, value)
 
     def _files(self) -> Iterator[Metric]:
         counts, sizes = Tally[str](), Tally[str]()

@@ -326,8 +326,7 @@ class ServedDemo:
         if self.config_file is not None:
             places += ["--config", f"{self.config_file}"]
         writing = ["--follow", f"{store}", "--store-name", "demo", "--archive-segments"]
-        # RocketMQ's protocol has no tokens: on this host everybody may ask there
-        guard = ["--tokens", f"{tokens}", "--insecure"]
+        guard = ["--tokens", f"{tokens}"]
         ports = ["--port", f"{self.port}", "--rocketmq-port", f"{self.rocketmq_port}"]
         geometry = {"TIERED_INDEX_SLOTS": f"{self.layout.slots}", "TIERED_INDEX_ITEMS": f"{self.layout.items}"}
         return subprocess.Popen(

@@ -400,7 +400,7 @@ def test_a_handshake_that_does_not_begin_ends_its_connection(tmp_path, monkeypat
 @run
 async def test_a_port_that_is_taken_and_bounds_that_are_none():
     async with serving() as server:
-        with pytest.raises(ConfigError, match=f"can't listen at 127.0.0.1:{server.address.port}"):
+        with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1 port {server.address.port}: Addr"):
             await RemotingServer(FakeBroker(), "127.0.0.1", server.address.port).start()
     for limits in ({"threads": 0}, {"idle_s": 0.0}, {"frame_bytes": -1}):
         with pytest.raises(InvalidArgument):

@@ -42,6 +42,7 @@ def serving(
     host: str = "127.0.0.1",
     problems: Callable[[], list[str]] = list,
     gauges: Callable[[], dict[str, tuple[str, float]]] = dict,
+    behind: Callable[[], str | None] = lambda: None,
     **bounds: Any,
 ) -> Iterator[httpx.Client]:
     """Serve until the block ends, on a free port; yields a client of it."""
@@ -56,6 +57,7 @@ def serving(
             Tokens(tokens) if tokens is not None else None,
             problems,
             gauges,
+            behind,
             stopping=stopping,
         )
         service = stack.enter_context(Service(served, hosts=own_names(host), **bounds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -131,6 +132,34 @@ def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
                 assert [one["positions"] for one in answer["freshness"]] == [seen]
 
 
+def test_a_new_token_leaves_the_file_to_its_owner(tmp_path, monkeypatch):
+    path, link = tmp_path / "tokens.json", tmp_path / "link.json"
+    add_token(path, "first", "read", None)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    link.symlink_to(path)
+    before, owners = path.stat(), []
+    monkeypatch.setattr(os, "chown", lambda file, *owner: owners.append((file.name, *owner)))
+    token = add_token(link, "second", "read", None)
+    assert link.is_symlink() and Tokens(path).find(token).name == "second"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert owners == [(".tokens.json.new", before.st_uid, before.st_gid)]
+
+
+def test_a_token_file_that_would_change_its_owner_stays_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "tokens.json"
+    add_token(path, "first", "read", None)
+    text = path.read_text()
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with pytest.raises(ConfigError, match="run this as that user, or as root"):
+        add_token(path, "second", "read", None)
+    assert path.read_text() == text and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_token_that_is_taken_out_ends(index, tmp_path, monkeypatch):
     path = tmp_path / "tokens.json"
     first, second = add_token(path, "first", "read", None), add_token(path, "second", "read", None)
@@ -139,9 +168,9 @@ def test_a_token_that_is_taken_out_ends(index, tmp_path, monkeypatch):
     rows = json.loads(path.read_text())
     assert known.find(first).name == "first"
     path.write_text("[")
-    assert known.find(first) is not None and "no JSON" in known.problem
+    assert known.find(first) is not None and "no JSON" in known.problem()
     path.write_text(json.dumps(rows[1:]))
-    assert known.find(first) is None and known.find(second) is not None and known.problem is None
+    assert known.find(first) is None and known.find(second) is not None and known.problem() is None
     # also where size and time are as they were, as after copies that keep them
     before = path.stat()
     path.write_text(json.dumps([rows[1] | {"sha256": rows[0]["sha256"]}]))
@@ -451,12 +480,13 @@ def test_a_client_that_takes_nothing_ends_its_stream(tmp_path, monkeypatch):
 
 
 def test_it_says_why_it_is_not_ready(index):
-    problems = []
-    with serving(index, problems=lambda: problems) as client:
+    behind = None
+    with serving(index, behind=lambda: behind) as client:
         assert client.get("/readyz").status_code == 200
-        problems.append("follow: it is 9 GB behind")
+        behind = "follow: it is 9 GB behind"
         got = client.get("/readyz")
-        assert (got.status_code, got.json()["reasons"]) == (503, problems)
+        assert (got.status_code, got.headers["retry-after"], got.json()["reasons"]) == (503, "1", [behind])
+        assert got.json()["problems"] == [behind]
         assert client.get("/livez").status_code == 200
 
 
@@ -472,7 +502,7 @@ def test_probes_get_no_path(index, tmp_path, monkeypatch):
     with serving(index, tokens=path, problems=lambda: problems) as client:
         path.unlink()
         client.get("/v1/query", params=QUERY, headers=bearer(token))
-        assert client.get("/readyz").json()["reasons"] == [
+        assert client.get("/readyz").json()["problems"] == [
             "tokens: the token file can't be read: No such file or directory",
             "storage: [root]/log can't be read",
             "follow: '[path]' and [path] are gone, s3://bucket/a/b is not",

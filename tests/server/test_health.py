@@ -23,7 +23,10 @@ from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
+from tiered_index.server import served
+from tiered_index.server import tokens as token_files
 from tiered_index.server.listening import HttpListener
+from tiered_index.server.tokens import add_token
 from tiered_index.service.cold import caches
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
@@ -76,13 +79,21 @@ def test_what_keeps_a_writer_from_its_work_is_a_reason(tmp_path, befall, reason)
         life.index.seal()
         life.index.put("orders", 0, "k", 1, 1, 1_762_000_000_000)
         with serving(life.index) as client:
-            assert client.get("/readyz").json() == {"status": "ready", "reasons": []}
+            assert client.get("/readyz").json() == {"status": "ready", "reasons": [], "problems": []}
+            assert client.get("/v1/health").json() == {"status": "healthy", "ready": True, "problems": []}
             assert values(client)["tiered_index_lease_held",] == 1
             with pytest.raises(TieredIndexError):
                 befall(life)
             got = client.get("/readyz")
-            assert (got.status_code, got.headers["retry-after"], got.json()["status"]) == (503, "1", "not ready")
-            assert any(reason in one for one in got.json()["reasons"]), got.json()
+            # only a writer that was replaced leaves its work to somebody else
+            assert got.status_code == (503 if befall is Life.fence else 200)
+            assert (got.json()["status"] == "not ready") == bool(got.json()["reasons"]) == (befall is Life.fence)
+            assert any(reason in one for one in got.json()["problems"]), got.json()
+            health = client.get("/v1/health").json()
+            assert (health["status"], health["ready"]) == ("problems", befall is not Life.fence)
+            assert [one["reason"] for one in health["problems"]] == got.json()["problems"]
+            assert {one["part"] for one in health["problems"]} == {"writer"}
+            assert values(client)["tiered_index_service_problems", "writer"] == len(health["problems"])
             assert str(tmp_path) not in got.text
             assert client.get("/livez").json() == {"status": "alive"}
             assert values(client)["tiered_index_lease_held",] == (befall is not Life.fence)
@@ -91,17 +102,41 @@ def test_what_keeps_a_writer_from_its_work_is_a_reason(tmp_path, befall, reason)
             assert len(client.get("/v1/query", params=KNOWN).json()["items"]) == 2
 
 
-def test_a_reader_without_its_storage_is_not_ready(tmp_path):
+def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(served, "_LOOK_KEEPS_S", 0.0)
+    file = tmp_path / "tokens.json"
+    token = {"authorization": f"Bearer {add_token(file, 'ops', 'read', None)}"}
     with contextlib.closing(Life(tmp_path)) as life:
         put_entries(life.index)
         life.index.seal()
         life.index.run_lifecycle()
-        with IndexReader.open(life.uri, storage_backend=life.storage) as reader, serving(reader) as client:
+        with IndexReader.open(life.uri, storage_backend=life.storage) as reader, serving(reader, tokens=file) as client:
+            client.headers.update(token)
+            assert values(client)["tiered_index_service_problems", "storage"] == 0
             life.storage.fail("*", times=None)
-            assert "tiered_index_ready 0.0" in client.get("/metrics").text
+            kept = file.read_text()
+            file.write_text(kept[:-10])
+            found = values(client)
+            assert found["tiered_index_ready",] == 1
+            assert {part: found["tiered_index_service_problems", part] for part in ("storage", "tokens", "audit")} == {
+                "storage": 1,
+                "tokens": 1,
+                "audit": 0,
+            }
             got = client.get("/readyz")
-            assert (got.status_code, "scripted fault" in got.json()["reasons"][0]) == (503, True)
-            assert client.get("/livez").status_code == 200
+            assert (got.status_code, got.json()["reasons"]) == (200, [])
+            assert {one["part"] for one in client.get("/v1/health").json()["problems"]} == {"storage", "tokens"}
+            assert any("scripted fault" in one for one in got.json()["problems"])
+            assert [one.message for one in caplog.records if "tokens known before stay" in one.message] == [
+                f"{file} is no file of tokens: it is no JSON; the tokens known before stay"
+            ]
+            # the client is told what is wrong, and when to come back
+            got = client.get("/v1/query", params=KNOWN)
+            assert (got.status_code, got.headers["retry-after"]) == (502, "1")
+            file.write_text(kept)
+            assert values(client)["tiered_index_service_problems", "tokens"] == 0
+            assert any("can be read again" in one.message for one in caplog.records)
 
 
 def test_probes_answer_who_asks_for_the_head_only(client):
@@ -145,10 +180,10 @@ def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkey
         assert entered.wait(PATIENCE_S)
         # the answer comes before the first look has ended
         got = client.get("/readyz")
-        assert (got.status_code, got.json()["reasons"]) == (503, ["storage: it was not looked at yet"])
+        assert (got.status_code, got.json()["problems"]) == (200, ["storage: it was not looked at yet"])
         go_on.set()
         first.join(PATIENCE_S)
-        assert client.get("/readyz").status_code == 200
+        assert client.get("/readyz").json()["problems"] == []
 
 
 def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypatch):

@@ -60,6 +60,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
             found = await signed("support", RequestCode.QUERY_MESSAGE, **query)
             assert records(found.body) == [messages[7]]
             assert (await signed("pay", RequestCode.QUERY_MESSAGE, **query)).code == 22
+            assert (await signed("pay", RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
             route = json.loads((await signed("support", 105, topic="orders")).body)
             assert route["brokerDatas"] == [
                 {
@@ -96,6 +97,10 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert counted % (kind, place) in page
         refused = 'tiered_index_lookups_total{kind="rocketmq:QUERY_MESSAGE",place="none",status="NoPermission"} 1.0'
         assert refused in page
+        # those that need no lookup count, too
+        told = {"QUERY_MESSAGE": ("SUCCESS", "NO_PERMISSION"), "GET_BROKER_CLUSTER_INFO": ("SUCCESS",)}
+        for name, status in ((name, status) for name, those in told.items() for status in those):
+            assert f'tiered_index_rocketmq_request_seconds_count{{request="{name}",status="{status}"}} 1.0' in page
         assert "tiered_index_lookup_bytes_total 0.0" not in page
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
@@ -113,8 +118,15 @@ def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path):
     uri, _ = archived
     (tmp_path / "tokens.json").write_text("[]")
     port = ("--port", 0, "--rocketmq-port", 0)
-    code, error = refused("serve", "--storage", uri, *port, "--tokens", tmp_path / "tokens.json")
+    tokens = ("--tokens", tmp_path / "tokens.json")
+    code, error = refused("serve", "--storage", uri, *port, *tokens, "--host", "0.0.0.0")
     assert code == 2 and "give --rocketmq-keys FILE, or --insecure" in error
+    for host, *insecure in (("127.0.0.1",), ("0.0.0.0", "--insecure")):
+        with process_of("serve", "--json", "--storage", uri, *port, *tokens, "--host", host, *insecure) as process:
+            assert json.loads(process.stdout.readline())["status"] == "serving"
+            process.send_signal(signal.SIGTERM)
+            _, error = process.communicate(timeout=PATIENCE_S)
+            assert ("may read every topic there" in error) == (not insecure)
     code, error = refused("serve", "--storage", uri, "--port", 0, "--rocketmq-keys", tmp_path / "keys.json")
     assert code == 2 and "give --rocketmq-port, too" in error
     code, error = refused("serve", "--storage", uri, *port, "--rocketmq-advertise", "nonsense")

@@ -45,20 +45,32 @@ def lease_not_held(folder: Path) -> set[str]:
         opened: dict[str, Any] = {"disk": life.disk, "storage_backend": life.storage, **SETTINGS}
         with IndexService.open(root=folder / "root", **opened) as again, serving(again) as client:
             assert values(client)["tiered_index_lease_remaining_seconds",] == 0
-            assert client.get("/readyz").json()["reasons"]
+            assert client.get("/readyz").json()["problems"]
     return {"/readyz", "tiered_index_lease_remaining_seconds"}
 
 
 def not_ready(folder: Path) -> set[str]:
+    with contextlib.closing(Life(folder)) as life, serving(life.index, audit=folder / "audit") as client:
+        publish(life)
+        (folder / "audit").unlink()
+        (folder / "audit").mkdir()
+        client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
+        assert "audit" in client.get("/readyz").json()["reasons"][0]
+        assert values(client)["tiered_index_ready",] == 0
+    return {"curl HOST:8080/readyz"}
+
+
+def service_problem(folder: Path) -> set[str]:
     with contextlib.closing(Life(folder)) as life:
         publish(life)
         with IndexReader.open(life.uri) as reader, serving(reader) as client:
             assert run_here("files", "--storage", life.uri).code == 0
             shutil.rmtree(folder / "storage")
-            assert client.get("/readyz").json()["reasons"]
+            assert client.get("/readyz").json()["problems"]
+            assert client.get("/v1/health").json()["problems"][0]["part"] == "storage"
             gone = run_here("files", "--storage", life.uri)
             assert gone.code and "storage" in gone.err
-    return {"curl HOST:8080/readyz", "tiered-index files --storage URI"}
+    return {"/v1/health", "/readyz", "tiered-index files --storage URI"}
 
 
 def taken_over(folder: Path) -> set[str]:
@@ -71,7 +83,7 @@ def taken_over(folder: Path) -> set[str]:
             life.index.put("orders", 0, "k", 1, 1, 1_762_000_000_000)
             life.index.seal()
             life.index.run_lifecycle()
-        assert any("a newer writer" in one for one in client.get("/readyz").json()["reasons"])
+        assert any("a newer writer" in one for one in client.get("/readyz").json()["problems"])
         assert values(client)["tiered_index_fenced",] == 1
     return {"/readyz", "tiered_index_fenced"}
 
@@ -128,6 +140,7 @@ def standby_behind(folder: Path) -> set[str]:
 CHECKS: dict[str, Callable[[Path], set[str]]] = {
     "TieredIndexLeaseNotHeld": lease_not_held,
     "TieredIndexNotReady": not_ready,
+    "TieredIndexServiceProblem": service_problem,
     "TieredIndexTakenOver": taken_over,
     "TieredIndexWentBack": went_back,
     "TieredIndexStandbyBehind": standby_behind,

@@ -99,7 +99,7 @@ def test_a_storage_is_served_until_sigterm(storage, tmp_path):
         assert answer["as_of_ms"] == 1_762_000_090_000
         # of a local storage's path only the last name leaves
         assert str(Path(storage).parent.name) not in got.text and "/storage" in answer["freshness"][0]["source"]
-        assert client.get("/readyz").json() == {"status": "ready", "reasons": []}
+        assert client.get("/readyz").json() == {"status": "ready", "reasons": [], "problems": []}
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, json.loads(out)) == (0, {"status": "stopped"}), error
@@ -167,20 +167,35 @@ def test_several_storages_are_one_index_over_tls(storage, tmp_path):
 
 
 def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
+    (tmp_path / "halved.json").write_text("[")
+    (tmp_path / "unmounted").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for arguments, said in (
-            (("--host", "0.0.0.0", "--port", 0), "give --tokens FILE, or --insecure"),
-            (("--tls-cert", "a.pem"), "belong together"),
-            (("--tokens", tmp_path / "none.json"), "can't be read"),
-            (("--port", port), f"can't listen on 127.0.0.1 port {port}"),
-            (("--port", 0, "--rocketmq-port", port), f"can't listen at 127.0.0.1:{port}"),
-            (("--answer-bytes", "8MiB"), "give 16MiB or more"),
+        busy = f"can't listen on 127.0.0.1 port {port}: Address already in use; choose another port by"
+        for code, arguments, said in (
+            (2, ("--host", "0.0.0.0", "--port", 0), "give --tokens FILE, or --insecure"),
+            (2, ("--tls-cert", "a.pem"), "belong together"),
+            (2, ("--answer-bytes", "8MiB"), "give 16MiB or more"),
+            # a later start may find these well
+            (3, ("--tokens", tmp_path / "none.json"), "can't be read"),
+            (3, ("--tokens", tmp_path / "halved.json"), "is no file of tokens"),
+            (3, ("--tls-cert", "a.pem", "--tls-key", "a.pem"), "the TLS files can't be used"),
+            (3, ("--audit-log", tmp_path / "none" / "audit"), "can't be written"),
+            (3, ("--port", port), f"{busy} --port"),
+            (3, ("--port", 0, "--rocketmq-port", port), f"{busy} --rocketmq-port"),
+            (3, ("--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", tmp_path / "none.json"), "can't be read"),
+            (3, ("--port", 0, "--store", tmp_path / "none"), "none is not a folder"),
+            (3, ("--port", 0, "--store", tmp_path / "unmounted"), "is no RocketMQ store"),
+            (3, ("--port", 0, "--root", tmp_path / "root", "--follow", tmp_path / "unmounted"), "is no RocketMQ store"),
+            (3, ("--port", 0, "--root", tmp_path / "unmounted"), "holds no tiered index"),
+            (3, ("--port", 0, "--storage", (tmp_path / "unmounted").as_uri()), "holds no tiered index"),
         ):
+            place = () if {"--root", "--storage"}.intersection(arguments) - {"--follow"} else ("--storage", storage)
             with pytest.raises(SystemExit) as ended:
-                run(["serve", "--storage", storage, *map(str, arguments)])
-            assert ended.value.code == 2
-            assert said in capsys.readouterr().err
+                run(["serve", *place, *map(str, arguments)])
+            error = capsys.readouterr().err
+            assert said in error
+            assert ended.value.code == code, error
 
 
 def test_a_lag_that_is_not_known_is_no_readiness():

@@ -15,7 +15,7 @@ from typer import Option
 from tiered_index.cli.follow import open_follower
 from tiered_index.cli.options import LogAs, MaxLag, bytes_option
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import ConfigError, InvalidArgument, install_hint
+from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, install_hint
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.index import IndexService
@@ -36,6 +36,27 @@ def server_extra(what: str) -> Iterator[None]:
         raise ConfigError(
             f"{what} needs the extra 'server' ({missing} is missing): {install_hint('server')}"
         ) from error
+
+
+@contextlib.contextmanager
+def _found_later() -> Iterator[None]:
+    """Have the index, the storage or the store that is missing within the block be one that a later start may find.
+
+    A disk may not be mounted yet, or an index not be made. Raises `SetupUnavailable`.
+    """
+    try:
+        yield
+    except NotAnIndex as error:
+        raise SetupUnavailable(str(error)) from error
+
+
+def _check_store(folder: Path | None) -> None:
+    """Raise `SetupUnavailable` if a folder is no store of RocketMQ."""
+    try:
+        if folder is not None:
+            StoreDirectory.open(folder)
+    except InvalidArgument as error:
+        raise SetupUnavailable(str(error)) from error
 
 
 _listen = partial(Option, rich_help_panel="Listening")
@@ -171,12 +192,17 @@ def serve(
         from tiered_index.server.app import Service
         from tiered_index.server.calls import Caps
         from tiered_index.server.health import StandIn
-        from tiered_index.server.listening import HttpListener, Tls, in_background, is_local, own_names, serve_all
+        from tiered_index.server.listening import HttpListener, Tls, bind, in_background, is_local, own_names, serve_all
         from tiered_index.server.remoting import RemotingOptions
         from tiered_index.server.served import Audit, Index, Served, messages_of, redaction_of
         from tiered_index.server.tokens import Tokens
     if not is_local(host) and tokens is None and not insecure:
         raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
+    if rocketmq_port is not None and rocketmq_keys is None and not insecure and not is_local(host):
+        raise ConfigError(
+            f"--host {host} lets other hosts in at --rocketmq-port, which takes no tokens: "
+            "give --rocketmq-keys FILE, or --insecure to let everybody in"
+        )
     writes = write or follow is not None
     if follow is None and (store_name is not None or archive_segments or archive_queues or max_lag is not None):
         options = "--store-name, --archive-segments, --archive-queues and --max-lag"
@@ -194,6 +220,8 @@ def serve(
         raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise are of a port: give --rocketmq-port, too")
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
+    for folder in (store, follow):
+        _check_store(folder)
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
     config = session.reader_config()
     caps = Caps(
@@ -212,8 +240,12 @@ def serve(
         lookups: Index
         front = StandIn()
         http = stack.enter_context(contextlib.closing(HttpListener(front, host, port, tls=tls)))
+        if tools is not None:
+            tools_address = stack.enter_context(contextlib.closing(bind(host, tools.port, "--rocketmq-port")))
+            if tokens is not None and tools.keys is None and not insecure:
+                session.out.note("--rocketmq-port asks for no token: everybody on this host may read every topic there")
         # a recovery takes its time: probes are told of it
-        with in_background(http.twin()):
+        with in_background(http.twin()), _found_later():
             if writes:
                 space = {} if follow is None else {"offset_space": "commitlog"}
                 index = stack.enter_context(IndexService.open(session.config(**space)))
@@ -237,7 +269,8 @@ def serve(
             stopping=stopping,
         )
         if following is not None:
-            served.problems = partial(following.problems, max_lag)
+            served.problems = following.problems
+            served.behind = partial(following.behind, max_lag)
             served.gauges = following.gauges
         service = stack.enter_context(
             Service(
@@ -254,9 +287,9 @@ def serve(
         # each further protocol of this process is one more listener
         listeners: list[Listener] = [http]
         if tools is not None:
-            guarded = not insecure and (tokens is not None or not is_local(host))
-            bounds: Any = {"caps": caps, "audit": audit, "counted": service.count, "threads": threads}
-            listeners.append(tools.listener(lookups, host, store=store, tls=tls, guarded=guarded, **bounds))
+            told: Any = {"audit": audit, "metrics": service.metrics}
+            more: Any = {"bound": tools_address, "caps": caps, "threads": threads}
+            listeners.append(tools.listener(lookups, host, store=store, tls=tls, **told, **more))
 
         def ready() -> None:
             urls = [listener.url for listener in listeners]

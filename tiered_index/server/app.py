@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tiered_index._version import __version__
+from tiered_index.metrics import Gauges
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Calls
 from tiered_index.server.console import Console
@@ -34,7 +35,10 @@ OPENAPI = Path(__file__).parent / "openapi.json"
 
 
 class Service:
-    """The ASGI application `app` of what is served, its gate before it, and its threads; close it as a context."""
+    """The ASGI application `app` of what is served, its gate before it, its `metrics`, and its threads.
+
+    Close it as a context.
+    """
 
     def __init__(
         self,
@@ -49,9 +53,9 @@ class Service:
     ) -> None:
         """`Calls`, `MemoryBudget`, `Rate` and `Gate` describe the other arguments."""
         self._calls = Calls(threads, waiting)
-        metrics = Metrics(served.lookups, served.metrics)
-        # lookups of other protocols of the process are counted, too
-        self.count = metrics.lookup
+        self._served = served
+        # requests of other protocols of the process are counted, too
+        metrics = self.metrics = Metrics(served.lookups, self._gauges)
         self._health = HealthHandlers(served, metrics)
         self._verification = VerificationHandlers(served, self._calls, metrics)
         lookups, stored = LookupHandlers(served, self._calls, metrics), StoredHandlers(served, self._calls, metrics)
@@ -68,6 +72,7 @@ class Service:
             _route("POST", "/v1/entries", entries.entries, parameters.EntriesParameters),
             _route("POST", "/v1/verify", verification.verify, Nothing),
             _route("GET", "/v1/verify/{id}", verification.verification, Nothing),
+            _route("GET", "/v1/health", health.health, Nothing),
             _route("GET HEAD", "/metrics", health.metrics, Nothing),
             _route("GET HEAD", "/livez", health.livez),
             _route("GET HEAD", "/readyz", health.readyz),
@@ -86,6 +91,14 @@ class Service:
             hosts,
             page.paths if page is not None else frozenset(),
         )
+
+    def _gauges(self) -> Gauges:
+        return {
+            "http_requests_in_flight": ("Requests whose answers have not ended.", self.app.under_way),
+            "calls_running": ("Calls of the index that have a thread.", self._calls.running),
+            "calls_waiting": ("Calls of the index that wait for a thread.", self._calls.waiting),
+            **self._served.metrics(),
+        }
 
     def __enter__(self) -> Self:
         return self

@@ -101,6 +101,7 @@ class Gate:
         self._hosts = hosts
         self._unguarded = _OPEN | unguarded
         self.held_bytes = 0
+        self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take one request."""
@@ -126,6 +127,7 @@ class Gate:
         current_id.set(request_id)
         method = scope["method"] if scope["method"] in _METHODS else "other"
         body = _Body(self, receive)
+        self.under_way += 1
         try:
             with request_span(method, headers) as traced:
                 failed: Exception | None = None
@@ -151,6 +153,7 @@ class Gate:
                 finally:
                     tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
         finally:
+            self.under_way -= 1
             reservation.end()
             self.held_bytes -= body.taken
             seconds, route = time.perf_counter() - began_s, _route_of(scope)

@@ -1,4 +1,4 @@
-"""How the service is: its metrics, whether it lives, and whether it can do what it is for.
+"""How the service is: its metrics, its problems, whether it lives, and whether it is ready for requests.
 
 A `StandIn` answers for the application while the index opens and recovers, so that a probe finds somebody. Threads: the
 event loop's; any thread may set a `StandIn`.
@@ -36,8 +36,28 @@ class HealthHandlers(Handlers):
         return _alive()
 
     async def readyz(self, request: Request, _: None) -> Response:
-        """Say whether the service can do what it is for, and why not."""
-        return _ready(await self.calls.run(request, self.allowance(), self.served.not_ready))
+        """Say whether this replica is to get requests and why not, and what is amiss beside that."""
+
+        def look() -> Response:
+            problems = [text for found in self.served.problems_by_part().values() for text in found]
+            return _ready(self.served.not_ready(), problems)
+
+        return await self.calls.run(request, self.allowance(), look)
+
+    async def health(self, request: Request, _: Nothing) -> Response:
+        """Name all that is amiss, by the part of the service."""
+        caller_of(request).need_every_topic("the service's health is")
+
+        def look() -> Response:
+            parts = self.served.problems_by_part()
+            document = {
+                "status": "problems" if any(parts.values()) else "healthy",
+                "ready": not self.served.not_ready(),
+                "problems": [{"part": part, "reason": reason} for part, found in parts.items() for reason in found],
+            }
+            return Response(wire.encode(document), media_type=wire.JSON)
+
+        return await self.calls.run(request, self.allowance(), look)
 
 
 class StandIn:
@@ -48,7 +68,7 @@ class StandIn:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take one request."""
-        answer: ASGIApp = _alive() if scope.get("path") == "/livez" else _ready([self.reason])
+        answer: ASGIApp = _alive() if scope.get("path") == "/livez" else _ready([self.reason], [])
         await (self.app or answer)(scope, receive, send)
 
 
@@ -56,6 +76,6 @@ def _alive() -> Response:
     return Response(wire.encode({"status": "alive"}), media_type=wire.JSON)
 
 
-def _ready(reasons: list[str]) -> Response:
-    body = wire.encode({"status": "not ready" if reasons else "ready", "reasons": reasons})
+def _ready(reasons: list[str], problems: list[str]) -> Response:
+    body = wire.encode({"status": "not ready" if reasons else "ready", "reasons": reasons, "problems": problems})
     return Response(body, 503 if reasons else 200, {"retry-after": "1"} if reasons else None, wire.JSON)

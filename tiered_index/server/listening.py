@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import signal
 import socket
@@ -22,7 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tiered_index.errors import ConfigError
+from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import TARGET
 from tiered_index.server.problems import Problem, Redaction, Refused
 
@@ -69,7 +70,7 @@ class Tls:
 class HttpListener:
     """Serves an ASGI application. The address is taken when it is made, unless it is `bound`: port 0 is any free one.
 
-    Raises `ConfigError` where the address can't be had.
+    Raises `SetupUnavailable` if the address or the TLS files can't be used.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class HttpListener:
         drain_s: float = 30.0,
         bound: socket.socket | None = None,
     ) -> None:
-        self._socket = bound or _bound(host, port)
+        self._socket = bound or bind(host, port)
+        self._socket.listen(_BACKLOG)
         self._app, self._tls, self._host, self._drain_s = app, tls, host, drain_s
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
@@ -103,7 +105,7 @@ class HttpListener:
             config.load()
         except (OSError, ValueError) as error:
             self._socket.close()
-            raise ConfigError(f"the TLS files can't be used: {error}") from error
+            raise SetupUnavailable(f"the TLS files can't be used: {error}") from error
         self._server = _Server(config)
 
     def twin(self) -> HttpListener:
@@ -327,7 +329,11 @@ async def _watch(ended: Callable[[], bool], stop: Callable[[], None]) -> None:
     stop()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Return a socket that has the address, and does not listen yet. Port 0 is any free one.
+
+    Raises `SetupUnavailable`, which names the `option` of the port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # by its protocol asyncio knows that answers must not wait for acknowledgements (TCP_NODELAY)
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -336,9 +342,8 @@ def _bound(host: str, port: int) -> socket.socket:
         # connections have it, too: what a slow reader does not take is not made
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT_BYTES)
         bound.bind((host, port))
-        bound.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         bound.close()
-        reason = error.strerror if isinstance(error, OSError) else "no such port"
-        raise ConfigError(f"can't listen on {host} port {port}: {reason}") from error
+        instead = f"; choose another port by {option}" if error.errno == errno.EADDRINUSE else ""
+        raise SetupUnavailable(f"can't listen on {host} port {port}: {error.strerror}{instead}") from error
     return bound

@@ -7,10 +7,12 @@ a key, a topic, or a text that a client chose. Threads: any.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, Metric, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
 
+from tiered_index._version import __version__
 from tiered_index.metrics import Gauges, StateCollector
 from tiered_index.server.served import Index
 from tiered_index.types import Explain
@@ -42,6 +44,9 @@ class Metrics:
         self._http = histogram(
             "http_request_seconds", "Time of requests, by route, method and status.", _SECONDS, *_HTTP
         )
+        self._rocketmq = histogram(
+            "rocketmq_request_seconds", "Time of requests of RocketMQ's protocol.", _SECONDS, "request", "status"
+        )
         self._lookups = counter(
             "lookups", "Lookups, by kind, the farthest place that was read, and status.", "kind", "place", "status"
         )
@@ -55,11 +60,17 @@ class Metrics:
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:
                 counted.labels(value)
+        Info("tiered_index_build", "The program that runs.", registry=registry).info({"version": __version__})
+        ProcessCollector(registry=registry)
         registry.register(StateCollector(lookups, more))
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request."""
         self._http.labels(route, method, str(status)).observe(seconds)
+
+    def rocketmq_request(self, request: str, status: str, seconds: float) -> None:
+        """Count a request of RocketMQ's protocol, by its name and the one of the response's code."""
+        self._rocketmq.labels(request, status).observe(seconds)
 
     def lookup(self, kind: str, status: str, explain: Explain) -> None:
         """Count a lookup and what it cost."""
@@ -80,4 +91,16 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(_WithoutCreated(self._registry))
+
+
+class _WithoutCreated(Collector):
+    """A registry without the series ``_created``: one beside each counter and histogram, which nobody asks for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ from typing import Any
 
 from tiered_index import documents
 from tiered_index.documents import Malformed
-from tiered_index.errors import ConfigError
-from tiered_index.rocketmq.remoting.broker import Counted, ReadOnlyBroker
+from tiered_index.errors import SetupUnavailable
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
 from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
+from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Index
 
 # RocketMQ's clients wait for 18 s
@@ -42,20 +44,20 @@ class RemotingOptions:
         *,
         store: Path | None,
         tls: Tls | None,
-        guarded: bool,
+        bound: socket.socket,
         caps: Caps,
         audit: Audit,
-        counted: Counted,
+        metrics: Metrics,
         threads: int,
     ) -> RemotingServer:
-        """Return the server, which does not listen yet; `guarded`: not everybody who reaches the host may ask.
+        """Return the server, which does not listen yet; `bound` has its address.
 
-        Raises `ConfigError` where it would let everybody in all the same, and for files that can't be used.
+        Raises `ConfigError` for files that can't be used.
         """
-        if guarded and self.keys is None:
-            raise ConfigError(
-                "RocketMQ's protocol has no tokens: give --rocketmq-keys FILE, or --insecure to let everybody in"
-            )
+
+        def observe(request: Command, response: Command, seconds: float) -> None:
+            metrics.rocketmq_request(name_of(request.code), ResponseCode(response.code).name, seconds)
+
         broker = ReadOnlyBroker(
             lookups,
             store=store,
@@ -66,13 +68,14 @@ class RemotingOptions:
             timeout_s=min(caps.timeout_s, _LONGEST_S),
             max_requests=caps.max_requests,
             max_bytes=caps.max_bytes,
-            counted=counted,
+            counted=metrics.lookup,
         )
         keys = read_keys(self.keys) if self.keys is not None else None
         context = _context(tls) if tls is not None else None
         told = partial(_tell, audit, keys is not None)
         limits = RemotingLimits(threads=threads)
-        return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=limits, told=told)
+        more: Any = {"told": told, "observe": observe, "bound": bound}
+        return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=limits, **more)
 
 
 def _tell(audit: Audit, signed: bool, request: Command, response: Command) -> None:
@@ -105,18 +108,18 @@ _KEYS: documents.Check[dict[str, dict[str, Any]]] = documents.map_of(_SECRET)
 def read_keys(path: Path) -> Mapping[str, AccessKey]:
     """Return the keys of a file ``{"NAME": {"secret": "...", "topics": ["PREFIX", ...]}}``; without topics: every one.
 
-    Raises `ConfigError`, which repeats nothing of the file.
+    Raises `SetupUnavailable`, which repeats nothing of the file.
     """
     try:
         rows = _KEYS(json.loads(path.read_bytes()))
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         problem = "its form is another one" if isinstance(error, Malformed) else "it is no JSON"
         text = f'{path} is no file of keys, {{"NAME": {{"secret": "...", "topics": ["PREFIX"]}}}}: {problem}'
-        raise ConfigError(text) from None
+        raise SetupUnavailable(text) from None
     if not rows:
-        raise ConfigError(f"{path} has no keys: nobody could ask")
+        raise SetupUnavailable(f"{path} has no keys: nobody could ask")
     return {name: AccessKey(row["secret"], row["topics"]) for name, row in rows.items()}
 
 
@@ -128,5 +131,5 @@ def _context(tls: Tls) -> ssl.SSLContext:
             context.load_verify_locations(tls.clients)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the TLS files can't be used: {error}") from error
+        raise SetupUnavailable(f"the TLS files can't be used: {error}") from error
     return context

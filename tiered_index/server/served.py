@@ -10,13 +10,14 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from tiered_index.encoding import json_text
-from tiered_index.errors import ConfigError, TieredIndexError
+from tiered_index.errors import SetupUnavailable, TieredIndexError
+from tiered_index.metrics import Gauges
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction, without_paths
@@ -50,7 +51,7 @@ class Audit:
         try:
             self._file = _opened(path) if path is not None else None
         except OSError as error:
-            raise ConfigError(f"the audit log {path} can't be written: {error.strerror}") from error
+            raise SetupUnavailable(f"the audit log {path} can't be written: {error.strerror}") from error
 
     def refused(self, request_id: str, caller: str | None, what: str, asked: str, more: dict[str, Any]) -> None:
         """Write that a request was not allowed: `what` is its method and path, `asked` its query, `more` is of its
@@ -60,7 +61,7 @@ class Audit:
         self.write({**record, "refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record; what can't be written makes the service not ready."""
+        """Write a record. If it can't be written, `problem` says why, and the service is not ready."""
         if self._file is None:
             return
         line = json_text(record) + "\n"
@@ -111,8 +112,8 @@ def shown_topics(topics: Iterable[str]) -> list[str]:
 
 @dataclass
 class Served:
-    """An index, or several, as a service shows them; `problems` and `gauges` (meaning and value, by name) are of what
-    runs beside.
+    """An index, or several, as a service shows them. Of what runs beside: its `problems`, its `gauges` (meaning and
+    value, by name), and with `behind` why its answers are too old.
     """
 
     lookups: Index
@@ -122,13 +123,14 @@ class Served:
     audit: Audit
     tokens: Tokens | None = None
     problems: Callable[[], list[str]] = list
-    gauges: Callable[[], dict[str, tuple[str, float]]] = dict
+    gauges: Callable[[], Gauges] = dict
+    behind: Callable[[], str | None] = lambda: None
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
-        self._unreachable: str | None = "storage: it was not looked at yet"
+        self._unreachable: str | None = "it was not looked at yet"
 
     @property
     def writer(self) -> IndexService | None:
@@ -141,22 +143,41 @@ class Served:
         return self.lookups.genesis.index_id if isinstance(self.lookups, IndexReader) else self.lookups.index_id
 
     def not_ready(self) -> list[str]:
-        """Return why the service can't do what it is for, a reason each; nothing where it can. May ask the storage."""
+        """Return the reasons to leave this replica out: others of its kind could do better. Nothing: it is ready.
+
+        A problem that all replicas share is none: without any of them, clients would meet refused connections in place
+        of errors that say what is wrong. Does not ask the storage.
+        """
         if self.stopping.is_set():
             return ["stopping"]
         reasons = [f"audit: {self.audit.problem}"] if self.audit.problem else []
-        if self.tokens is not None and self.tokens.problem:
-            reasons.append(f"tokens: {self.tokens.problem}")
-        if isinstance(self.lookups, IndexService):
-            reasons += self.lookups.health()["problems"]
-        elif (unreachable := self._look(self.lookups)) is not None:
-            reasons.append(unreachable)
-        # probes need no token: they get no path at all, also none that nobody foresaw
-        return [without_paths(self.redaction.text(reason)) for reason in [*reasons, *self.problems()]]
+        if self.writer is not None and self.writer.health()["fenced"]:
+            reasons.append("writer: another writer has taken the index over")
+        return self._public([*reasons, *filter(None, [self.behind()])])
 
-    def metrics(self) -> dict[str, tuple[str, float]]:
+    def problems_by_part(self) -> dict[str, list[str]]:
+        """Return all that is amiss now, by the part of the service: each part has a list. May ask the storage."""
+        lookups, problem = self.lookups, self.tokens.problem() if self.tokens is not None else None
+        if isinstance(lookups, IndexService):
+            storage, writer = None, lookups.health()["problems"]
+        else:
+            storage, writer = self._look(lookups), []
+        found = {
+            "audit": [f"audit: {self.audit.problem}" if self.audit.problem else None],
+            "storage": [f"storage: {storage}" if storage else None],
+            "tokens": [f"tokens: {problem}" if problem else None],
+            "writer": writer,
+            "source": [*self.problems(), self.behind()],
+        }
+        return {part: self._public(filter(None, problems)) for part, problems in found.items()}
+
+    def metrics(self) -> Gauges:
         """Return the numbers that metrics have beside the index's: meaning and value, by name. May ask the storage."""
-        return ready_gauge(self.not_ready()) | self.gauges()
+        return {**state_gauges(self.not_ready(), self.problems_by_part()), **self.gauges()}
+
+    def _public(self, texts: Iterable[str]) -> list[str]:
+        # probes need no token: they get no path at all, also none that nobody foresaw
+        return [without_paths(self.redaction.text(text)) for text in texts]
 
     def _look(self, reader: IndexReader) -> str | None:
         """Return why the storage can't be read. A look counts for a moment; who asks meanwhile has the one before."""
@@ -170,9 +191,13 @@ class Served:
         return self._unreachable
 
 
-def ready_gauge(reasons: list[str]) -> dict[str, tuple[str, float]]:
-    """Return the metric of a service that is not ready for `reasons`."""
-    return {"ready": ("1 while /readyz says ready.", not reasons)}
+def state_gauges(not_ready: list[str], problems: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the metrics of a service that is not ready for some reasons, and has `problems`, by part."""
+    counts = {part: len(found) for part, found in problems.items()}
+    return {
+        "ready": ("1 while /readyz says ready.", not not_ready),
+        "service_problems": ("Present problems, by part of the service; /v1/health names them.", ("part", counts)),
+    }
 
 
 def _refreshed(reader: IndexReader) -> str | None:
@@ -180,7 +205,7 @@ def _refreshed(reader: IndexReader) -> str | None:
         with deadline_at(time.monotonic() + _LOOK_TIMEOUT_S):
             reader.refresh()
     except TieredIndexError as error:
-        return f"storage: {error}"
+        return str(error)
     return None
 
 

@@ -1,17 +1,19 @@
 """Who may ask for what: tokens, hashed at rest, each with a role and the prefixes of the topics that it may see.
 
 The file is JSON: ``[{"name", "sha256", "role", "topics"}]``; `topics` is a list of prefixes, null: every topic. A token
-is 256 random bits, so one round of SHA-256 hides it. The file is looked at once a second, so that a token that was
-taken out ends then. Threads: any.
+is 256 random bits, so one round of SHA-256 hides it. The file is read again within a second of each change, so that a
+token that was taken out ends then. While it can't be read, the tokens known before stay. Threads: any.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -21,13 +23,14 @@ from typing import Any, Literal
 
 from tiered_index import documents
 from tiered_index.documents import Malformed
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.server.problems import Refused
 
 Role = Literal["read", "write", "admin"]
 # each has what those before it have
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
+_log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -85,7 +88,7 @@ ANYONE = Caller("anyone", "admin")
 
 
 class Tokens:
-    """The callers of a token file, by their tokens. Raises `ConfigError` where the file can't be read at first."""
+    """The callers of a token file, by their tokens. Raises `SetupUnavailable` if the file can't be read at first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,13 +96,18 @@ class Tokens:
         self._seen = _changed(path)
         self._callers = _load(path)
         self._looked_s = time.monotonic()
-        self.problem: str | None = None
+        self._problem: str | None = None
 
     def find(self, token: str) -> Caller | None:
         """Return whose token it is; None: nobody's."""
         self._look()
         # the hash is compared, not the token, so that the time tells nothing of it
         return self._callers.get(hashlib.sha256(token.encode()).hexdigest())
+
+    def problem(self) -> str | None:
+        """Return why the file can't be read now, without its path; None: it can."""
+        self._look()
+        return self._problem
 
     def _look(self) -> None:
         now_s = time.monotonic()
@@ -109,24 +117,31 @@ class Tokens:
             self._looked_s = now_s
             try:
                 seen = _changed(self._path)
-                if seen != self._seen:
+                if seen != self._seen or self._problem is not None:
                     self._callers, self._seen = _load(self._path), seen
-                self.problem = None
-            except ConfigError as error:
-                # the tokens known before stay: a half-written file must not lock everybody out
-                # probes show it to everybody
-                self.problem = str(error).replace(str(self._path), "the token file")
+                if self._problem is not None:
+                    _log.warning("%s can be read again", self._path)
+                self._problem = None
+            except SetupUnavailable as error:
+                # a half-written file must not lock everybody out
+                problem = str(error).replace(str(self._path), "the token file")
+                if problem != self._problem:
+                    _log.error("%s; the tokens known before stay", error)
+                self._problem = problem
 
 
 def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -> str:
     """Make a token, add its hash to the file, which may be new, and return it.
 
-    Raises `InvalidArgument`, `ConfigError`. The file is replaced as a whole; it is readable by its owner alone.
+    The file is replaced as a whole. It keeps its owner, group and mode; a new one is for its owner alone. Raises
+    `InvalidArgument` for the name, and `ConfigError` if the file can't be read, replaced or given to its owner.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"a token's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r:.80}"
         )
+    # a link stays one
+    path = path.resolve()
     rows = _rows(path) if path.exists() else []
     if any(row["name"] == name for row in rows):
         raise InvalidArgument(f"{path} has a token called {name}: take it out, or choose another name")
@@ -135,7 +150,10 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
     rows.append({"name": name, "sha256": digest, "role": role, "topics": list(topics) if topics else None})
     new = path.with_name(f".{path.name}.new")
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            if path.exists():
+                _keep_access(path, new)
             json.dump(rows, file, indent=2)
             file.write("\n")
             file.flush()
@@ -144,6 +162,20 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
     return token
+
+
+def _keep_access(path: Path, new: Path) -> None:
+    """Give `new` the owner, group, mode and access list of the file at `path`. Raises `ConfigError`."""
+    state = path.stat()
+    try:
+        os.chown(new, state.st_uid, state.st_gid)
+        shutil.copystat(path, new)
+    except OSError as error:
+        new.unlink()
+        raise ConfigError(
+            f"{path} belongs to user {state.st_uid} and group {state.st_gid}, who could not read it any more: "
+            "run this as that user, or as root"
+        ) from error
 
 
 _CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
@@ -161,10 +193,10 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         return list(_CHECK(json.loads(path.read_bytes())))
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         problem = str(error) if isinstance(error, Malformed) else "it is no JSON"
-        raise ConfigError(f"{path} is no file of tokens: {problem}") from error
+        raise SetupUnavailable(f"{path} is no file of tokens: {problem}") from error
 
 
 def _load(path: Path) -> dict[str, Caller]:
@@ -178,6 +210,6 @@ def _changed(path: Path) -> tuple[int, ...]:
     try:
         state = path.stat()
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
     # the time of a change, too: the one of the contents can be set back
     return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino

@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.errors import InvalidArgument, SetupUnavailable, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy, waits_for_messages
 from tiered_index.rocketmq.remoting.frames import EVERY_TOPIC, AccessKey, Command, decode_frame, encode_frame, signer_of
@@ -70,7 +72,8 @@ class RemotingServer:
 
     With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
     topics that it is for. With `tls` every connection is encrypted. `told`, of any thread, is called with each request
-    that was looked up or whose signature was refused, and its response.
+    that was looked up or whose signature was refused, and its response. `observe`, of the loop's thread, is called with
+    every request, its response and the seconds between them. `bound` is a socket that has the address already.
     """
 
     def __init__(
@@ -83,13 +86,16 @@ class RemotingServer:
         tls: ssl.SSLContext | None = None,
         limits: RemotingLimits | None = None,
         told: Callable[[Command, Command], None] | None = None,
+        observe: Callable[[Command, Command, float], None] | None = None,
+        bound: socket.socket | None = None,
     ) -> None:
         self.broker = broker
         self.limits = limits or RemotingLimits()
         self._host, self._port = host, port
         self._keys = dict(keys or {})
         self._tls = tls
-        self._told = told
+        self._told, self._observe = told, observe
+        self._bound = bound
         self._threads = DaemonPool(self.limits.threads, "tiered-index-remoting")
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Event | None = None
@@ -99,12 +105,17 @@ class RemotingServer:
         self._unsent_bytes = 0
 
     async def start(self) -> None:
-        """Listen. Raises `ConfigError` where the address can't be had."""
+        """Listen. Raises `SetupUnavailable` if the address can't be had."""
         more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+        place: dict[str, Any] = (
+            {"host": self._host, "port": self._port} if self._bound is None else {"sock": self._bound}
+        )
         try:
-            self._server = await asyncio.start_server(self._connected, self._host, self._port, ssl=self._tls, **more)
+            self._server = await asyncio.start_server(self._connected, **place, ssl=self._tls, **more)
         except OSError as error:
-            raise ConfigError(f"can't listen at {self._host}:{self._port}: {error.strerror or error}") from error
+            # asyncio's text names the address once more
+            reason = os.strerror(error.errno) if error.errno else error
+            raise SetupUnavailable(f"can't listen on {self._host} port {self._port}: {reason}") from error
 
     @property
     def address(self) -> Host:
@@ -180,6 +191,13 @@ class RemotingServer:
 
     async def respond(self, request: Command, local: Host, peer: str = "somewhere") -> Command:
         """Return the response to a request that came in at `local` from `peer`."""
+        began_s = time.monotonic()
+        response = await self._response(request, local, peer)
+        if self._observe is not None:
+            self._observe(request, response, time.monotonic() - began_s)
+        return response
+
+    async def _response(self, request: Command, local: Host, peer: str) -> Command:
         key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
         if key is None:
             refusal = self.broker.refuse(request, peer)
@@ -318,7 +336,7 @@ async def serve_remoting(
 ) -> RemotingServer:
     """Return a server that answers RocketMQ's tools from `index`, listening; `close` it before the index.
 
-    Arguments as of `ReadOnlyBroker` and `RemotingServer`. Raises `ConfigError` where the address can't be had, and
+    Arguments as of `ReadOnlyBroker` and `RemotingServer`. Raises `SetupUnavailable` if the address can't be had, and
     `InvalidArgument` where `store` is no RocketMQ store.
     """
     broker = ReadOnlyBroker(
