@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from tests.server.conftest import PATIENCE_S, put_entries
 from tiered_index import IndexService
 from tiered_index.cli.main import run
 from tiered_index.follow import Follower
+from tiered_index.server.tokens import add_token
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,6 +198,24 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
             error = capsys.readouterr().err
             assert said in error
             assert ended.value.code == code, error
+
+
+def test_a_file_that_its_user_may_not_read_is_no_wrong_command_line(storage, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "tokens.json"
+    add_token(file, "first", "read", None)
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    # the test's user may read everything
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != file)
+    with pytest.raises(SystemExit) as ended:
+        run(["serve", "--storage", storage, "--port", "0", "--tokens", str(file)])
+    assert (ended.value.code, "can't be read: Permission denied" in capsys.readouterr().err) == (3, True)
 
 
 def test_a_lag_that_is_not_known_is_no_readiness():

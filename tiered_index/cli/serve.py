@@ -59,10 +59,12 @@ def _check_store(folder: Path | None) -> None:
         raise SetupUnavailable(str(error)) from error
 
 
-_listen = partial(Option, rich_help_panel="Listening")
+# whether a file can be read is no matter of the command line: it may be mended, and the same line started again
+_Option = partial(Option, readable=False)
+_listen = partial(_Option, rich_help_panel="Listening")
 _guard = partial(Option, rich_help_panel="Bounds")
-_writing = partial(Option, rich_help_panel="Writing")
-_tools = partial(Option, rich_help_panel="RocketMQ's tools")
+_writing = partial(_Option, rich_help_panel="Writing")
+_tools = partial(_Option, rich_help_panel="RocketMQ's tools")
 _GIB = 1 << 30
 _LEAST_ANSWER_BYTES = 16 << 20
 # objects made, less those freed, between two looks for cycles; an answer to a large batch has thousands of them
@@ -86,7 +88,7 @@ def serve(
         Path | None, _listen(help="CA for client certificates (PEM). Makes them mandatory.", show_default=False)
     ] = None,
     store: Annotated[
-        Path | None, Option(help="Folder of the RocketMQ store, for reading messages.", show_default=False)
+        Path | None, _Option(help="Folder of the RocketMQ store, for reading messages.", show_default=False)
     ] = None,
     write: Annotated[
         bool, _writing("--write", help="Write the index: accept POST /v1/entries, upload, expire.")
@@ -130,7 +132,7 @@ def serve(
         ),
     ] = None,
     audit_log: Annotated[
-        Path | None, Option(metavar="FILE", help="Append a JSON line for each lookup.", show_default=False)
+        Path | None, _Option(metavar="FILE", help="Append a JSON line for each lookup.", show_default=False)
     ] = None,
     log_format: LogAs = "text",
     threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at a time.")] = 16,
