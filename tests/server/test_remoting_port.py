@@ -10,14 +10,17 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvloop
 
 from tests.rocketmq.answered import settled
 from tests.rocketmq.archived_store import delete_segments
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
-from tests.server.test_serve_command import process_of, refused
+from tests.server.test_serve_command import process_of
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
+from tiered_index.cli import serve
+from tiered_index.cli.main import run
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.frames import AccessKey, Command, RequestCode, signature
@@ -114,22 +117,29 @@ def test_tools_ask_beside_http(archived, tmp_path):
     ]
 
 
-def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path):
+def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path, capsys, monkeypatch):
     uri, _ = archived
     (tmp_path / "tokens.json").write_text("[]")
-    port = ("--port", 0, "--rocketmq-port", 0)
-    tokens = ("--tokens", tmp_path / "tokens.json")
-    code, error = refused("serve", "--storage", uri, *port, *tokens, "--host", "0.0.0.0")
+
+    def served(*arguments):
+        """Return the exit code of a service that ends at once, and its notes."""
+        monkeypatch.setattr(uvloop, "run", lambda serving: serving.close())
+        monkeypatch.setattr(
+            serve, "gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "set_threshold"), lambda *_: None))
+        )
+        with pytest.raises(SystemExit) as ended:
+            run(["serve", "--storage", uri, "--port", "0", *map(str, arguments)])
+        return ended.value.code, capsys.readouterr().err
+
+    ports, tokens = ("--rocketmq-port", 0), ("--tokens", tmp_path / "tokens.json")
+    code, error = served(*ports, *tokens, "--host", "0.0.0.0")
     assert code == 2 and "give --rocketmq-keys FILE, or --insecure" in error
-    for host, *insecure in (("127.0.0.1",), ("0.0.0.0", "--insecure")):
-        with process_of("serve", "--json", "--storage", uri, *port, *tokens, "--host", host, *insecure) as process:
-            assert json.loads(process.stdout.readline())["status"] == "serving"
-            process.send_signal(signal.SIGTERM)
-            _, error = process.communicate(timeout=PATIENCE_S)
-            assert ("may read every topic there" in error) == (not insecure)
-    code, error = refused("serve", "--storage", uri, "--port", 0, "--rocketmq-keys", tmp_path / "keys.json")
+    assert served(*ports, *tokens, "--host", "0.0.0.0", "--insecure") == (0, "")
+    code, error = served(*ports, *tokens)
+    assert code == 0 and "everybody on this host may read every topic there" in error
+    code, error = served("--rocketmq-keys", tmp_path / "keys.json")
     assert code == 2 and "give --rocketmq-port, too" in error
-    code, error = refused("serve", "--storage", uri, *port, "--rocketmq-advertise", "nonsense")
+    code, error = served(*ports, "--rocketmq-advertise", "nonsense")
     assert code == 2 and "give HOST:PORT" in error
 
 
