@@ -194,15 +194,28 @@ def test_every_view_is_readable_in_the_dark(opened, service):
 
 
 def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made):
-    reasons, behind = [], {"follow_lag_seconds": ("Seconds behind.", 7.0), "follow_lag_bytes": ("Bytes.", 2048.0)}
-    with serving(made.index, problems=lambda: reasons, gauges=lambda: behind) as client:
+    problems, late, behind = (
+        [],
+        [],
+        {"follow_lag_seconds": ("Seconds behind.", 7.0), "follow_lag_bytes": ("Bytes.", 2048.0)},
+    )
+    with serving(
+        made.index, problems=lambda: problems, behind=lambda: next(iter(late), None), gauges=lambda: behind
+    ) as client:
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#ready")).to_have_text("ready")
         expect(page.locator("#lag-now")).to_have_text("2.0 KiB and 7 seconds behind the end of the store’s log.")
         page.get_by_text("The lag as a table").click()
         expect(page.locator("#lag-table tbody tr").first).to_contain_text("7")
         check_access(page)
-        reasons.append("follow: it is 9 GB behind")
+        problems.append("archive: a segment is passed over")
+        page.get_by_role("link", name="Files").click()
+        page.get_by_role("link", name="Health").click()
+        expect(page.locator("#reasons")).to_contain_text("The service is ready")
+        expect(page.locator("#reasons")).to_contain_text("archive: a segment is passed over")
+        expect(page.locator("#ready")).to_have_text("problem: archive: a segment is passed over")
+        check_access(page)
+        late.append("follow: it is 9 GB behind")
         page.get_by_role("link", name="Files").click()
         page.get_by_role("link", name="Health").click()
         expect(page.locator("#reasons")).to_contain_text("follow: it is 9 GB behind")

@@ -26,24 +26,26 @@ export function leave() {
   clearTimeout(timer);
 }
 
-// Shows in the page's head whether the service is ready; returns why not.
+// Shows in the page's head whether the service is ready and has no problem; returns why not, and its problems.
 export async function ready() {
-  const { reasons } = await json("readyz", {}, { also: [503] }).catch(() => ({ reasons: [UNREACHED] }));
+  const state = await json("readyz", {}, { also: [503] }).catch(() => ({ reasons: [UNREACHED] }));
+  const { reasons, problems = [] } = state;
   const said = find("ready");
-  const now = reasons.length ? `not ready: ${reasons[0]}` : "ready";
+  const now = reasons.length ? `not ready: ${reasons[0]}` : problems.length ? `problem: ${problems[0]}` : "ready";
   // a status that is written again is read aloud again
   if (said.textContent !== now) said.textContent = now;
-  said.className = reasons.length ? "bad" : "good";
-  return reasons;
+  said.className = now === "ready" ? "good" : "bad";
+  return { reasons, problems };
 }
 
 export async function show() {
   clearTimeout(timer);
-  const reasons = await ready();
-  find("reasons").replaceChildren(reasons.length
-    ? make("div", { class: "problem" }, make("h3", {}, "Not ready"),
-      make("ul", {}, ...reasons.map((reason) => make("li", {}, reason))))
-    : make("p", {}, "The service is ready: it can do what it is for."));
+  const { reasons, problems } = await ready();
+  const listed = (title, texts) => make("div", { class: "problem" }, make("h3", {}, title),
+    make("ul", {}, ...texts.map((text) => make("li", {}, text))));
+  find("reasons").replaceChildren(
+    ...reasons.length ? [listed("Not ready", reasons)] : [make("p", {}, "The service is ready: it takes requests.")],
+    ...problems.length ? [listed("Problems", problems)] : []);
   if (reasons.includes(UNREACHED)) {
     find("reasons").append(make("p", { class: "hint" }, "What may be below is older. This page keeps asking."));
     return later();
