@@ -148,7 +148,7 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(m
             await asyncio.sleep(0)
         third.end()
         assert (await waiting, called) == (650, ["third", "again", "again"])
-        assert allowance.usage.max_requests == Caps().max_requests
+        assert allowance.usage.max_requests == Caps().limits.max_requests
         # whose client goes waits no longer, and nothing is claimed for it
         gone = asyncio.Event()
         _, waiting = made(lambda: None, 500, gone)

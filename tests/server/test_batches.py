@@ -171,7 +171,10 @@ def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, boun
         index.seal()
         index.run_lifecycle()
     asked = {"lookups": [{"topic": "t", "key": "k"}]}
-    with IndexReader.open(uri) as reader, serving(reader, caps=Caps(**caps)) as client:
+    with (
+        IndexReader.open(uri) as reader,
+        serving(reader, caps=Caps(limits=dataclasses.replace(Caps().limits, **caps))) as client,
+    ):
         got = client.post("/v1/query:batch", json=asked | bounds)
         assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
         assert [report["file"] for report in got.json()["failed"]]

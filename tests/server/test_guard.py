@@ -25,6 +25,7 @@ from tiered_index.server.calls import Allowance, Caps
 from tiered_index.server.gate import Rate
 from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import Tokens, add_token
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.storage.base import Call
 from tiered_index.storage.context import active_context
 from tiered_index.storage.prices import PriceTable
@@ -345,10 +346,15 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
 
 
 def test_bounds_are_the_lesser_of_the_requests_and_the_services():
-    caps, prices = Caps(timeout_s=10, max_requests=5, max_bytes=100, max_cost_usd=1.0), PriceTable()
+    caps, prices = Caps(limits=LookupLimits(5, 100, 10), max_cost_usd=1.0), PriceTable()
     own = Allowance(caps, prices)
-    own.narrow(timeout_s=99, max_requests=3, max_bytes=1000, max_cost_usd=0.5)
-    assert (own.timeout_s, own.usage.max_requests, own.usage.max_bytes, own.usage.max_cost_usd) == (10, 3, 100, 0.5)
+    own.narrow(LookupLimits(3, 1000, 99), 0.5)
+    assert (own.limits.timeout_s, own.usage.max_requests, own.usage.max_bytes, own.usage.max_cost_usd) == (
+        10,
+        3,
+        100,
+        0.5,
+    )
     assert Allowance(caps, prices).usage.max_requests == 5
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.lookup.answers import answer_partitions
 from tiered_index.spark.lookup.lookup import bounded, count_lookups, total_counts
 from tiered_index.spark.lookup.packing import KeysCensus
@@ -60,7 +61,7 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
         "prices": PriceTable(),
         **options,
     }
-    bounds = [chosen.pop(name, None) for name in ("max_requests", "max_bytes")]
+    bounds = LookupLimits(*(chosen.pop(name, None) for name in ("max_requests", "max_bytes")))
     rows = chosen.pop("rows", len(lookups))
     plan = plan_lookup(
         state,
@@ -69,7 +70,7 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
         rows,
         **chosen,
     )
-    return bounded(plan, counts_of(plan, lookups), *bounds) if bounds != [None, None] else plan
+    return bounded(plan, counts_of(plan, lookups), bounds) if bounds != LookupLimits() else plan
 
 
 def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:

@@ -19,6 +19,7 @@ from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupU
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.budget import LookupLimits
 
 if TYPE_CHECKING:
     from tiered_index.server.listening import Listener, Tls
@@ -227,9 +228,7 @@ def serve(
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
     config = session.reader_config()
     caps = Caps(
-        timeout_s=lookup_timeout,
-        max_requests=lookup_requests,
-        max_bytes=lookup_bytes,
+        limits=LookupLimits(lookup_requests, lookup_bytes, lookup_timeout),
         max_cost_usd=lookup_cost,
         body_bytes=max_body,
         message_bytes=message_bytes,

@@ -12,20 +12,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from tiered_index.errors import BudgetExceeded
 from tiered_index.server.problems import Refused
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 # what ends sooner is not worth watching the client for
 _SOON_S = 0.05
 _BUSY_RETRY_S = 1
@@ -34,11 +35,9 @@ CLIENT_GONE = 499
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """The most that one request may ask for; a request that names no bound has these."""
+    """The most that one request may ask for; a request that names no bound has these. `limits` has a `timeout_s`."""
 
-    timeout_s: float = 30.0
-    max_requests: int = 10_000
-    max_bytes: int = 1 << 30
+    limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
     max_cost_usd: float = 0.05
     max_count: int = 10_000
     max_lookups: int = 10_000
@@ -52,46 +51,35 @@ class Allowance:
     """What one request may still spend; all of its calls share it."""
 
     def __init__(self, caps: Caps, prices: PriceTable) -> None:
-        self.usage = Usage(
-            prices, max_requests=caps.max_requests, max_bytes=caps.max_bytes, max_cost_usd=caps.max_cost_usd
-        )
+        self.usage = Usage(prices, max_cost_usd=caps.max_cost_usd)
         self._began_s = time.monotonic()
-        self.timeout_s = caps.timeout_s
+        self.limits = LookupLimits()
         self._ended = False
+        self.narrow(caps.limits, None)
 
-    def narrow(
-        self,
-        *,
-        timeout_s: float | None = None,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        max_cost_usd: float | None = None,
-    ) -> None:
-        """Lower what may be spent to what is asked for, where that is less; None: as it is."""
-        usage = self.usage
-        usage.max_requests = _least(max_requests, usage.max_requests)
-        usage.max_bytes = _least(max_bytes, usage.max_bytes)
-        usage.max_cost_usd = _least(max_cost_usd, usage.max_cost_usd)
-        self.timeout_s = min(self.timeout_s, timeout_s or self.timeout_s)
+    def narrow(self, limits: LookupLimits, max_cost_usd: float | None) -> None:
+        """Lower the bounds to those asked for, where these are less; None: as they are."""
+        self.limits, usage = self.limits.least(limits), self.usage
+        usage.max_requests, usage.max_bytes = self.limits.max_requests, self.limits.max_bytes
+        if max_cost_usd is not None and usage.max_cost_usd is not None:
+            usage.max_cost_usd = min(max_cost_usd, usage.max_cost_usd)
         if self._ended:
             # meanwhile, in another thread
             usage.max_requests = 0
 
     def left_s(self) -> float:
         """Return the seconds that are left. Raises `BudgetExceeded` where none are."""
-        left_s = self._began_s + self.timeout_s - time.monotonic()
+        limit_s = self.limits.timeout_s
+        assert limit_s is not None
+        left_s = self._began_s + limit_s - time.monotonic()
         if left_s <= 0:
-            raise BudgetExceeded(f"timeout_s={self.timeout_s:g} was reached before the lookup could begin")
+            raise BudgetExceeded(f"timeout_s={limit_s:g} was reached before the lookup could begin")
         return left_s
 
     def end(self) -> None:
         """Let its calls make no further request."""
         self._ended = True
         self.usage.max_requests = 0
-
-
-def _least(asked: N | None, cap: N | None) -> N | None:
-    return cap if asked is None or cap is None else min(asked, cap)
 
 
 # of streams, behind their first ones, that are made at once, lest single lookups wait for them

@@ -20,6 +20,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused
 from tiered_index.service.answers.asked import LookupColumns
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=BaseModel)
@@ -73,12 +74,7 @@ class Bounds(Nothing):
 
     def narrow(self, allowance: Allowance) -> None:
         """Lower what a request may spend to these bounds."""
-        allowance.narrow(
-            timeout_s=self.timeout_s,
-            max_requests=self.max_requests,
-            max_bytes=self.max_bytes,
-            max_cost_usd=self.max_cost_usd,
-        )
+        allowance.narrow(LookupLimits(self.max_requests, self.max_bytes, self.timeout_s), self.max_cost_usd)
 
 
 class Range(Bounds):

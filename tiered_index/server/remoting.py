@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Index
+from tiered_index.service.lookup.budget import LookupLimits
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
@@ -65,10 +66,8 @@ class RemotingOptions:
             cluster=self.cluster,
             name=self.broker,
             advertised=self.advertised,
-            timeout_s=min(caps.timeout_s, _LONGEST_S),
-            max_requests=caps.max_requests,
-            max_bytes=caps.max_bytes,
             counted=metrics.lookup,
+            **asdict(caps.limits.least(LookupLimits(timeout_s=_LONGEST_S))),
         )
         keys = read_keys(self.keys) if self.keys is not None else None
         context = _context(tls) if tls is not None else None

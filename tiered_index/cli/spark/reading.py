@@ -100,8 +100,7 @@ def lookup(
     # all of it before Spark, which takes seconds to start
     check_out(out, config.s3)
     key_files(keys)
-    bounds = {"max_requests": max_requests, "max_bytes": max_bytes}
-    with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages, **bounds):
+    with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages):
         pass
     spark = spark_of(on)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -120,7 +119,8 @@ def lookup(
             nested=nested,
             allow_partial=allow_partial,
             skip_null=skip_null,
-            **bounds,
+            max_requests=max_requests,
+            max_bytes=max_bytes,
             messages=messages,
             config=config,
             progress=progress,

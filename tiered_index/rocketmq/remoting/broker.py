@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from tiered_index._version import __version__
 from tiered_index.clock import Clock, SystemClock
@@ -55,7 +55,7 @@ from tiered_index.service.answers.rows import check_key
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
+from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits, RequestStats
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, IndexItem
@@ -213,7 +213,7 @@ class ReadOnlyBroker:
     """Answers requests from `index` and its archived segments, and from `store`, a store directory, where given.
 
     `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
-    address at which they asked. A request takes `timeout_s`, `max_requests` to the storage and `max_bytes` at most.
+    address at which they asked. `limits` are those of a request: `max_requests`, `max_bytes` and `timeout_s` (15 s).
     `root` as in `RocketmqMessages`. `counted` is told of each lookup, and of each request that is refused. Raises
     `InvalidArgument` where `advertised` is no such address.
     """
@@ -227,11 +227,9 @@ class ReadOnlyBroker:
         cluster: str = "tiered-index",
         name: str = "tiered-index",
         advertised: str | None = None,
-        timeout_s: float = 15.0,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
         clock: Clock | None = None,
         counted: Counted | None = None,
+        **limits: Unpack[Limits],
     ) -> None:
         self._index = index
         self._counted = counted
@@ -245,7 +243,8 @@ class ReadOnlyBroker:
                 "(an IPv6 address without brackets)"
             )
         self._advertised = advertised
-        self._limits = LookupLimits(max_requests=max_requests, max_bytes=max_bytes, timeout_s=timeout_s)
+        limits.setdefault("timeout_s", 15.0)
+        self._limits = LookupLimits(**limits)
         self._clock = clock or SystemClock()
         self._topics = _Topics(index, self._clock)
         self._counted_queues: tuple[float, dict[str, int]] | None = None

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypedDict
 
 from tiered_index.errors import InvalidArgument
@@ -54,6 +54,11 @@ class LookupLimits:
             return
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
+
+    def least(self, other: LookupLimits) -> LookupLimits:
+        """Return the lesser of each bound."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return LookupLimits(*(min((bound for bound in pair if bound is not None), default=None) for pair in pairs))
 
     def deadline_s(self) -> float | None:
         """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound."""

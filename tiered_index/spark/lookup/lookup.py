@@ -151,16 +151,13 @@ def look_up(
     allowed `StorageError`, `CorruptFile` or `BudgetExceeded`.
     """
     check_classic(spark)
-    settings = config or IndexConfig()
-    with opened_index(
-        storage,
-        settings,
-        max_count=max_count,
-        nested=nested,
-        messages=messages,
-        max_requests=max_requests,
-        max_bytes=max_bytes,
-    ) as (address, opened, log, taken):
+    settings, limits = config or IndexConfig(), LookupLimits(max_requests, max_bytes)
+    with opened_index(storage, settings, max_count=max_count, nested=nested, messages=messages) as (
+        address,
+        opened,
+        log,
+        taken,
+    ):
         keys = keys_of(df, columns or {}, taken)
         genesis = log.state.genesis
         assert genesis is not None
@@ -179,8 +176,8 @@ def look_up(
         lost: frozenset[str] = frozenset()
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
             plan = _with_lookups(make_plan(log.state, lost=lost), census)
-            if max_requests is not None or max_bytes is not None:
-                plan = bounded(plan, _counted(spark, keys, plan, progress), max_requests, max_bytes)
+            if limits != LookupLimits():
+                plan = bounded(plan, _counted(spark, keys, plan, progress), limits)
             shared = spark.sparkContext.broadcast(plan)
             kept, reports = _search(spark, keys, shared, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
@@ -228,14 +225,7 @@ def look_up(
 
 @contextmanager
 def opened_index(
-    storage: str,
-    config: IndexConfig,
-    *,
-    max_count: int,
-    nested: bool,
-    messages: str | None,
-    max_requests: int | None,
-    max_bytes: int | None,
+    storage: str, config: IndexConfig, *, max_count: int, nested: bool, messages: str | None
 ) -> Iterator[tuple[StorageAddress, Storage, StorageLog, list[str]]]:
     """Yield the address and storage of an index, its log, and the names of answers' columns. Needs no Spark.
 
@@ -243,7 +233,6 @@ def opened_index(
     """
     if isinstance(max_count, bool) or not isinstance(max_count, int) or not 1 <= max_count < 2**31 - 1:
         raise InvalidArgument(f"max_count is a whole number from 1 on, not {max_count!r}")
-    LookupLimits(max_requests, max_bytes)
     address = StorageAddress(storage, config.s3)
     with address.open() as opened:
         log = StorageLog(opened, SystemClock())
@@ -377,11 +366,12 @@ def most_of(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
     return [(sum(requests for requests, _ in task), sum(read for _, read in task)) for task in costs]
 
 
-def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
+def bounded(plan: LookupPlan, counts: Int64, bounds: LookupLimits) -> LookupPlan:
     """Return the plan with bounds of all tasks, each task's share by the most it takes; `counts` as in `most_of`."""
     costs = most_of(plan, counts)
-    shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]
-    return replace(plan, limits=tuple(zip(*shares, strict=True)), max_requests=max_requests, max_bytes=max_bytes)
+    limits = (bounds.max_requests, bounds.max_bytes)
+    shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate(limits)]
+    return replace(plan, limits=tuple(zip(*shares, strict=True)), bounds=bounds)
 
 
 def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:

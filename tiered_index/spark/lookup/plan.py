@@ -27,6 +27,7 @@ from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
 
@@ -285,7 +286,7 @@ class LookupPlan:
     anything has expired, each topic's first epoch second that has not; `expired` has what was erased, too.
 
     A partition (of `partitions`) of lookups is answered at a time, which bounds memory, by `answerers` tasks of many
-    each: a Python task costs some 60 ms. `max_requests` and `max_bytes` are of all tasks, `limits` the shares
+    each: a Python task costs some 60 ms. `bounds` are of all tasks, `limits` the shares
     (requests, bytes). `asked` are all lookups once (n), as `distinct` returns them, which blocks name by their places;
     None: they are too many for that, and travel.
     """
@@ -300,8 +301,7 @@ class LookupPlan:
     allow_partial: bool
     settings: ColdSettings
     prices: PriceTable
-    max_requests: int | None = None
-    max_bytes: int | None = None
+    bounds: LookupLimits = field(default_factory=LookupLimits)
     limits: tuple[tuple[int | None, int | None], ...] = ()
     lost: frozenset[str] = field(default_factory=frozenset)
     kept_from: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -286,8 +286,7 @@ def _search_all(
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
             yield from _failed(plan, target, meant, names[here], report)
         except BudgetExceeded as error:
-            bounds = (("max_requests", plan.max_requests), ("max_bytes", plan.max_bytes))
-            given = " and ".join(f"{name}={bound}" for name, bound in bounds if bound is not None)
+            given = " and ".join(f"{name}={bound}" for name, bound in asdict(plan.bounds).items() if bound is not None)
             named = BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
             if not plan.allow_partial:
                 raise named from error
