@@ -1,4 +1,4 @@
-"""`/openapi.json` is of use to others: a validator takes it, and a client that is generated from it asks the service."""
+"""`/openapi.json` is of use to others: a validator takes it, and a client that is generated from it gets answers."""
 
 from __future__ import annotations
 
