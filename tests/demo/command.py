@@ -168,7 +168,7 @@ class Stages:
                     position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]
                     log_end = written.offset if written is not None else 0
                     kills.append({"moment": text, "resumed_from": position, "log_end": log_end, "notes": len(notes)})
-                    self.say(f"SIGKILL {text}; {_told(notes)}; goes on at byte {position:,} of the commit log")
+                    self.say(f"SIGKILL {text}; {_recovered(notes)}; goes on at byte {position:,} of the commit log")
                 else:
                     self.say(f"the process was too fast to be killed {text}")
         self.broker.wait_written()
@@ -263,7 +263,7 @@ def _simulated(text: str) -> StorageUnavailable:
     return StorageUnavailable(f"simulated outage: {text}")
 
 
-def _told(notes: list[str]) -> str:
+def _recovered(notes: list[str]) -> str:
     if not notes:
         return "recovered, nothing was half-made"
     more = f" (and {len(notes) - 1} more)" if len(notes) > 1 else ""
@@ -340,7 +340,7 @@ def demo(
                 with open_storage(place.uri, options=config.s3) as storage:
                     storage.abort_uploads()
                     storage.delete_many([info.name for info in storage.list()])
-    wrong = bool(census.lost or census.strange or stages.figures["wrong_answers"])
+    wrong = bool(census.lost or census.unexpected or stages.figures["wrong_answers"])
     figures = {"status": "wrong" if wrong else "ok", "storage": place.label, **stages.figures}
     figures["elapsed_s"] = round(time.monotonic() - started_s, 1)
     session.out.answer(figures)
@@ -415,7 +415,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
         f"({', '.join(kill['moment'] for kill in figures['kills']) or 'none'})",
         "entries put twice": figures["entries_repeated"],
         "entries lost": figures["entries_lost"],
-        "entries of nobody": figures["entries_strange"] or None,
+        "entries unexpected": figures["entries_unexpected"] or None,
         "retention, dry run": f"{ending['retention_objects']} objects of half the time",
         "erased": f"a key of {ending['erased_entries']} entries, out of {ending['erased_objects']} objects",
         "wrong answers": figures["wrong_answers"],

@@ -313,7 +313,7 @@ class ServedDemo:
                 stack.enter_context(Broker(self.messages, self.seed, self.messages, store))
             ending = stack.enter_context(Ending())
             service = stack.enter_context(self._service(tokens, store))
-            self._tell(out, service, token)
+            self._show_urls(out, service, token)
             while service.poll() is None and not ending.event.wait(_LOOK_S):
                 pass
             service.terminate()
@@ -337,7 +337,7 @@ class ServedDemo:
             text=True,
         )
 
-    def _tell(self, out: Output, service: subprocess.Popen[str], token: str) -> None:
+    def _show_urls(self, out: Output, service: subprocess.Popen[str], token: str) -> None:
         assert service.stdout is not None
         # the follower tells how far it is, too, before and after
         urls = next((urls for line in service.stdout if (urls := json.loads(line).get("urls"))), None)
@@ -348,8 +348,8 @@ class ServedDemo:
         address = rocketmq.rpartition("/")[2]
         # what follows # is sent to nobody, and the console takes the token out of its address
         console = f"{url}/console/#token={token}&search?{_LOOKUP}"
-        told = {"status": "serving", "url": url, "console": console, "rocketmq": address, "token": token}
-        out.answer(told, streamed=True)
+        document = {"status": "serving", "url": url, "console": console, "rocketmq": address, "token": token}
+        out.answer(document, streamed=True)
         out.fields({"console": console, "HTTP": url, "token": token, "RocketMQ's tools": f"name server {address}"})
         out.line(f'curl -H "Authorization: Bearer {token}" "{url}/v1/query?{_LOOKUP}&max_count=3"')
         out.line(f"mqadmin queryMsgByKey -n {address} -t orders -k order-0000001")

@@ -112,7 +112,7 @@ def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
     assert workload.keys[3] in measured.wrong[0]
 
 
-def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
+def test_the_census_finds_what_is_lost_repeated_and_unexpected(workload, tmp_path):
     storage = MemoryStorage()
     with IndexService.open(root=tmp_path / "root", storage_backend=storage, **SETTINGS) as index:
         index.put_batch(entry_batch(workload, 0, 2990))
@@ -124,7 +124,7 @@ def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
             census = take_census(reader, workload)
             missing = workload.entries - int(np.searchsorted(workload.entry_message, 2990))
             low, high = np.searchsorted(workload.entry_message, (100, 200))
-            assert (census.lost, census.repeated, census.strange) == (missing, high - low, 1)
+            assert (census.lost, census.repeated, census.unexpected) == (missing, high - low, 1)
             assert census.expected == workload.entries
             whole = SimpleNamespace(files=lambda: [*reader.files()])
             index.put_batch(entry_batch(workload, 2990, 3000))

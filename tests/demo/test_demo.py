@@ -22,7 +22,7 @@ PLACES = [
 
 def check(document):
     assert document["status"] == "ok"
-    assert (document["entries_lost"], document["entries_strange"], document["wrong_answers"]) == (0, 0, 0)
+    assert (document["entries_lost"], document["entries_unexpected"], document["wrong_answers"]) == (0, 0, 0)
     ending = document["ending"]
     assert ending["wrong"] == [] and ending["erased_entries"] >= 1 <= ending["retention_objects"]
     assert document["entries_stored"] == document["entries_expected"] + document["entries_repeated"]

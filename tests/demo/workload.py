@@ -173,7 +173,7 @@ class Census:
     stored: int
     repeated: int
     lost: int
-    strange: int
+    unexpected: int
 
 
 def take_census(reader: IndexReader, workload: Workload) -> Census:
@@ -181,11 +181,11 @@ def take_census(reader: IndexReader, workload: Workload) -> Census:
     parts = [_entries_of(handle) for handle in reader.files() if isinstance(handle, CompactedFile)]
     stored = _sorted(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
     found, expected = _distinct(stored), _distinct(_expected(workload))
-    lost = strange = 0
+    lost = unexpected = 0
     if found.shape != expected.shape or (found != expected).any():
         have, want = set(map(tuple, found.T.tolist())), set(map(tuple, expected.T.tolist()))
-        lost, strange = len(want - have), len(have - want)
-    return Census(expected.shape[1], stored.shape[1], stored.shape[1] - found.shape[1], lost, strange)
+        lost, unexpected = len(want - have), len(have - want)
+    return Census(expected.shape[1], stored.shape[1], stored.shape[1] - found.shape[1], lost, unexpected)
 
 
 def _entries_of(file: CompactedFile) -> tuple[Array, Array]:
@@ -193,15 +193,15 @@ def _entries_of(file: CompactedFile) -> tuple[Array, Array]:
     trailer = file.stored.trailer()
     meta = trailer.metadata
     numbers = {topic_id: TOPICS.index(name) for topic_id, name in meta.topics}
-    wheres, whats = [], []
+    positions, hashes = [], []
     runs = trailer.directory.all_runs()
     for start in range(0, len(runs), _RUNS):
         items = read_items(file.stored, runs[start : start + _RUNS])
         ids, inverse = np.unique(items["topic_id"], return_inverse=True)
         topic = np.array([numbers[int(topic_id)] for topic_id in ids], np.int64)[inverse]
-        wheres.append(_where(topic, items["queue_id"], items["offset"]))
-        whats.append(_what(items["key_hash"], items["fingerprint"]))
-    return np.concatenate(wheres), np.concatenate(whats)
+        positions.append(_positions(topic, items["queue_id"], items["offset"]))
+        hashes.append(_key_hashes(items["key_hash"], items["fingerprint"]))
+    return np.concatenate(positions), np.concatenate(hashes)
 
 
 def _expected(workload: Workload) -> Array:
@@ -211,16 +211,16 @@ def _expected(workload: Workload) -> Array:
         TOPICS, pairs >> 32, code_units([workload.keys[key] for key in pairs & 0xFFFFFFFF])
     )
     return _sorted(
-        _where(workload.topic[of].astype(np.int64), workload.queue_id[of], workload.offset[of]),
-        _what(hashes, fingerprints)[inverse],
+        _positions(workload.topic[of].astype(np.int64), workload.queue_id[of], workload.offset[of]),
+        _key_hashes(hashes, fingerprints)[inverse],
     )
 
 
-def _where(topic: Array, queue_id: Array, offset: Array) -> Array:
+def _positions(topic: Array, queue_id: Array, offset: Array) -> Array:
     return (topic << 8 | queue_id.astype(np.int64)) << _OFFSET_BITS | offset.astype(np.int64)
 
 
-def _what(key_hash: Array, fingerprint: Array) -> Array:
+def _key_hashes(key_hash: Array, fingerprint: Array) -> Array:
     return key_hash.astype(np.uint64) << np.uint64(32) | fingerprint.astype(np.uint64)
 
 

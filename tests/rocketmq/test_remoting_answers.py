@@ -759,8 +759,8 @@ def test_pages_go_on_behind_the_last_key(index, store, messages, most):
 
 def test_refused_signatures_are_logged_counted_and_told(index, messages, caplog):
     counted, told = [], []
-    broker = ReadOnlyBroker(index, counted=lambda kind, status, explain: counted.append((kind, status)))
-    server = RemotingServer(broker, keys=KEYS, told=lambda request, response: told.append((request, response.code)))
+    broker = ReadOnlyBroker(index, on_lookup=lambda kind, status, explain: counted.append((kind, status)))
+    server = RemotingServer(broker, keys=KEYS, audit=lambda request, response: told.append((request, response.code)))
     wrong = Command(code=QUERY, fields={**by_key("t", "k"), "AccessKey": "x", "Signature": "y"})
     for request in (wrong, Command(code=12345)):
         assert asyncio.run(server.respond(request, HERE, "10.0.0.9")).code == 16

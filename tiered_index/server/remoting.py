@@ -66,18 +66,18 @@ class RemotingOptions:
             cluster=self.cluster,
             name=self.broker,
             advertised=self.advertised,
-            counted=metrics.lookup,
+            on_lookup=metrics.lookup,
             **asdict(caps.limits.least(LookupLimits(timeout_s=_LONGEST_S))),
         )
         keys = read_keys(self.keys) if self.keys is not None else None
         context = _context(tls) if tls is not None else None
-        told = partial(_tell, audit, keys is not None)
+        audited = partial(_audit, audit, keys is not None)
         limits = RemotingLimits(threads=threads)
-        more: Any = {"told": told, "observe": observe, "bound": bound}
+        more: Any = {"audit": audited, "observe": observe, "bound": bound}
         return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=limits, **more)
 
 
-def _tell(audit: Audit, signed: bool, request: Command, response: Command) -> None:
+def _audit(audit: Audit, signed: bool, request: Command, response: Command) -> None:
     """Write a lookup, or a request whose signature was refused, to the audit log, as those over HTTP."""
     refused = response.code == ResponseCode.NO_PERMISSION
     # a refused request only claims a name

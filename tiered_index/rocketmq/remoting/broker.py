@@ -50,7 +50,7 @@ from tiered_index.rocketmq.remoting.frames import (
     topic_of,
 )
 from tiered_index.rocketmq.remoting.pulling import Pulled, Queues, StoreQueues, UnknownOffsets, hashes_of_tags
-from tiered_index.rocketmq.remoting.seldom import SeldomLog
+from tiered_index.rocketmq.remoting.throttled_log import ThrottledLog
 from tiered_index.service.answers.rows import check_key
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.index import IndexService
@@ -113,20 +113,20 @@ _WRITES = frozenset(
         *(200050, 200051, 200053, 200056, 200151),
     )
 )
-_Sees = Callable[[str], bool]
-Counted = Callable[[str, str, Explain], None]
-"""Is told of each lookup: its kind, its status, and what it cost."""
+_TopicFilter = Callable[[str], bool]
+OnLookup = Callable[[str, str, Explain], None]
+"""Is called after a lookup with its kind, its status and its cost."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Asker:
-    """Who asks, who sees some topics only, and what was looked up in the index so far."""
+class _Caller:
+    """The caller of a request: the topics that it may see, and the answer of the index so far."""
 
     # None: every topic
-    topics: _Sees | None
+    topics: _TopicFilter | None
     answer: MessagesResult | None = None
-    # places of which nothing may be told
+    # places that the caller may not see
     withheld: int = 0
 
     def sees(self, topic: str) -> bool:
@@ -138,7 +138,7 @@ class _Asker:
 
 
 @dataclass(eq=False)
-class _Fitting:
+class _FittingMessages:
     """Fetches the newest messages that fit into one answer; of a unique key only those whose own it is."""
 
     source: MessageSource
@@ -156,7 +156,7 @@ class _Fitting:
                     break
                 batch.append(item)
             if batch:
-                answers += map(partial(self._judged, key), self.source.fetch(batch, topic, key))
+                answers += map(partial(self._checked, key), self.source.fetch(batch, topic, key))
                 continue
             item = items[len(answers)]
             answers.append(_left_out(item))
@@ -165,7 +165,7 @@ class _Fitting:
                 self.room = -1
         return answers
 
-    def _judged(self, key: str, one: Fetched) -> Fetched:
+    def _checked(self, key: str, one: Fetched) -> Fetched:
         message = one.message
         if not isinstance(message, Message) or not one.carries_key:
             return one
@@ -214,7 +214,7 @@ class ReadOnlyBroker:
 
     `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
     address at which they asked. `limits` are those of a request: `max_requests`, `max_bytes` and `timeout_s` (15 s).
-    `root` as in `RocketmqMessages`. `counted` is told of each lookup, and of each request that is refused. Raises
+    `root` as in `RocketmqMessages`. `on_lookup` is called after each lookup and each refused request. Raises
     `InvalidArgument` where `advertised` is no such address.
     """
 
@@ -228,11 +228,11 @@ class ReadOnlyBroker:
         name: str = "tiered-index",
         advertised: str | None = None,
         clock: Clock | None = None,
-        counted: Counted | None = None,
+        on_lookup: OnLookup | None = None,
         **limits: Unpack[Limits],
     ) -> None:
         self._index = index
-        self._counted = counted
+        self._on_lookup = on_lookup
         self._store = store
         self._root = root
         self.cluster = cluster
@@ -249,7 +249,7 @@ class ReadOnlyBroker:
         self._topics = _Topics(index, self._clock)
         self._counted_queues: tuple[float, dict[str, int]] | None = None
         self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
-        self.log = SeldomLog(_log, self._clock)
+        self.log = ThrottledLog(_log, self._clock)
         # raises for what is no store
         self._messages()
 
@@ -268,20 +268,20 @@ class ReadOnlyBroker:
         text = f" request type {request.code} not supported"
         return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
-    def look_up(self, request: Command, local: Host, sees: _Sees | None = None) -> Command:
+    def look_up(self, request: Command, local: Host, sees: _TopicFilter | None = None) -> Command:
         """Return the response to a request for which `answer_at_once` has none; it reads files and the storage.
 
         Topics that `sees` refuses are none for it. None: it sees every topic.
         """
-        asker = _Asker(sees)
-        response = self._looked_up(request, local, asker)
-        return replace(response, withheld=asker.withheld)
+        caller = _Caller(sees)
+        response = self._looked_up(request, local, caller)
+        return replace(response, withheld=caller.withheld)
 
-    def _looked_up(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _looked_up(self, request: Command, local: Host, caller: _Caller) -> Command:
         budget = LookupBudget(self._index.config.prices, self._limits)
         try:
-            with budget.open(), self._counting(request, budget, asker):
-                return _LOOKED_UP[request.code](self, request, local, asker)
+            with budget.open(), self._counting(request, budget, caller):
+                return _LOOKED_UP[request.code](self, request, local, caller)
         except BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
         except ObjectNotFound:
@@ -289,48 +289,48 @@ class ReadOnlyBroker:
         except (BudgetExceeded, StorageUnavailable) as error:
             # where time is left the client is gone, and with it the lookup's right to further requests
             if isinstance(error, StorageUnavailable) or budget.remaining_s() == 0:
-                self.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
+                self.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         except UnknownOffsets as error:
-            self.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
+            self.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return request.answered(ResponseCode.SYSTEM_ERROR, error.problem)
         except TieredIndexError as error:
-            self.log.tell(logging.ERROR, "request %d of RocketMQ's protocol: %s", request.code, error)
-        except Exception:  # noqa: BLE001 - a defect must not end the connection, and the log shows it
+            self.log.log(logging.ERROR, "request %d of RocketMQ's protocol: %s", request.code, error)
+        except Exception:
             text = "request %d of RocketMQ's protocol failed unexpectedly"
-            self.log.tell(logging.ERROR, text, request.code, exc_info=True)
+            self.log.log(logging.ERROR, text, request.code, exc_info=True)
         return request.answered(ResponseCode.SYSTEM_ERROR, "the index could not be read; its server's log says why")
 
     def refuse(self, request: Command, peer: str) -> Command:
         """Return the response to a request whose signature is nobody's, which came from `peer`; count and log it."""
         text = "a request for %s from %s is refused: it is not signed with a key of the file"
-        self.log.tell(logging.WARNING, text, name_of(request.code), peer)
-        if self._counted is not None:
-            self._counted(f"rocketmq:{name_of(request.code)}", "NoPermission", Explain())
+        self.log.log(logging.WARNING, text, name_of(request.code), peer)
+        if self._on_lookup is not None:
+            self._on_lookup(f"rocketmq:{name_of(request.code)}", "NoPermission", Explain())
         return request.answered(ResponseCode.NO_PERMISSION, "check signature failed.")
 
     @contextlib.contextmanager
-    def _counting(self, request: Command, budget: LookupBudget, asker: _Asker) -> Iterator[None]:
+    def _counting(self, request: Command, budget: LookupBudget, caller: _Caller) -> Iterator[None]:
         """Count what is looked up meanwhile, also where it fails."""
         status = "failed"
         try:
             yield
-            status = asker.answer.status if asker.answer is not None else "complete"
+            status = caller.answer.status if caller.answer is not None else "complete"
         except TieredIndexError as error:
             status = type(error).__name__
             raise
         finally:
-            if self._counted is not None and status != BadRequest.__name__:
+            if self._on_lookup is not None and status != BadRequest.__name__:
                 spent = RequestStats.of_usage(budget.usage)
-                files = asker.answer.explain.files if asker.answer is not None else ()
+                files = caller.answer.explain.files if caller.answer is not None else ()
                 explain = Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd, files=files)
-                self._counted(f"rocketmq:{RequestCode(request.code).name}", status, explain)
+                self._on_lookup(f"rocketmq:{RequestCode(request.code).name}", status, explain)
 
     # what a name server answers
 
-    def _route(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _route(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic = topic_of(request)
-        if not asker.sees(topic) or topic not in self._topics.names(topic):
+        if not caller.sees(topic) or topic not in self._topics.names(topic):
             text = f"No topic route info in name server for the topic: {topic}"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
         count = self._queues().get(topic, 1)
@@ -360,24 +360,24 @@ class ReadOnlyBroker:
             "enableActingMaster": False,
         }
 
-    def _topic_list(self, request: Command, local: Host, asker: _Asker) -> Command:
-        topics = sorted(filter(asker.sees, self._topics.names()))
+    def _topic_list(self, request: Command, local: Host, caller: _Caller) -> Command:
+        topics = sorted(filter(caller.sees, self._topics.names()))
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
-    def _topics_of_cluster(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _topics_of_cluster(self, request: Command, local: Host, caller: _Caller) -> Command:
         mine = text_of(request, "cluster") == self.cluster
-        topics = sorted(filter(asker.sees, self._topics.names())) if mine else []
+        topics = sorted(filter(caller.sees, self._topics.names())) if mine else []
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
-    def _topic_configs(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _topic_configs(self, request: Command, local: Host, caller: _Caller) -> Command:
         queues = self._queues()
-        table = {name: _topic_config(name, queues.get(name, 1)) for name in filter(asker.sees, self._topics.names())}
+        table = {name: _topic_config(name, queues.get(name, 1)) for name in filter(caller.sees, self._topics.names())}
         body = {"dataVersion": _VERSION, "topicConfigTable": table}
         return request.answered(ResponseCode.SUCCESS, body=json_text(body))
 
-    def _topic_config(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _topic_config(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic = topic_of(request)
-        if not asker.sees(topic) or topic not in self._topics.names(topic):
+        if not caller.sees(topic) or topic not in self._topics.names(topic):
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
         body = json_text(_topic_config(topic, self._queues().get(topic, 1)))
         return request.answered(ResponseCode.SUCCESS, body=body)
@@ -446,7 +446,7 @@ class ReadOnlyBroker:
         table |= dict.fromkeys(_RATIOS, "0.0")
         return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
 
-    def _query(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _query(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic, key = topic_of(request), checked_of(check_key, request, "key")
         begin_ms, end_ms = number_of(request, "beginTimestamp"), number_of(request, "endTimestamp")
         wanted = min(number_of(request, "maxNum"), _MOST_MESSAGES)
@@ -458,9 +458,9 @@ class ReadOnlyBroker:
             # tools begin three days ago, since no broker has older ones
             begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
-        if wanted <= 0 or begin_ms > end_ms or not asker.sees(topic):
+        if wanted <= 0 or begin_ms > end_ms or not caller.sees(topic):
             return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
-        source = _Fitting(asker.narrowed(self._messages()), unique, _ROOM_BYTES)
+        source = _FittingMessages(caller.narrowed(self._messages()), unique, _ROOM_BYTES)
         cursor = None
         if (last := request.fields.get("lastKey")) and not unique:
             # what is newer than the page's last message was answered before
@@ -468,17 +468,17 @@ class ReadOnlyBroker:
             if cursor is None:
                 return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
-        asker.answer = answer
-        asker.withheld += sum(one.withheld for one in answer.messages)
+        caller.answer = answer
+        caller.withheld += sum(one.withheld for one in answer.messages)
         if damaged := [one for one in answer.messages if one.damaged]:
             text = "%s %s: %d of %d messages are damaged; the first one: %s"
             problem = damaged[0].problem
-            self.log.tell(logging.ERROR, text, topic, key, len(damaged), len(answer.messages), problem)
+            self.log.log(logging.ERROR, text, topic, key, len(damaged), len(answer.messages), problem)
             text = f"{len(damaged)} of {len(answer.messages)} messages are damaged; the server's log says why"
             return request.answered(ResponseCode.SYSTEM_ERROR, text)
         messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
         if unique and not answer.messages:
-            messages, is_damaged = self._of_offset_id(topic, key, asker)
+            messages, is_damaged = self._of_offset_id(topic, key, caller)
             if is_damaged and not messages:
                 return request.answered(ResponseCode.SYSTEM_ERROR, "the message is damaged; the server's log says why")
         remark = self._shortfall(topic, key, answer.messages)
@@ -495,7 +495,7 @@ class ReadOnlyBroker:
             states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(o.state for o in lacking).items()))
             texts.append(f"{len(lacking)} of {len(answered)} messages can not be had: {states}")
             text = "%s %s: %s; the first one: %s"
-            self.log.tell(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
+            self.log.log(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
         if cut := sum(one.problem == _NO_ROOM for one in answered):
             texts.append(f"{cut} of {len(answered)} messages, the older ones, have no room in a frame of 16 MiB")
         return "; ".join(texts) or None
@@ -534,9 +534,9 @@ class ReadOnlyBroker:
             "indexLastUpdateTimestamp": str(self._clock.now_ms() if as_of_ms is None else as_of_ms),
         }
 
-    def _view(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _view(self, request: Command, local: Host, caller: _Caller) -> Command:
         offset = number_of(request, "offset")
-        found = self._at(offset, asker)[0] if offset >= 0 else []
+        found = self._at(offset, caller)[0] if offset >= 0 else []
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
         found = [message for message in found if message.store_host == local] or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
@@ -546,7 +546,7 @@ class ReadOnlyBroker:
         text = f"can not find message by the offset, {offset}{several}"
         return request.answered(ResponseCode.SYSTEM_ERROR, text)
 
-    def _of_offset_id(self, topic: str, key: str, asker: _Asker) -> tuple[list[Message], bool]:
+    def _of_offset_id(self, topic: str, key: str, caller: _Caller) -> tuple[list[Message], bool]:
         """Return the topic's message whose place is named by what was asked for as a unique key, as tools do, and
         whether the place is damaged.
         """
@@ -554,14 +554,14 @@ class ReadOnlyBroker:
             host, offset = decode_offset_msg_id(key)
         except InvalidArgument:
             return [], False
-        held, is_damaged = self._at(offset, asker)
+        held, is_damaged = self._at(offset, caller)
         return [one for one in held if one.store_host == host and one.topic == topic], is_damaged
 
     # queues
 
-    def _queues_of(self, topic: str, asker: _Asker) -> Queues[Any] | None:
+    def _queues_of(self, topic: str, caller: _Caller) -> Queues[Any] | None:
         """Return the queues; None if the caller may not see the topic, or if it has no queue."""
-        if not asker.sees(topic) or topic not in self._topics.names(topic):
+        if not caller.sees(topic) or topic not in self._topics.names(topic):
             return None
         queues: Queues[Any]
         if self._store is None:
@@ -585,9 +585,9 @@ class ReadOnlyBroker:
             raise UnknownOffsets("the archive", text)
         return ArchivedQueues(*places[0], self._directories)
 
-    def _end_of_queue(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _end_of_queue(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic, queue_id = topic_of(request), number_of(request, "queueId")
-        if (queues := self._queues_of(topic, asker)) is None:
+        if (queues := self._queues_of(topic, caller)) is None:
             return _no_topic(request, topic)
         queue = queues.find(topic, queue_id)
         offset = 0
@@ -601,9 +601,9 @@ class ReadOnlyBroker:
                 offset = ends.end
         return request.answered(ResponseCode.SUCCESS, fields={"offset": str(offset)})
 
-    def _topic_stats(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _topic_stats(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic = topic_of(request)
-        if (queues := self._queues_of(topic, asker)) is None:
+        if (queues := self._queues_of(topic, caller)) is None:
             return _no_topic(request, topic)
         rows = []
         for queue in queues.of_topic(topic, whole=True):
@@ -616,7 +616,7 @@ class ReadOnlyBroker:
         body = b'{"offsetTable":{' + b",".join(rows) + b'},"topicPutTps":0.0}'
         return request.answered(ResponseCode.SUCCESS, body=body)
 
-    def _pull(self, request: Command, local: Host, asker: _Asker) -> Command:
+    def _pull(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic, queue_id = topic_of(request), number_of(request, "queueId")
         offset, most = number_of(request, "queueOffset"), number_of(request, "maxMsgNums")
         most_bytes = number_of(request, "maxMsgBytes") if "maxMsgBytes" in request.fields else _ROOM_BYTES
@@ -629,7 +629,7 @@ class ReadOnlyBroker:
         tags = hashes_of_tags(request.fields.get("subscription", ""))
         if tags is not None and not tags:
             return request.answered(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
-        if (queues := self._queues_of(topic, asker)) is None:
+        if (queues := self._queues_of(topic, caller)) is None:
             return _no_topic(request, topic)
         count = queues.of_topic(topic)[-1].queue_id + 1
         if queue_id < 0 or (queue_id >= count and queues.find(topic, queue_id) is None):
@@ -646,21 +646,21 @@ class ReadOnlyBroker:
     def _messages(self) -> RocketmqMessages:
         return RocketmqMessages(self._store, self._archives(), root=self._root)
 
-    def _at(self, offset: int, asker: _Asker) -> tuple[list[Message], bool]:
+    def _at(self, offset: int, caller: _Caller) -> tuple[list[Message], bool]:
         """Return the messages, each once, that the logs have at an offset and who asks may see, and whether an archived
         copy is damaged.
         """
         found: dict[Message, None] = {}
         is_damaged = False
         for source in self._logs():
-            fetched = asker.narrowed(source).at(offset)
-            asker.withheld += fetched.withheld
+            fetched = caller.narrowed(source).at(offset)
+            caller.withheld += fetched.withheld
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
             elif fetched.damaged:
                 # a caller of some topics learns nothing about a place that another topic's message may have
                 is_damaged |= not fetched.withheld
-                self.log.tell(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
+                self.log.log(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
             else:
                 # mostly an offset at which no message begins: whoever asks chooses it
                 _log.debug("no message at offset %d: %s", offset, fetched.problem)
@@ -727,7 +727,7 @@ _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ReadOnlyBroker._own_topics,
     RequestCode.GET_NAMESRV_CONFIG: ReadOnlyBroker._name_server_config,
 }
-_LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Asker], Command]] = {
+_LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Caller], Command]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
     RequestCode.GET_ALL_TOPIC_CONFIG: ReadOnlyBroker._topic_configs,

@@ -128,7 +128,7 @@ class Command:
     body: bytes = b""
     serialisation: int = JSON
     withheld: int = field(default=0, compare=False)
-    """Of a response: places of which nothing was told, since who asked sees some topics only. No frame has it."""
+    """Of a response: places that were left out, since the caller may not see their topic. No frame has it."""
 
     @property
     def is_response(self) -> bool:

@@ -71,7 +71,7 @@ class RemotingServer:
     """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
 
     With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
-    topics that it is for. With `tls` every connection is encrypted. `told`, of any thread, is called with each request
+    topics that it is for. With `tls` every connection is encrypted. `audit`, of any thread, is called with each request
     that was looked up or whose signature was refused, and its response. `observe`, of the loop's thread, is called with
     every request, its response and the seconds between them. `bound` is a socket that has the address already.
     """
@@ -85,7 +85,7 @@ class RemotingServer:
         keys: Mapping[str, AccessKey] | None = None,
         tls: ssl.SSLContext | None = None,
         limits: RemotingLimits | None = None,
-        told: Callable[[Command, Command], None] | None = None,
+        audit: Callable[[Command, Command], None] | None = None,
         observe: Callable[[Command, Command, float], None] | None = None,
         bound: socket.socket | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class RemotingServer:
         self._host, self._port = host, port
         self._keys = dict(keys or {})
         self._tls = tls
-        self._told, self._observe = told, observe
+        self._audit, self._observe = audit, observe
         self._bound = bound
         self._threads = DaemonPool(self.limits.threads, "tiered-index-remoting")
         self._server: asyncio.Server | None = None
@@ -201,8 +201,8 @@ class RemotingServer:
         key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
         if key is None:
             refusal = self.broker.refuse(request, peer)
-            if self._told is not None:
-                self._told(request, refusal)
+            if self._audit is not None:
+                self._audit(request, refusal)
             return refusal
         response = self.broker.answer_at_once(request, local)
         if response is not None:
@@ -215,15 +215,15 @@ class RemotingServer:
             if time.monotonic() - received_s > limits.queued_s:
                 return busy(request)
             response = self.broker.look_up(request, local, None if key.topics is None else key.sees)
-            if self._told is not None:
-                self._told(request, response)
+            if self._audit is not None:
+                self._audit(request, response)
             return response
 
         self._requests += 1
         try:
             response = await run_in_thread(self._threads, look_up)
         except StorageUnavailable as error:  # no thread could be started
-            self.broker.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
+            self.broker.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         finally:
             self._requests -= 1
