@@ -19,7 +19,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import mixed_columns
-from tiered_index.format.trailer import Run, Trailer
+from tiered_index.format.trailer import Run
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.cold.path import ColdPath, ColdSettings
@@ -28,7 +28,6 @@ from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.frames import cells_of
 from tiered_index.storage.base import Storage
 
 SOURCE, INDEX = range(2)
@@ -62,35 +61,18 @@ def entry_digests(columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> np
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it.
+    """Entries in an inclusive range of seconds.
 
-    `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
-    those that objects may have of the identities. What has `expired` is not picked. With `ranges` (bool, a power
-    of two of them, each for an interval of `entry_digests`), only entries of those ranges are.
+    `rule` is the hash rule of the index's objects; where they have both, `folded_hashes` are compared. What has
+    `expired` is not picked. With `ranges` (bool, a power of two of them, each for an interval of `entry_digests`), only
+    entries of those ranges are.
     """
 
     first: int
     last: int
-    identities: pa.Array | None = None
-    hashes: npt.NDArray[np.int32] | None = None
     rule: HashRule = "abs"
     expired: Expired = NOTHING
     ranges: npt.NDArray[np.bool_] | None = None
-
-    @classmethod
-    def outside(
-        cls,
-        seconds: tuple[int, int],
-        identities: Sequence[bytes],
-        schema: Schema,
-        rule: HashRule = "abs",
-        expired: Expired = NOTHING,
-    ) -> Picked:
-        """Return what picks some identities' entries outside of a range."""
-        hashes = np.unique(np.frombuffer(b"".join(identities), identity_dtype(schema))["key_hash"].astype(np.int32))
-        if rule == "both":
-            hashes = np.union1d(hashes, (2**31 - hashes[hashes > 0].astype(np.int64)).astype(np.int32))
-        return cls(*seconds, pa.array(identities, pa.binary()), hashes, rule, expired)
 
     def as_compared(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return stored hashes (n) as identities hold them."""
@@ -103,20 +85,7 @@ class Picked:
             # the first bits of a digest number its range
             bits = len(self.ranges).bit_length() - 1
             inside &= self.ranges[(entry_digests(columns, schema) >> np.uint64(64 - bits)).astype(np.int64)]
-        if self.identities is None or self.hashes is None:
-            return np.flatnonzero(inside)
-        dtype = identity_dtype(schema)
-        likely = np.flatnonzero(~inside & np.isin(columns["key_hash"], self.hashes))
-        likely_ones = packed({name: columns[name][likely] for name in dtype.names or ()}, dtype)
-        cells = cells_of(likely_ones, np.arange(len(likely)))
-        sought: npt.NDArray[np.bool_] = pc.is_in(cells, value_set=self.identities).to_numpy(zero_copy_only=False)
-        return likely[sought]
-
-    def runs(self, trailer: Trailer) -> Sequence[Run]:
-        """Return what must be read of an object."""
-        if self.hashes is None:
-            return trailer.directory.all_runs()
-        return trailer.directory.runs_of(trailer.metadata.slot_map.slots_of(self.hashes), *ALL_TIME)
+        return np.flatnonzero(inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +158,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             return np.empty(0, schema.item)
 
         begin_s = trailer.metadata.begin_ms // 1000
-        for _, items in scan_runs(source, picked.runs(trailer), _WINDOW_BYTES, read=readable):
+        for _, items in scan_runs(source, trailer.directory.all_runs(), _WINDOW_BYTES, read=readable):
             whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
             whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
             whole["key_hash"] = picked.as_compared(items["key_hash"])

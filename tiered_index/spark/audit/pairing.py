@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +26,16 @@ _MISSING, _EXTRA, _WRONG, _UNPROVEN = range(4)
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 _NONE, _LARGE = -1, np.iinfo(np.int64).max
-# `place` is that among those of its identity that have no like, `rank` that among all of its identity.
+# `rank` is the place among those of an identity.
 _TOLD = pa.schema(
     [
-        *(("identity", pa.binary()), ("place", pa.int64()), ("rank", pa.int64())),
+        *(("identity", pa.binary()), ("rank", pa.int64())),
         *(("topic", pa.string()), ("key", pa.string())),
         *(("said", pa.binary()), ("said_topic", pa.string())),
         *(("held", pa.binary()), ("held_topic", pa.string()), ("object", pa.string())),
     ]
 )
 _BY_NAME = [(name, "ascending") for name in ("topic", "key", "identity", "rank", "said", "held", "object")]
-_BY_IDENTITY = [(name, "ascending") for name in ("identity", "rank")]
 
 
 def pack(part: Part, schema: Schema) -> pa.RecordBatch:
@@ -239,15 +238,12 @@ def _numbered(texts: pa.DictionaryArray) -> tuple[pa.Array, Int64]:
 @dataclass(slots=True)
 class Told:
     """Differences of some ranges: how many of each kind, unproven ones last, and for each kind the first `most` by
-    topic, key and identity; `sought` are the first ones of missing and extra entries by identity, all of an identity.
-    `unread` is what each task knew of.
+    topic, key and identity. `unread` is what each task knew of.
     """
 
     most: int
-    most_sought: int
     counts: list[int] = field(default_factory=lambda: [0] * 4)
     listed: list[pa.Table] = field(default_factory=lambda: [_TOLD.empty_table()] * 3)
-    sought: list[pa.Table] = field(default_factory=lambda: [_TOLD.empty_table()] * 2)
     unread: set[frozenset[str]] = field(default_factory=set)
 
     def add(self, other: Told) -> None:
@@ -255,8 +251,6 @@ class Told:
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         for kind, table in enumerate(other.listed):
             self._list(kind, table)
-        for kind, table in enumerate(other.sought):
-            self._seek(kind, table)
         self.unread |= other.unread
 
     @classmethod
@@ -292,10 +286,6 @@ class Told:
             of_kind = np.flatnonzero(kinds == kind)
             if len(of_kind) and self.most:
                 self._list(kind, pairs.table(self._likely(kind, pairs, of_kind)))
-            if len(of_kind) and self.most_sought and kind < 2:
-                # they come by identity
-                bound = of_kind[: self.most_sought][-1]
-                self._seek(kind, pairs.table(of_kind[pairs.group[of_kind] <= pairs.group[bound]]))
 
     def _likely(self, kind: int, pairs: _Pairs, of_kind: Int64) -> Int64:
         """Return those that may be among the first ones: with as many as are kept before them, others are not."""
@@ -316,13 +306,6 @@ class Told:
         named = [pc.fill_null(both[name], "") if name in ("topic", "key") else both[name] for name in _TOLD.names]
         self.listed[kind] = both.take(pc.sort_indices(pa.table(named, _TOLD.names), _BY_NAME)[: self.most])
 
-    def _seek(self, kind: int, table: pa.Table) -> None:
-        both = pa.concat_tables([self.sought[kind], table])
-        both = both.take(pc.sort_indices(both, _BY_IDENTITY))
-        if len(both) > self.most_sought:
-            both = both.filter(pc.less_equal(both["identity"], both["identity"][self.most_sought - 1]))
-        self.sought[kind] = both
-
 
 def _field(both: pa.Table, column: str, dtype: np.dtype[Any], name: str, rows: Int64) -> Int64:
     cells = np.ascontiguousarray(_bytes_of(_only(both, column))[rows])
@@ -337,9 +320,7 @@ class _Pairs:
     """
 
     values: _Values
-    group: Int64
     rank: Int64
-    place: Int64
     said: Int64
     held: Int64
     of_source: Int64
@@ -361,12 +342,11 @@ class _Pairs:
             of = np.full(len(both), _NONE, np.int64)
             of[np.searchsorted(both, code)] = side
             laid.append(of)
-        counts = [total[group] for total in totals]
         # any of its group's that the source has knows topic and key
         of_source = np.full(len(both), _NONE, np.int64)
-        told = counts[0] > 0
+        told = totals[0][group] > 0
         of_source[told] = sides[0][begins[0][group[told]]]
-        return cls(values, group, rank, rank - np.minimum(*counts), laid[0], laid[1], of_source)
+        return cls(values, rank, laid[0], laid[1], of_source)
 
     def names(self, at: Int64) -> pa.Table:
         """Return topic and key of some pairs; of what the source has nothing of, the topic that the index names."""
@@ -384,7 +364,6 @@ class _Pairs:
         misplaced = values.misplaced
         columns = {
             "identity": identity.take(pa.array(values.row[some])),
-            "place": pa.array(self.place[at]),
             "rank": pa.array(self.rank[at]),
             **{
                 name: column.combine_chunks()
@@ -404,43 +383,10 @@ def _or_null(at: Int64, numbers: Int64) -> pa.Array:
     return pa.array(numbers[at], mask=at < 0)
 
 
-def pair(
-    found: Iterator[Blocks], unread: frozenset[str], hidden: Hidden, schema: Schema, most: int, sought: int
-) -> Told:
+def pair(found: Iterator[Blocks], unread: frozenset[str], hidden: Hidden, schema: Schema, most: int) -> Told:
     """Return the differences of a partition's ranges."""
-    told = Told(most, sought, unread={unread})
+    told = Told(most, unread={unread})
     spans = hidden.spans(unread)
     for one in found:
         told.take(_Values.of(one), hidden, spans, schema)
     return told
-
-
-@dataclass(slots=True)
-class Halves:
-    """Entries that one side has alone, as `_TOLD` with either what is said or what is held, and what is unread."""
-
-    rows: list[pa.Table]
-    unread: frozenset[str]
-
-    @classmethod
-    def joined(cls, parts: Iterable[Self]) -> Self:
-        """Return all parts together."""
-        rows: list[pa.Table] = []
-        unread: frozenset[str] = frozenset()
-        for part in parts:
-            rows += part.rows
-            unread |= part.unread
-        return cls(rows, unread)
-
-
-def halves(found: Iterator[Blocks], unread: frozenset[str]) -> Halves:
-    """Return what each side has alone in a partition's ranges; what both have is whole, whatever its topic."""
-    rows = []
-    for one in found:
-        values = _Values.of(one)
-        alone = np.flatnonzero(values.in_source != values.in_index)
-        if len(alone):
-            mine, none = values.in_source[alone], np.full(len(alone), _NONE)
-            said, held = np.where(mine, alone, none), np.where(mine, none, alone)
-            rows.append(_Pairs(values, values.group[alone], none, none, said, held, said).table(np.arange(len(alone))))
-    return Halves(rows, unread)
