@@ -107,6 +107,41 @@ def test_what_is_no_request_is_told_in_a_problem(connection, sent):
     assert "percent-encoded" in json.loads(body)["detail"]
 
 
+@pytest.mark.parametrize(("size", "ends"), [(70_000, True), (5_000_000, True), (5_000_000, False)])
+@pytest.mark.parametrize(
+    ("status", "begin"),
+    [
+        (414, b"GET /v1/query?topic=orders&key="),
+        (431, b"GET /livez" + HOST + b"Authorization: Bearer "),
+        (431, b"GET /livez" + HOST + b"X-Many: 1\r\n" * 4000 + b"X: "),
+    ],
+    ids=["URL", "header", "headers"],
+)
+def test_a_head_that_is_too_long_is_told_so(connection, status, begin, size, ends):
+    connection.sendall(ALIVE)
+    assert answer(connection).startswith(b"HTTP/1.1 200 ")
+    # the client reads once all was sent
+    connection.sendall(begin + b"x" * size + (HOST + b"\r\n" if ends else b""))
+    head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and b"content-type: application/problem+json" in head
+    assert "64 KiB" in json.loads(body)["detail"]
+
+
+def test_a_head_that_comes_too_slowly_is_told_so(connection, monkeypatch):
+    monkeypatch.setattr(listening, "_HEAD_S", 0.1)
+    connection.sendall(ALIVE)
+    assert answer(connection).startswith(b"HTTP/1.1 200 ")
+    connection.sendall(b"GET /livez HT")
+    assert rest(connection).startswith(b"HTTP/1.1 408 ")
+
+
+def test_who_reads_no_refusal_is_let_go(connection, monkeypatch):
+    monkeypatch.setattr(listening, "_LINGER_S", 0.0)
+    with pytest.raises(OSError):
+        for _ in range(1000):
+            connection.sendall(b"x" * 10_000)
+
+
 def test_who_offers_another_protocol_is_answered_in_this_one(connection, caplog):
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
     last = b"GET /livez" + HOST + b"Connection: close\r\n\r\n"

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,12 @@ from tiered_index.errors import SetupUnavailable
 from tiered_index.server.gate import TARGET
 from tiered_index.server.problems import Problem, Redaction, Refused
 
+_REFUSED = {
+    400: "this is no request of HTTP/1.1, or its URL has what is to be percent-encoded",
+    408: "the head of the request comes too slowly",
+    414: "the URL has more than 64 KiB: send many keys by POST /v1/query:batch",
+    431: "the head of the request has more than 64 KiB",
+}
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # connections that wait to be accepted
 _BACKLOG = 2048
@@ -38,8 +45,11 @@ _HEAD_S = _TAKE_S = 30.0
 _LEAST_TAKEN_PER_S = 16 << 10
 # of a TLS handshake, as of RocketMQ's protocol
 _HANDSHAKE_S = 10.0
-# of a head or a trailer, which the parser does not bound
+# of a URL, of a head and of a trailer, none of which the parser bounds
 _MOST_HEAD_BYTES = 64 << 10
+# For which a refused client is read on, to no use: a connection that is closed before everything was read is reset, and
+# the refusal may be lost with it.
+_LINGER_S = 5.0
 # requests of one connection that wait until those before them are answered
 _MOST_WAITING = 128
 
@@ -145,6 +155,12 @@ class _Connection(HttpToolsProtocol):
     _stuck: asyncio.TimerHandle | None = None
     # since a request or a piece of a body began
     _head_bytes = 0
+    _field_bytes = 0
+    # A head has begun, and has not ended.
+    _in_head = False
+    # The status of a request that is not answered otherwise.
+    _refusal = 400
+    _lingering: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -153,31 +169,60 @@ class _Connection(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            return
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > _MOST_HEAD_BYTES or len(self.pipeline) > _MOST_WAITING:
+        if len(self.pipeline) > _MOST_WAITING:
             self.transport.abort()
+        elif self._head_bytes > _MOST_HEAD_BYTES and self._lingering is None:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         elif self.cycle is None or self.cycle.response_complete:
             # empty lines, or the body of a request that was answered without it, end the wait for the next request
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            error = Refused(400, "this is no request of HTTP/1.1, or its URL has what is to be percent-encoded")
-            problem = Problem.of(error, secrets.token_hex(8), Redaction())
-            body = problem.body()
-            headers = [*problem.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-            lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % pair for pair in headers), b"", body]
-            self.transport.write(b"\r\n".join(lines))
-        self.transport.close()
+        self._refuse(self._refusal)
+
+    def _refuse(self, status: int) -> None:
+        """Answer a request that was not read to its end, and end the connection once its client has the answer."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # an answer is under way, and another one within it would be a part of it
+            self.transport.abort()
+            return
+        error = Refused(status, _REFUSED[status])
+        problem = Problem.of(error, secrets.token_hex(8), Redaction())
+        body = problem.body()
+        headers = [*problem.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        first = b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())
+        self.transport.write(b"\r\n".join([first, *(b"%s: %s" % pair for pair in headers), b"", body]))
+        self._lingering = self.loop.call_later(_LINGER_S, self.transport.abort)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _bound(self, size: int, status: int) -> None:
+        if size > _MOST_HEAD_BYTES:
+            self._refusal = status
+            raise ValueError(_REFUSED[status])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes = self._field_bytes = 0
+        self._in_head = True
         self._watch()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._bound(len(self.url), HTTPStatus.REQUEST_URI_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._field_bytes += len(name) + len(value)
+        self._bound(self._field_bytes, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self._in_head = False
         self._end_watch()
         if self.url[:1] not in (b"/", b"*"):
             self.scope["extensions"] = {TARGET: {"url": self.url}}
@@ -188,6 +233,8 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._end_watch()
         self._taken()
 
@@ -221,7 +268,13 @@ class _Connection(HttpToolsProtocol):
 
     def _watch(self) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(_HEAD_S, self.transport.abort)
+            self._late = self.loop.call_later(_HEAD_S, self._end_late)
+
+    def _end_late(self) -> None:
+        if self._in_head:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self.transport.abort()
 
     def _end_watch(self) -> None:
         if self._late is not None:
