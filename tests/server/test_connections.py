@@ -6,11 +6,14 @@ import json
 import logging
 import socket
 
+import numpy as np
 import pytest
 
 from tests.rocketmq.test_remoting_server import certificate
-from tests.server.conftest import PATIENCE_S
+from tests.server.conftest import PATIENCE_S, serving
+from tiered_index import IndexService
 from tiered_index.server import listening
+from tiered_index.server.gate import Pace
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, in_background
 
@@ -185,9 +188,58 @@ class Taker:
             act(*given)
 
 
-@pytest.mark.parametrize(("rates", "ended"), [([1 << 20] * 3, False), ([1 << 20, 100], True), ([0], True)])
-def test_who_goes_on_taking_a_large_answer_gets_it(rates, ended):
+@pytest.mark.parametrize(
+    ("rates", "is_stream", "ended"),
+    [
+        ([1 << 20] * 3, False, False),
+        ([1 << 20, 100], False, True),
+        ([0], False, True),
+        ([1 << 20] * 3, True, False),
+        ([0], True, True),
+        # a stream has more time, for its last line
+        ([1 << 20, 100], True, False),
+        ([100] * (listening._MORE_TIMES + 1), True, True),
+    ],
+)
+def test_who_goes_on_taking_a_large_answer_gets_it(rates, is_stream, ended):
     connection = object.__new__(listening._Connection)
-    connection.transport = connection.flow = connection.loop = taker = Taker(64 << 20, rates)
+    connection.transport = connection.flow = connection.loop = taker = Taker(64 << 20, list(rates))
+    connection._pace, connection._more_times = Pace(is_stream=is_stream), listening._MORE_TIMES
     connection.pause_writing()
     assert taker.aborted == ended
+    assert connection._pace.is_slow == (is_stream and 100 in rates)
+
+
+def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
+    paused = listening._Connection.pause_writing
+
+    def slow(connection):
+        paused(connection)
+        connection._pace.is_slow = True
+
+    monkeypatch.setattr(listening._Connection, "pause_writing", slow)
+    count, at = 20_000, {"begin_ms": 1_762_000_000_000}
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
+        columns = {"queue_id": 0, "size": 1, "timestamp_ms": at["begin_ms"]}
+        index.put_batch(
+            {
+                "topic": ["orders"] * count,
+                "key": ["k"] * count,
+                "offset": np.arange(count),
+                **{name: np.full(count, value) for name, value in columns.items()},
+            }
+        )
+        with serving(index) as client, socket.socket() as asking:
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            asking.settimeout(PATIENCE_S)
+            asking.connect((client.base_url.host, client.base_url.port))
+            asked = b"GET /v1/query?topic=orders&key=k&all=true&max_count=2000"
+            asking.sendall(asked + HOST + b"Accept: application/x-ndjson\r\nConnection: close\r\n\r\n")
+            lines = [json.loads(line) for line in rest(asking).splitlines() if line.startswith(b'{"')]
+            last = lines.pop()
+            assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
+            assert 0 < len(lines) < count
+            # it goes on from there
+            more = client.get("/v1/query", params={"topic": "orders", "key": "k", "cursor": last["cursor"]}).json()
+            assert more["items"][0]["offset"] == lines[-1]["offset"] - 1

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import SetupUnavailable
-from tiered_index.server.gate import TARGET
+from tiered_index.server.gate import PACE, TARGET, Pace
 from tiered_index.server.problems import Problem, Redaction, Refused
 
 _REFUSED = {
@@ -43,6 +43,8 @@ _SENT_BYTES = 512 << 10
 # for the head of a request to come whole, and for a client to take of what fills the buffer to it
 _HEAD_S = _TAKE_S = 30.0
 _LEAST_TAKEN_PER_S = 16 << 10
+# How many times `_TAKE_S` the client of a stream has to take what was sent, and the last line.
+_MORE_TIMES = 4
 # of a TLS handshake, as of RocketMQ's protocol
 _HANDSHAKE_S = 10.0
 # of a URL, of a head and of a trailer, none of which the parser bounds
@@ -164,6 +166,10 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._pace = Pace()
+        # each request has a copy as its state
+        self.app_state = {**self.app_state, PACE: self._pace}
+        self._more_times = _MORE_TIMES
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
         self._watch()
@@ -255,11 +261,18 @@ class _Connection(HttpToolsProtocol):
         self._stuck = self.loop.call_later(_TAKE_S, self._go_on_or_end, left)
 
     def _go_on_or_end(self, left: int) -> None:
-        """End the connection of a client that has taken next to nothing since `left` bytes were to be taken."""
-        if left - self.transport.get_write_buffer_size() < _TAKE_S * _LEAST_TAKEN_PER_S:
-            self.transport.abort()
-        else:
-            self._watch_taking()
+        """End the connection of a client that has taken next to nothing since `left` bytes were to be taken.
+
+        A stream goes no further, and says so to a client that takes anything at all.
+        """
+        taken = left - self.transport.get_write_buffer_size()
+        if taken < _TAKE_S * _LEAST_TAKEN_PER_S:
+            if taken <= 0 or not self._pace.is_stream or not self._more_times:
+                self.transport.abort()
+                return
+            self._pace.is_slow = True
+            self._more_times -= 1
+        self._watch_taking()
 
     def _taken(self) -> None:
         if self._stuck is not None:

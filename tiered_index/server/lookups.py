@@ -20,6 +20,7 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexErro
 from tiered_index.rocketmq.archive.messages import RocketmqMessages, describe_fetched, messages_by_id
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance
+from tiered_index.server.gate import PACE, Pace
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.memory import SEEN_BYTES, CountedMessages, Reservation, entries_bytes, parsed_bytes
 from tiered_index.server.parameters import of_body
@@ -155,20 +156,27 @@ class LookupHandlers(Handlers):
 
         first = await page(None)
 
+        pace: Pace = request.scope["state"].get(PACE, Pace())
+
         async def body() -> AsyncIterator[bytes]:
             answer, data = first
+            pace.is_slow, pace.is_stream = False, True
             try:
                 while True:
                     if data:
                         yield data
                     if not asked.all or answer.cursor is None:
                         break
+                    if pace.is_slow:
+                        raise Refused(408, "the answer is taken too slowly; go on from its cursor")
                     answer, data = await page(answer.cursor)
                 status = pages.status(redaction)
             except TieredIndexError as error:
                 # no status, so that what was sent can't pass for the whole answer
                 problem = Problem.of(error, request.state.request_id, redaction).document
                 status = {"error": problem, "cursor": answer.cursor}
+            finally:
+                pace.is_stream = False
             yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
 
         return StreamingResponse(body(), media_type=form)
