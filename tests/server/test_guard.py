@@ -217,19 +217,10 @@ def test_bodies_are_bounded_in_time_and_memory(index, monkeypatch):
         got = client.post("/v1/entries", content=b"{}", headers={"content-type": wire.NDJSON})
         assert (got.status_code, got.headers["retry-after"]) == (503, "1")
         monkeypatch.undo()
-        # a head that does not come whole
+        # no head comes
         monkeypatch.setattr(listening, "_HEAD_S", 0.0)
-        assert answer(client, b"GET /livez HTTP/1.1\r\n") == b""
+        assert answer(client, b"\r\n") == b""
         monkeypatch.setattr(listening, "_HEAD_S", 30.0)
-        # nor one without an end, of a second request either
-        whole = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        for before in (b"", whole):
-            with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
-                connection.sendall(before + b"GET /livez HTTP/1.1\r\nX-Long: ")
-                assert not before or b"200 OK" in connection.recv(1000)
-                with pytest.raises(OSError):
-                    for _ in range(1000):
-                        connection.sendall(b"x" * 10_000)
         monkeypatch.setattr(listening, "_MOST_CONNECTIONS", 0)
         with pytest.raises(httpx.TransportError):
             httpx.get(client.base_url, trust_env=False)
