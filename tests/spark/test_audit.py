@@ -28,6 +28,7 @@ from tiered_index.format.names import log_name
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
+from tiered_index.spark.audit import differences
 from tiered_index.spark.audit.audit import AuditResult, audit, report_table, write_report
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
 from tiered_index.spark.lookup.plan import Target
