@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -17,7 +18,9 @@ from tests.real_s3.sample import PART_BYTES, Sample
 from tests.support.plain_files import plain_files
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
+from tiered_index.storage.context import sending
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.s3 import reads
 from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
@@ -41,9 +44,14 @@ def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
         with lock:
             counts[event_name.rpartition(".")[2]] += 1
 
+    def count_obstore() -> None:
+        count(None, "GetObject")
+        sending()
+
     events.register("before-send.s3", count, unique_id="counted")
     try:
-        yield counts
+        with patch.object(reads, "sending", count_obstore):
+            yield counts
     finally:
         events.unregister("before-send.s3", unique_id="counted")
 

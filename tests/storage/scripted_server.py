@@ -35,6 +35,11 @@ class Request:
     headers: dict[str, str]
     body: bytes
 
+    @property
+    def lowered(self) -> dict[str, str]:
+        """The headers by their names in lower case, which clients write as they like."""
+        return {name.lower(): value for name, value in self.headers.items()}
+
 
 def error(status: int, code: str, message: str = "scripted") -> Answer:
     """Return an S3 error document."""

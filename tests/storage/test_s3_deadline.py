@@ -1,6 +1,6 @@
 """One deadline over everything an `S3Storage` does for one caller: attempts, waits and redirects.
 
-The GETs go by the client's method; lean ones are in `test_s3_gets`.
+The GETs go by the client's method; those through obstore are in `test_s3_gets`.
 """
 
 from __future__ import annotations

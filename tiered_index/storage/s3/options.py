@@ -49,8 +49,8 @@ class S3Options(StorageOptions):
     # After fault n of a kind: a random time up to `backoff_s * 2**n`, at most 5 s; `backoff_s` counts as 0.5 at least
     # after throttling.
     backoff_s: float = 0.1
-    # Whether ranges are read with less of botocore around each request (`reads`); False for tools that trace the
-    # client's methods.
+    # Whether ranges are read through obstore where it is installed (`reads`), for a fraction of boto3's processor time;
+    # False for tools that trace the client's methods.
     lean_gets: bool = True
 
     def __post_init__(self) -> None:

@@ -1,9 +1,11 @@
 """Reads of S3 objects: what comes back is what was asked for, byte for byte in extent, or an error.
 
-Ranges are read by lean GETs: signed, sent and read by botocore's own parts, without what it does for every call of any
-service, most of the processor time of a GET (docs/decisions/0047). A GET by the client's method shows the way (address
-of the bucket, region, name to sign for), and the GETs that follow are lean until the service or the network fails one
-or sends it to another region. Handlers of `before-send` are asked, so that counters and moto see it.
+Ranges are read through obstore (Rust's object_store) where it is installed, because boto3 spends most of a GET's
+processor time in Python (docs/decisions/0085). A GET by boto3's client shows the way: the address of the bucket, its
+region, the signer that has the credentials. The GETs that follow use obstore. After a fault, a redirect, or an answer
+that obstore does not take, the client's method is used until it succeeds. boto3 alone reads where the client has no
+network below it (moto's decorator, a stub), behind a proxy, and in a process that was forked after obstore was loaded:
+the threads of Rust's runtime do not survive a fork.
 
 Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused before its body is
 read. Threads: any number.
@@ -11,139 +13,212 @@ read. Threads: any number.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.hooks import first_non_none_response
+from botocore.httpsession import get_cert_path
 from botocore.parsers import create_parser
-from botocore.response import StreamingBody
+from botocore.session import Session
+from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
+from urllib3.response import BaseHTTPResponse
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.storage.s3.retry import REQUEST_ERRORS, PassingFault, S3Calls, is_elsewhere, may_pass
+from tiered_index.storage.context import check_deadline, sending
+from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
+from tiered_index.storage.s3.retry import PassingFault, RequestFault, S3Calls, is_elsewhere, may_pass
 
 if TYPE_CHECKING:
     from botocore.model import Shape
     from mypy_boto3_s3 import S3Client
 
 _SIGNATURE = "s3v4"
-_DELIVERED = (200, 206)
-_FIRST_ERROR = 301
-_BEFORE_SIGN, _BEFORE_SEND = "before-sign.s3.GetObject", "before-send.s3.GetObject"
+_BEFORE_SIGN = "before-sign.s3.GetObject"
 _ERRORS = create_parser("rest-xml")
+# obstore asks again five minutes before this ends, which is after a minute. botocore renews credentials ten minutes
+# before they end, so none that obstore uses has ended.
+_CREDENTIALS_HOLD = timedelta(minutes=6)
+_ANSWERED = re.compile(r"status code: (\d{3})[^:]*: ?(.*?)(?:\n\nDebug source:|$)", re.DOTALL)
+_XML = re.compile(r"\s*($|<\?xml|<Error)")
+# Nobody can listen on port 0. Requests to any host but the endpoint's are sent there: obstore follows redirects, and
+# would take the signature and the session token along.
+_NOWHERE = "127.0.0.1:0"
+
+
+@functools.cache
+def _obstore() -> Any:
+    """Return the module; None where it is not installed."""
+    try:
+        importlib.import_module("obstore.store")
+        return importlib.import_module("obstore")
+    except ImportError:
+        return None
+
+
+_forked_after_loading = False
+
+
+def _after_fork() -> None:
+    global _forked_after_loading
+    _forked_after_loading = _forked_after_loading or "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How botocore reached an object: its address without the key, and what it signed for."""
+    """How botocore reached an object: its address without the key, the region that it signed for, and the signer."""
 
     base_url: str
-    user_agent: str
-    signing_name: str
     region: str
     signer: Any
+
+    def credentials(self) -> dict[str, Any]:
+        """Return the credentials of this moment."""
+        held = self.signer.get_auth_instance("s3", self.region, _SIGNATURE).credentials
+        named = {"access_key_id": held.access_key, "secret_access_key": held.secret_key, "token": held.token}
+        return {**named, "expires_at": datetime.now(UTC) + _CREDENTIALS_HOLD}
 
 
 class RangeGets:
     """GETs of ranges, each an attempt within `S3Calls.run`; without `client` all go by the client's own method."""
 
-    def __init__(self, calls: S3Calls, bucket: str, client: S3Client | None) -> None:
+    def __init__(self, calls: S3Calls, bucket: str, client: S3Client | None, options: S3Options) -> None:
         self._calls = calls
         self._bucket = bucket
+        self._options = options
+        # None: the client's method is used
         self._way: _Way | None = None
+        # the store of the way that was used last
+        self._opened: tuple[_Way | None, Any] = None, None
         self._signed: _Way | None = None
-        # Not public in botocore: where it has another name, no way is learned (a test tells).
-        self._session: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)
-        self._events: Any = client.meta.events if client is not None and self._session is not None else None
+        self._events: Any = None
         self._handler_id = f"tiered-index-way-{id(self)}"
-        if self._events is not None:
-            service = cast("S3Client", client).meta.service_model
-            self._shape = cast("Shape", service.operation_model("GetObject").output_shape)
+        if client is not None:
+            self._shape = cast("Shape", client.meta.service_model.operation_model("GetObject").output_shape)
+            self._events = client.meta.events
             self._events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
 
-    def __call__(self, key: str, asked: str) -> dict[str, Any]:
-        """Return the answer, body unread, to a GET of `asked` (`Range`). Raises what botocore raises."""
+    def light(self, what: str, key: str, asked: object, length: int) -> tuple[bytes, int] | None:
+        """Return at most `length + 1` bytes of `asked`, a range as obstore takes it, and the object's size. None: ask
+        the client, which tells errors, too. Raises what botocore raises, or `PassingFault`.
+        """
         way = self._way
+        if way is None or _forked_after_loading or _obstore() is None:
+            return None
+        # loaded and opened by the second GET: a process of one lookup needs neither
+        opened, store = self._opened
+        if opened != way:
+            store = self._open(way)
+            self._opened = way, store
+        check_deadline("sending GetObject")
+        sending()
         try:
-            answer = None if way is None else self._lean(way, key, asked)
-            if answer is None:
-                answer = self._calls.once("get_object", Key=key, Range=asked)
-                self._way = self._signed
-        except REQUEST_ERRORS as error:
-            if not isinstance(error, ClientError) or may_pass(error):
+            answer = _obstore().get(store, key, options={"range": asked})
+            # one byte more than asked would show a body that is too long, whose rest is not read
+            return next(iter(answer.stream(length + 1)), b""), int(answer.meta["size"])
+        except (_obstore().exceptions.BaseError, OSError, ValueError) as error:
+            self._judge(error, what, length)
+        return None
+
+    def ordinary(self, key: str, asked: str) -> dict[str, Any]:
+        """Return the answer, body unread, to a GET of `asked` (`Range`) by the client's method."""
+        return self._calls.once("get_object", Key=key, Range=asked)
+
+    def worked(self, answer: dict[str, Any]) -> None:
+        """Let the next GETs go through obstore: `answer` of the client's method was right."""
+        # Not public in botocore: without it, or with an answer that came over no connection, obstore is not used.
+        raw = getattr(answer["Body"], "_raw_stream", None)
+        way = self._signed if isinstance(raw, BaseHTTPResponse) else None
+        self._way = None if way is None or get_environ_proxies(way.base_url) else way
+
+    def _judge(self, error: Exception, what: str, length: int) -> None:
+        """Raise the error that obstore told; return where the client has to ask again."""
+        text = str(error)
+        said = f"{what} in {self._calls.uri}: {text.partition(chr(10))[0]}"
+        if answered := _ANSWERED.search(text):
+            status = int(answered[1])
+            # obstore tells no header
+            kind = "" if _XML.match(answered[2]) else "text/html" if "<html" in answered[2] else "text/plain"
+            document: Any = {"status_code": status, "headers": {"content-type": kind}, "body": answered[2].encode()}
+            told = ClientError(_ERRORS.parse(document, self._shape), "GetObject")
+            if may_pass(told):
                 self._way = None
-            raise
-        return answer
+                raise told from error
+            if told.response["Error"].get("Code", "") not in {"", str(status)} and not is_elsewhere(told):
+                raise told from error
+        self._way = None
+        if "Requested " in text:
+            raise PassingFault(said) from error
+        if "body error" in text:
+            raise PassingFault(said, wasted_bytes=length) from error
+        if "error sending request" in text and f"{_NOWHERE}," not in text:
+            raise RequestFault(said) from error
 
     def _learn(self, **about: Any) -> None:
         """See how botocore is about to send a GET of this bucket."""
         request = about["request"]
         signing = request.context.get("signing", {})
         asked = request.context.get("s3_redirect", {}).get("params", {})
-        end = "/" + _quoted(asked.get("Key", ""))
+        end = "/" + quote(asked.get("Key", ""), safe="/~")
         if asked.get("Bucket") != self._bucket:
             return
         if (
             about["signature_version"] != _SIGNATURE
+            or (signing.get("signing_name") or about["signing_name"]) != "s3"
             or "request_credentials" in signing
             or not request.url.endswith(end)
         ):
             self._signed = None
             return
-        agent = request.headers.get("User-Agent", "")
-        self._signed = _Way(
-            request.url.removesuffix(end) + "/",
-            agent.decode() if isinstance(agent, bytes) else agent,
-            signing.get("signing_name") or about["signing_name"],
-            signing.get("region") or about["region_name"],
-            about["request_signer"],
+        region = signing.get("region") or about["region_name"]
+        self._signed = _Way(request.url.removesuffix(end), region, about["request_signer"])
+
+    def _open(self, way: _Way) -> Any:
+        """Return obstore's store for the bucket."""
+        options = self._options
+        host = urlsplit(way.base_url)
+        client: dict[str, Any] = {
+            "allow_http": host.scheme == "http",
+            "connect_timeout": timedelta(seconds=options.connect_timeout_s),
+            "read_timeout": timedelta(seconds=options.read_timeout_s),
+            # of a request as a whole, which may be as long as its body needs
+            "timeout": timedelta(days=1),
+            "pool_max_idle_per_host": str(options.max_pool_connections or FEWEST_CONNECTIONS),
+            "proxy_url": f"http://{_NOWHERE}",
+            "proxy_excludes": host.hostname,
+        }
+        if host.scheme == "https":
+            named = Session(profile=options.profile).get_config_variable("ca_bundle")
+            client["root_certificate"] = Path(str(get_cert_path(named or True))).read_bytes()
+        return _obstore().store.S3Store(
+            self._bucket,
+            endpoint=way.base_url,
+            # the endpoint is the bucket's address, whatever its style
+            virtual_hosted_style_request=True,
+            region=way.region,
+            credential_provider=way.credentials,
+            client_options=client,
+            # `RetryLoop` repeats, and counts
+            retry_config={"max_retries": 0},
         )
 
     def close(self) -> None:
         """Leave the client's handlers. Idempotent."""
+        self._way, self._opened = None, (None, None)
         if self._events is not None:
             self._events.unregister(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
-
-    def _lean(self, way: _Way, key: str, asked: str) -> dict[str, Any] | None:
-        """Return the answer; None for one that only the client's method can follow."""
-        headers = {"Range": asked, "User-Agent": way.user_agent}
-        request = AWSRequest("GET", way.base_url + _quoted(key), headers=headers, stream_output=True)
-        way.signer.get_auth_instance(way.signing_name, way.region, _SIGNATURE).add_auth(request)
-        prepared = request.prepare()
-        response = first_non_none_response(self._events.emit(_BEFORE_SEND, request=prepared))
-        if response is None:
-            response = self._session.send(prepared)
-        status = response.status_code
-        if status in _DELIVERED:
-            return _answer(status, response.headers, response.raw)
-        if status < _FIRST_ERROR:
-            response.raw.close()
-            return None
-        answered = {"status_code": status, "headers": response.headers, "body": response.content}
-        error = ClientError(_ERRORS.parse(answered, self._shape), "GetObject")
-        if is_elsewhere(error):
-            return None
-        raise error
-
-
-def _quoted(key: str) -> str:
-    return quote(key, safe="/~")
-
-
-def _answer(status: int, headers: Mapping[str, str], raw: Any) -> dict[str, Any]:
-    length = headers.get("Content-Length", "")
-    size = int(length) if length.isdecimal() else None
-    return {
-        "ResponseMetadata": {"HTTPStatusCode": status},
-        "ContentRange": headers.get("Content-Range", ""),
-        "ContentLength": size,
-        "Body": StreamingBody(raw, cast("int", size)),  # it takes None for a length that is not known
-    }
 
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -180,18 +255,26 @@ class VerifiedReads:
         return self._calls.run(what, name, lambda: self._suffix(what, name, key, length, size_bytes))
 
     def _range(self, what: str, key: str, start: int, length: int) -> bytes:
-        answer = self._gets(key, f"bytes={start}-{start + length - 1}")
+        if light := self._gets.light(what, key, (start, start + length), length):
+            if start + length > light[1]:
+                raise self._beyond(what, light[1])
+            return self._whole(what, light[0], length)
+        answer = self._gets.ordinary(key, f"bytes={start}-{start + length - 1}")
         first, size, total = self._extent(answer, what)
         if total is not None and start + length > total:
             answer["Body"].close()
-            raise InvalidArgument(f"{what} in {self._calls.uri}: the object has {total} bytes")
+            raise self._beyond(what, total)
         if (first, size) != (start, length):
             raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {answer['ContentRange']}")
-        return self._body(answer, length, what)
+        data = self._body(answer, length, what)
+        self._gets.worked(answer)
+        return data
 
     def _suffix(self, what: str, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
         try:
-            answer = self._gets(key, f"bytes=-{length}")
+            if light := self._gets.light(what, key, {"suffix": length}, length):
+                return self._whole(what, light[0], min(length, light[1])), light[1]
+            answer = self._gets.ordinary(key, f"bytes=-{length}")
         except ClientError as error:
             if _status(error.response) != 416:
                 raise
@@ -206,7 +289,9 @@ class VerifiedReads:
         first, size, total = self._extent(answer, what)
         if total is None or size != min(length, total) or first + size != total:
             raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {answer['ContentRange']}")
-        return self._body(answer, size, what), total
+        data = self._body(answer, size, what)
+        self._gets.worked(answer)
+        return data, total
 
     def _extent(self, answer: dict[str, Any], what: str) -> tuple[int, int, int | None]:
         """Return start and length of the bytes that the answer says it holds, and the object's size or None."""
@@ -233,10 +318,19 @@ class VerifiedReads:
         except (BotoCoreError, HTTPError, OSError) as error:
             problem = f"{what} in {self._calls.uri}: the body broke off: {error}"
             raise self._refused(answer, problem, wasted_bytes=length or 0) from error
+        if len(data) != length:
+            body.close()
+        return self._whole(what, data, length)
+
+    def _whole(self, what: str, data: bytes, length: int | None) -> bytes:
+        """Return a body that was read, which must have `length` bytes; None: any number."""
         if length is not None and len(data) != length:
             problem = f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}"
-            raise self._refused(answer, problem, wasted_bytes=length)
+            raise PassingFault(problem, wasted_bytes=length)
         return data
+
+    def _beyond(self, what: str, size: int) -> InvalidArgument:
+        return InvalidArgument(f"{what} in {self._calls.uri}: the object has {size} bytes")
 
     def _refused(self, answer: dict[str, Any], problem: str, *, wasted_bytes: int = 0) -> PassingFault:
         """Close the connection, instead of reading a body that nobody wants, and return the fault."""

@@ -95,8 +95,8 @@ class S3Storage(Storage):
     ) -> None:
         """Open the storage; no request is sent.
 
-        `client` replaces the one built from `options`, and repeats requests as it was built to; as it may have handlers
-        of its own, its GETs are lean only where `lean_gets` says so.
+        `client` replaces the one built from `options`, and repeats requests as it was built to. As it may have handlers
+        of its own, ranges are read through obstore only if `lean_gets` is true.
         """
         self.options = options or S3Options()
         prefix = prefix.strip("/")
@@ -112,7 +112,7 @@ class S3Storage(Storage):
         loop = RetryLoop(self.uri, *attempts, self.options.backoff_s, sleep, uniform)
         self._call = S3Calls(self.client, bucket, loop)
         is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
-        self._gets = RangeGets(self._call, bucket, self.client if is_lean else None)
+        self._gets = RangeGets(self._call, bucket, self.client if is_lean else None, self.options)
         self._reads = VerifiedReads(self._call, self._gets)
         encryption = {"ServerSideEncryption": self.options.sse, "SSEKMSKeyId": self.options.sse_kms_key_id}
         self._encryption = {name: value for name, value in encryption.items() if value is not None}
