@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.support.s3_server import CREDENTIALS, s3_server
+
+WORKERS = Path(__file__).parents[1] / "support" / "spark_workers"
+"""A folder of PYTHONPATH: workers are forked with everything imported."""
 
 
 def pytest_collection_modifyitems(items):
@@ -23,7 +27,8 @@ def spark():
 
     before = dict(os.environ)
     # workers have the environment that Java was started in
-    os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable)
+    path = os.pathsep.join(filter(None, [str(WORKERS), before.get("PYTHONPATH")]))
+    os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable, PYTHONPATH=path)
     settings = {"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
     session = open_session("local[2]", settings=settings)
     session.sparkContext.setLogLevel("OFF")
