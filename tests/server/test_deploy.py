@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import kubernetes_validate
@@ -43,9 +44,14 @@ from tiered_index.storage.s3.options import S3Options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
 OBJECTS = [
-    one for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())
+    one
+    for file in sorted((DEPLOY / "kubernetes/base").glob("*.yaml"))
+    if file.name != "kustomization.yaml"
+    for one in yaml.safe_load_all(file.read_text())
 ]
+MONITORS = list(yaml.safe_load_all((DEPLOY / "kubernetes/components/monitoring/monitors.yaml").read_text()))
 RULES = [
     rule
     for group in yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())["groups"]
@@ -134,6 +140,10 @@ def test_the_images_recipe_passes_hadolint() -> None:
     linter = Path(sys.executable).with_name("hadolint")
     found = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
+    # a tag can come to name another image
+    bases = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.M)
+    others = [service["image"] for service in COMPOSE["services"].values() if "build" not in service]
+    assert all(re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", image) for image in bases + others)
 
 
 @pytest.mark.parametrize("one", OBJECTS, ids=lambda one: f"{one['kind']}/{one['metadata']['name']}")
@@ -148,8 +158,8 @@ def test_pods_are_confined(one: Any) -> None:
     # the Service tiered-index would make variables TIERED_INDEX_*
     assert spec["enableServiceLinks"] is False
     accounts = {account["metadata"]["name"]: account for account in of_kind("ServiceAccount")}
-    role = accounts[spec["serviceAccountName"]]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
-    assert (DEPLOY / f"iam/{role.rpartition('tiered-index-')[2]}.json").exists()
+    assert spec["serviceAccountName"] in accounts
+    assert (DEPLOY / f"iam/{spec['serviceAccountName'].removeprefix('tiered-index-')}.json").exists()
     volumes = {volume["name"] for volume in spec["volumes"]}
     volumes |= {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
     for container in spec["containers"]:
@@ -175,6 +185,8 @@ def test_what_is_written_lies_on_a_volume(one: Any, container: Any) -> None:
 
 def test_compose_is_confined_and_its_files_are_there() -> None:
     services = COMPOSE["services"]
+    restarts = {name: service["restart"] for name, service in services.items()}
+    assert restarts == dict.fromkeys(services, "unless-stopped") | {"set-up": "on-failure"}
     assert services["service"]["read_only"] and services["service"]["cap_drop"] == ["ALL"]
     for service in services.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
@@ -200,11 +212,15 @@ def test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served(client: An
         assert {probe["port"] for probe in probes} == {port["name"]}
         # not ready is no reason to be killed
         assert [probe["path"] for probe in probes] == ["/livez", "/livez", "/readyz"]
-        notes = pod(one)["metadata"]["annotations"]
-        assert notes["prometheus.io/port"] == str(port["containerPort"])
-        asked += [*(probe["path"] for probe in probes), notes["prometheus.io/path"]]
+        asked += [probe["path"] for probe in probes]
         (policy,) = [p for p in of_kind("NetworkPolicy") if p["metadata"]["name"] == one["metadata"]["name"]]
         assert {"port": port["containerPort"]} in policy["spec"]["ingress"][-1]["ports"]
+    for monitor in MONITORS:
+        (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] == port["name"] and "tiered-index" in endpoint["relabelings"][0].values()
+        # the service answers nobody without a token
+        assert endpoint["authorization"]["credentials"] == {"name": "tiered-index-prometheus", "key": "token"}
+        asked.append(endpoint["path"])
     assert len(asked) == 9
     for path in asked:
         assert client.get(path).status_code == 200
@@ -217,6 +233,10 @@ def test_selectors_find_their_pods() -> None:
         selector = spec.get("podSelector") or spec["selector"]
         wanted = selector.get("matchLabels", selector)
         assert any(wanted.items() <= found.items() for found in labels.values()), one["metadata"]["name"]
+    services = {str(one["metadata"].get("labels")): one["spec"] for one in of_kind("Service")}
+    for one in MONITORS:
+        wanted = one["spec"]["selector"]["matchLabels"]
+        assert str(wanted) in services or any(wanted.items() <= found.items() for found in labels.values())
     for one in of_kind("StatefulSet", "Deployment"):
         budgets = [b["spec"]["selector"] for b in of_kind("PodDisruptionBudget")]
         assert one["spec"]["selector"] in budgets
@@ -235,6 +255,66 @@ def test_jobs_go_through_every_brokers_index() -> None:
         assert storage.replace("$(POD_NAME)", pod_name) in container["args"]
     (reader,) = [container for one, container in OURS if one["kind"] == "Deployment"]
     assert storage.removesuffix("/$(POD_NAME)") in reader["args"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda overlay: overlay.name)
+def test_overlays_are_rendered_to_what_kubernetes_takes(overlay: Path) -> None:
+    done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    rendered = list(yaml.safe_load_all(done.stdout))
+    for one in rendered:
+        assert one["metadata"]["namespace"] == "tiered-index"
+        if not one["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(one, "1.37", strict=True)
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in rendered}
+    (settings,) = [one for one in rendered if one["kind"] == "ConfigMap"]
+    for one in rendered:
+        if one["kind"] not in ("StatefulSet", "Deployment", "CronJob"):
+            continue
+        for container in pod(one)["spec"]["containers"]:
+            if "args" not in container:
+                continue
+            assert re.fullmatch(r"[\w./-]+@sha256:[0-9a-f]{64}", container["image"])
+            assert container["envFrom"][0] == {"configMapRef": {"name": settings["metadata"]["name"]}}
+            name, *given = container["args"]
+            CLI[name].make_context(name, list(given))
+    reader = by_name["Deployment", "tiered-index-reader"]["spec"]["template"]["spec"]
+    (container,), (endpoint,) = (
+        reader["containers"],
+        by_name["ServiceMonitor", "tiered-index-reader"]["spec"]["endpoints"],
+    )
+    is_tls = "--tls-cert=/etc/tiered-index-tls/tls.crt" in container["args"]
+    schemes = {container[f"{kind}Probe"]["httpGet"].get("scheme") for kind in ("startup", "liveness", "readiness")}
+    assert (schemes, endpoint.get("scheme")) == (({"HTTPS"}, "https") if is_tls else ({None}, None))
+    egress = by_name["NetworkPolicy", "tiered-index-reader"]["spec"]["egress"]
+    ports = {port["port"]: rule.get("to") for rule in egress for port in rule["ports"]}
+    # credentials of EKS Pod Identity come from this address alone
+    assert {"ipBlock": {"cidr": "169.254.170.23/32"}} in ports[80] and ports[443] is None
+    endpoint_url = settings["data"].get("AWS_ENDPOINT_URL_S3")
+    assert endpoint_url is None or urlsplit(endpoint_url).port in ports
+    if ("Ingress", "tiered-index") in by_name:
+        ingress = by_name["Ingress", "tiered-index"]["spec"]
+        assert [one["host"] for one in ingress["rules"]] == ingress["tls"][0]["hosts"]
+        (path,) = ingress["rules"][0]["http"]["paths"]
+        service = by_name["Service", path["backend"]["service"]["name"]]
+        assert path["backend"]["service"]["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
+    assert overlay.name != "eks" or ("Ingress", "tiered-index") in by_name
+    assert is_tls == (overlay.name == "s3-server")
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="there is no systemd-sysusers")
+def test_the_units_user_and_its_groups_are_made(tmp_path: Path) -> None:
+    (user,) = re.findall(r"^User=(.*)$", UNIT, re.M)
+    file = DEPLOY / "systemd/tiered-index.sysusers"
+    (tmp_path / "etc").mkdir()
+    subprocess.run(["systemd-sysusers", f"--root={tmp_path}", file], check=True, capture_output=True, timeout=60)
+    assert re.search(rf"^{user}:", (tmp_path / "etc/passwd").read_text(), re.M)
+    groups = (tmp_path / "etc/group").read_text()
+    # none is assumed to be there
+    assert re.search(rf"^rocketmq:.*\b{user}$", groups, re.M) and "SupplementaryGroups" not in UNIT
+    for group in re.findall(r"^Group=(.*)$", UNIT, re.M):
+        assert re.search(rf"^{group}:", groups, re.M)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
