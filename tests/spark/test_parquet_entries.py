@@ -360,9 +360,9 @@ def test_a_task_never_holds_what_rows_share_once_a_row(tmp_path: Any, monkeypatc
     assert sum(map(len, rows)) == count
     assert max(map(len, rows)) < 15
     assert pa.types.is_dictionary(rows[0].column("topic").type)
-    # a row group that stands for too many is refused before it is read
-    monkeypatch.setattr(bounds, "FEW_VALUES", 5_000)
-    with pytest.raises(InvalidArgument, match=r"row group 0 has 10,000 values of column 'key' in 100 rows; 6,400 are"):
+    # a row that becomes too much with its pages is refused before it is read
+    monkeypatch.setattr(bounds, "DECODED_BYTES", 100_000)
+    with pytest.raises(InvalidArgument, match=r"row group 0 has a row whose pages become more than 100,000 bytes"):
         list(files.batches((0, [0]), ["topic", "key"], ["topic"]))
 
 
@@ -384,9 +384,12 @@ def test_text_that_rows_can_not_share_beyond_the_bound_is_read_without_dictionar
     monkeypatch.setattr(
         bounds.ParquetTable,
         "_opened",
-        lambda table, texts=(), metadata=None: (opened.append(list(texts)), whole(table, texts, metadata))[1],
+        lambda table, handle, texts=(), metadata=None: (
+            opened.append(list(texts)),
+            whole(table, handle, texts, metadata),
+        )[1],
     )
     table = bounds.ParquetTable(LocalFile(path))
     found = pa.Table.from_batches([rows for _, rows in table.read_group(0, list(columns))])
     assert found.to_pydict() == columns
-    assert opened[-2:] == [["short", "long", "one"], ["long", "one", "lists.list.element"]]
+    assert opened[-1] == ["long", "lists.list.element"]

@@ -1,34 +1,51 @@
-"""Footers of Parquet files: how many values each list column has, read without Arrow.
+"""Footers of Parquet files, and the Thrift (compact protocol) of footers and page headers, read without Arrow.
 
-A few bytes can stand for any number of values, and Arrow decodes a row whole. So the number is needed before it reads a
-row. Arrow ends the process for some damage of a column's metadata, so this module reads the footer's Thrift (compact
-protocol) itself. Pure.
+Arrow ends the process for some damage of a column's metadata. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # Kinds of values in Thrift's compact protocol; the first two are a field's whole value.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _DEPTH = 16
 # Fields of `FileMetaData`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
-_ROW_GROUPS, _COLUMNS, _ROWS, _METADATA, _PATH, _VALUES = 4, 1, 3, 3, 3, 5
+_ROW_GROUPS, _COLUMNS, _METADATA = 4, 1, 3
+_PATH, _CODEC, _VALUES, _SIZE, _DATA, _DICTIONARY = 3, 4, 5, 7, 9, 11
 
 
-def chunk_values(footer: bytes) -> Iterator[list[tuple[str, int]]]:
-    """Yield each row group's column chunks: the top of the column's path, and how many values it says it has.
+class Chunk(NamedTuple):
+    """The values of one column in one row group: where their pages lie, and the number of their codec."""
 
-    Raises `ValueError` for bytes that are no footer.
-    """
+    path: tuple[str, ...]
+    values: int
+    codec: int
+    begin: int
+    size_bytes: int
+
+
+def column_chunks(footer: bytes) -> list[list[Chunk]]:
+    """Return the column chunks of each row group. Raises `ValueError` for bytes that are no footer."""
     try:
-        document = _Thrift(footer).struct(0)
-        for group in document[_ROW_GROUPS]:
-            chunks = [chunk[_METADATA] for chunk in group[_COLUMNS]]
-            yield [(chunk[_PATH][0].decode(), int(chunk[_VALUES])) for chunk in chunks]
+        groups = struct(footer)[0][_ROW_GROUPS]
+        return [[_chunk(chunk[_METADATA]) for chunk in group[_COLUMNS]] for group in groups]
     except (AttributeError, IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"no footer of a Parquet file: {error}") from error
+
+
+def _chunk(column: dict[int, Any]) -> Chunk:
+    # as Arrow finds the first page
+    begin, dictionary = int(column[_DATA]), int(column.get(_DICTIONARY, 0))
+    begin = dictionary if 0 < dictionary < begin else begin
+    path = tuple(name.decode() for name in column[_PATH])
+    return Chunk(path, int(column[_VALUES]), int(column[_CODEC]), begin, int(column[_SIZE]))
+
+
+def struct(data: bytes) -> tuple[dict[int, Any], int]:
+    """Return the struct at the start of `data` by field numbers, and its length. Raises `ValueError`, `IndexError`."""
+    thrift = _Thrift(data)
+    return thrift.struct(0), thrift.at
 
 
 class _Thrift:
@@ -36,7 +53,7 @@ class _Thrift:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self.at = 0
 
     def struct(self, depth: int) -> dict[int, Any]:
         if depth > _DEPTH:
@@ -69,16 +86,16 @@ class _Thrift:
         raise ValueError(f"a value of the unknown kind {kind}")
 
     def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
+        self.at += 1
+        return self._data[self.at - 1]
 
     def _bytes(self, count: int) -> bytes:
         self._check(count)
-        self._at += count
-        return self._data[self._at - count : self._at]
+        self.at += count
+        return self._data[self.at - count : self.at]
 
     def _check(self, count: int) -> None:
-        if count > len(self._data) - self._at:
+        if count > len(self._data) - self.at:
             raise ValueError("it ends too soon")
 
     def _unsigned(self) -> int:

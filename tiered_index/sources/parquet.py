@@ -1,5 +1,5 @@
-"""Parquet as tables of bounded size, whatever a file says: text that rows share is read once, and each table has a
-bounded number of rows and bytes. One thread.
+"""Parquet as tables of bounded size, whatever a file says: text that rows share is read once, each table has a bounded
+number of rows and bytes, and no row becomes more than `DECODED_BYTES`, with the pages that it lies on. One thread.
 
 All damage is `CorruptFile`. Pages are checked against their checksums, if they have any.
 """
@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import IO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +21,18 @@ import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
-from tiered_index.sources.footers import chunk_values
+from tiered_index.sources.footers import Chunk, column_chunks
+from tiered_index.sources.pages import DECODED_BYTES, Column, Pages, chunk_pages, most_bytes
 from tiered_index.sources.places import LocalFile, StoredFile
 
 # Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
 # A few bytes can stand for any number of keys: rows with lists that are read at once, keys of a table, and of a row.
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
-# Values that a row group's list column may have: so many a row, so many where it has few rows, and the most of all. One
-# row may have nearly all of them, and Arrow decodes a row whole, by some 10 bytes a value.
-ROW_VALUES, FEW_VALUES, MOST_VALUES = 64, 1 << 24, 1 << 26
-# Of a file behind its footer: the footer's length, and a mark.
-_TAIL_BYTES = 8
+# A file begins with a mark. Its footer is followed by the footer's length, and the mark.
+_MARK_BYTES, _TAIL_BYTES = 4, 8
+# A local file is read in pieces of so many bytes; chunks of an object with so few bytes between them at once.
+_PIECE_BYTES, _GAP_BYTES = 1 << 20, 8 << 10
 # What Arrow raises for bytes that it can't read.
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
@@ -42,9 +43,9 @@ class ParquetTable:
     Raises `CorruptFile`, and as the storage.
     """
 
-    def __init__(self, place: LocalFile | StoredFile, times: str = "ms", buffer_bytes: int = 0) -> None:
-        self._place, self._times, self._buffer_bytes = place, times, buffer_bytes
-        with self._opened() as file:
+    def __init__(self, place: LocalFile | StoredFile, times: str = "ms") -> None:
+        self._place, self._times = place, times
+        with self._place.ranges() as handle, self._opened(handle) as file:
             self.metadata: pq.FileMetaData = file.metadata
             self.schema = pa.schema(
                 # a UUID's column is one of bytes
@@ -55,8 +56,18 @@ class ParquetTable:
         plain = {field.name for field in self.schema if not pa.types.is_nested(_value_type(field.type))}
         # paths of text and bytes, by their columns; a name may have a dot
         paths = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-        tops = [path if path in plain else path.partition(".")[0] for path in paths]
-        self._texts = [(top, path) for top, path in zip(tops, paths, strict=True) if top in plain]
+        tops = {path: path if path in plain else path.partition(".")[0] for path in paths}
+        self._texts = {path: top for path, top in tops.items() if top in plain}
+        self._columns = [
+            Column(
+                column.max_repetition_level,
+                column.max_definition_level,
+                column.physical_type == "BYTE_ARRAY",
+                column.path in self._texts,
+                column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0,
+            )
+            for column in columns
+        ]
         self._lists = {field.name for field in self.schema if has_items(field.type)}
         # how many rows each row group has
         self.group_rows = [self._rows(self.metadata.row_group(n)) for n in range(self.metadata.num_row_groups)]
@@ -64,25 +75,26 @@ class ParquetTable:
         CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
 
     @contextlib.contextmanager
-    def _opened(self, texts: Sequence[str] = (), metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    def _opened(
+        self, handle: IO[bytes], texts: Sequence[str] = (), metadata: pq.FileMetaData | None = None
+    ) -> Iterator[pq.ParquetFile]:
         """Yield the file, whose pages are compared with their checksums; `texts` are read as dictionaries."""
-        where = self._place.path if isinstance(self._place, LocalFile) else None
         try:
-            with contextlib.nullcontext(where) if where is not None else self._place.ranges() as handle:
-                with pq.ParquetFile(
-                    handle,
-                    metadata=metadata,
-                    pre_buffer=where is None,
-                    buffer_size=0 if where is None else self._buffer_bytes,
-                    coerce_int96_timestamp_unit=self._times,
-                    read_dictionary=list(texts),
-                    page_checksum_verification=True,
-                ) as file:
-                    yield file
+            with pq.ParquetFile(
+                # Arrow reads a path faster than a file of Python
+                self._place.path if isinstance(self._place, LocalFile) else handle,
+                metadata=metadata,
+                pre_buffer=False,
+                buffer_size=_PIECE_BYTES,
+                coerce_int96_timestamp_unit=self._times,
+                read_dictionary=list(texts),
+                page_checksum_verification=True,
+            ) as file:
+                yield file
         except TieredIndexError:
             raise
         except DAMAGE as error:
-            raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
+            raise self._damage(error) from error
 
     def _rows(self, group: pq.RowGroupMetaData) -> int:
         # not by column: Arrow ends the process for what can be wrong with a column's metadata
@@ -91,33 +103,20 @@ class ParquetTable:
         return int(group.num_rows)
 
     @cached_property
-    def _values(self) -> list[dict[str, int]]:
-        """Return how many values the list columns of each row group have."""
+    def _chunks(self) -> list[list[Chunk]]:
+        """Return the column chunks of each row group."""
+        footer = io.BytesIO()
         try:
-            with self._place.ranges() as handle:
-                size = handle.seek(-_TAIL_BYTES, io.SEEK_END)
-                length = int.from_bytes(handle.read(4), "little")
-                handle.seek(max(0, size - length))
-                groups = [
-                    {top: values for top, values in chunks if top in self._lists}
-                    for chunks in chunk_values(handle.read(length))
-                ]
-        except (OSError, ValueError) as error:
-            raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
-        CorruptFile.unless_equal(str(self._place), "row groups of the footer", len(self.group_rows), len(groups))
+            self.metadata.write_metadata_file(footer)
+            groups = column_chunks(footer.getvalue()[_MARK_BYTES:-_TAIL_BYTES])
+        except (*DAMAGE, ValueError) as error:
+            raise self._damage(error) from error
+        for group in groups:
+            CorruptFile.unless_equal(str(self._place), "columns of a row group", len(self._columns), len(group))
         return groups
 
-    def _check_values(self, number: int, names: Sequence[str]) -> None:
-        if self._lists.isdisjoint(names):
-            return
-        rows = self.group_rows[number]
-        most = min(MOST_VALUES, max(FEW_VALUES, ROW_VALUES * rows))
-        for name, values in self._values[number].items():
-            if name in names and values > most:
-                raise InvalidArgument(
-                    f"{self._place}: row group {number} has {values:,} values of column {name!r} in {rows:,} rows; "
-                    f"{most:,} are allowed: write the file with smaller row groups"
-                )
+    def _damage(self, error: Exception) -> CorruptFile:
+        return CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}")
 
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
         """Yield columns of the rows from number `start` on, each table with its first row's number. Raises
@@ -134,40 +133,66 @@ class ParquetTable:
         """Yield columns of the rows of one row group from its row `start` on, each batch with the number of its first
         row in the group. Text columns `shared` stay dictionaries. Raises as `read`.
         """
-        self._check_values(number, names)
         count, size_bytes = self.group_rows[number], self.metadata.row_group(number).total_byte_size
         most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
         at_once = max(1, min(most, count, BATCH_BYTES * count // max(1, size_bytes)))
         begin, position = self._begins[number], 0
-        with self._opened(self._dictionaries(number, names, at_once, shared), self.metadata) as file:
-            try:
-                for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
-                    skip = min(len(rows), max(0, start - position))
-                    for first, part in self._bounded(rows.slice(skip), begin + position + skip, shared):
-                        yield first - begin, part
-                    position += len(rows)
-            except DAMAGE as error:
-                problem = f"row group {number} can't be read from its row {position} on: {error}"
-                raise CorruptFile(str(self._place), problem) from error
+        with self._place.ranges() as handle:
+            chosen = [n for n, chunk in enumerate(self._chunks[number]) if _is_of(chunk, names)]
+            chunks = [self._chunks[number][n] for n in chosen]
+            if not isinstance(self._place, LocalFile):
+                handle = cast(IO[bytes], _Fetched(handle, chunks))
+            pages = self._pages(handle, number, chosen)
+            at_once, texts = self._at_once(number, chunks, pages, at_once, shared)
+            with self._opened(handle, texts, self.metadata) as file:
+                try:
+                    for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names), use_threads=False):
+                        skip = min(len(rows), max(0, start - position))
+                        for first, part in self._bounded(rows.slice(skip), begin + position + skip, shared):
+                            yield first - begin, part
+                        position += len(rows)
+                except DAMAGE as error:
+                    problem = f"row group {number} can't be read from its row {position} on: {error}"
+                    raise CorruptFile(str(self._place), problem) from error
         CorruptFile.unless_equal(str(self._place), f"rows of row group {number}", count, position)
 
-    def _dictionaries(self, number: int, names: Sequence[str], at_once: int, shared: Sequence[str]) -> list[str]:
-        """Return the paths of the columns to read as dictionaries: text that many rows may share, and that is so large
-        that `at_once` rows would exceed `TEXT_BYTES`. Text that few rows share is read faster without one.
+    def _pages(self, handle: IO[bytes], number: int, columns: Sequence[int]) -> list[Pages]:
+        def read(begin: int, size_bytes: int) -> bytes:
+            handle.seek(begin)
+            return handle.read(size_bytes)
 
-        Arrow reads the whole dictionary of a column with its first row, and refuses a second dictionary.
+        try:
+            return [
+                chunk_pages(read, self._chunks[number][n], self._columns[n], self.group_rows[number]) for n in columns
+            ]
+        except ValueError as error:
+            raise CorruptFile(str(self._place), f"row group {number} can't be read: {error}") from error
+
+    def _at_once(
+        self, number: int, chunks: Sequence[Chunk], pages: list[Pages], at_once: int, shared: Sequence[str]
+    ) -> tuple[int, list[str]]:
+        """Return how many rows to read at once, `at_once` at most, and the paths of the columns to read as
+        dictionaries: text that many rows may share, and that is so large that these rows would exceed `TEXT_BYTES`.
+        Text that few rows share is read faster without one. Raises `InvalidArgument` where one row is too much.
         """
-        texts = [(name, path) for name, path in self._texts if name in names]
-        plain = [name for name, path in texts if name == path and name not in shared]
-        bounded = set()
-        # a request for each column costs more than the dictionaries
-        if plain and isinstance(self._place, LocalFile):
-            # the caller's own reading tells the damage with its row
-            with contextlib.suppress(CorruptFile), self._opened(plain, self.metadata) as file:
-                for rows in file.iter_batches(1, row_groups=[number], columns=plain, use_threads=False):
-                    bounded = {name for name in plain if _longest(rows.column(name)) * at_once <= TEXT_BYTES}
-                    break
-        return [path for name, path in texts if name not in bounded]
+        texts = []
+        for chunk, found in zip(chunks, pages, strict=True):
+            path = ".".join(chunk.path)
+            if found.coded:
+                at_once = min(at_once, max(1, DECODED_BYTES // max(1, found.longest)))
+            elif path in self._texts and (
+                self._texts[path] in (*shared, *self._lists) or found.longest * at_once > TEXT_BYTES
+            ):
+                texts.append(path)
+        while at_once > 1 and most_bytes(pages, at_once) > DECODED_BYTES:
+            at_once //= 2
+        if most_bytes(pages, at_once) > DECODED_BYTES:
+            largest = max(zip(pages, chunks, strict=True), key=lambda pair: most_bytes([pair[0]], at_once))[1]
+            raise InvalidArgument(
+                f"{self._place}: row group {number} has a row whose pages become more than {DECODED_BYTES:,} bytes in "
+                f"memory, most of them for column {largest.path[0]!r}: write the file with smaller pages"
+            )
+        return at_once, texts
 
     def _bounded(self, rows: pa.RecordBatch, first: int, shared: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         rows.validate(full=True)
@@ -190,7 +215,7 @@ class ParquetTable:
         for begin, end in _slices(sizes, TEXT_BYTES):
             part = rows.slice(begin, end - begin)
             columns = [
-                column if name in shared else plain_text(column)
+                _as_dictionary(column) if name in shared else plain_text(column)
                 for name, column in zip(part.schema.names, part.columns, strict=True)
             ]
             yield first + begin, pa.RecordBatch.from_arrays(columns, part.schema.names)
@@ -212,12 +237,64 @@ def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]
         begin = end
 
 
-def _longest(column: pa.Array) -> int:
-    """Return the bytes of the longest value of a dictionary; without one, more than any bound."""
-    # of a single value it is unknown whether the file has a dictionary
-    if not isinstance(column, pa.DictionaryArray) or len(column.dictionary) < 2:
-        return TEXT_BYTES + 1
-    return int(pc.max(pc.binary_length(column.dictionary)).as_py())
+def _is_of(chunk: Chunk, names: Sequence[str]) -> bool:
+    """Return whether Arrow may read a chunk for columns `names`; a name may have a dot."""
+    return any(".".join(chunk.path[: end + 1]) in names for end in range(len(chunk.path)))
+
+
+def _as_dictionary(column: pa.Array) -> pa.Array:
+    # of some codings Arrow makes no dictionaries
+    return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+
+
+class _Fetched(io.RawIOBase):
+    """An object as a file, of which column chunks are fetched at once: neighbours by one request."""
+
+    def __init__(self, stored: IO[bytes], chunks: Sequence[Chunk]) -> None:
+        super().__init__()
+        self._stored, self._size_bytes = stored, stored.seek(0, io.SEEK_END)
+        self._at = 0
+        self._parts: list[tuple[int, bytes]] = []
+        spans: list[list[int]] = []
+        for begin, end in sorted((max(0, c.begin), min(c.begin + c.size_bytes, self._size_bytes)) for c in chunks):
+            if spans and begin <= spans[-1][1] + _GAP_BYTES:
+                spans[-1][1] = max(spans[-1][1], end)
+            else:
+                spans.append([begin, end])
+        for begin, end in spans:
+            stored.seek(begin)
+            self._parts.append((begin, stored.read(max(0, end - begin))))
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte."""
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        """Fill `buffer` with bytes that were fetched, or by one request."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        for begin, data in self._parts:
+            if begin <= self._at < begin + len(data):
+                part = memoryview(data)[self._at - begin :][: len(view)]
+                break
+        else:
+            self._stored.seek(self._at)
+            part = memoryview(self._stored.read(len(view)))
+        view[: len(part)] = part
+        self._at += len(part)
+        return len(part)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

@@ -25,7 +25,7 @@ from tiered_index.sources import columns as incoming
 from tiered_index.sources import files, parquet
 from tiered_index.sources.columns import columns_of
 from tiered_index.sources.files import ParquetSource, source_name
-from tiered_index.sources.footers import chunk_values
+from tiered_index.sources.footers import column_chunks
 from tiered_index.sources.keys import read_lookups
 from tiered_index.sources.messages import Fields
 from tiered_index.sources.places import LocalFile, opened_place
@@ -486,12 +486,14 @@ def test_a_row_of_keys_without_number_is_refused_before_it_is_decoded(tmp_path, 
         pa.table({"keys": lists, "topic": ["t"] * 2} | {name: [5] * 2 for name in NUMBERS}), path, row_group_size=1
     )
     assert path.stat().st_size < 1 << 13
-    monkeypatch.setattr(parquet, "FEW_VALUES", 1000)
+    monkeypatch.setattr(parquet, "DECODED_BYTES", 1 << 20)
     batches = open_source(path).batches(0)
     assert next(batches).messages == 1
 
     def refused():
-        problem = r"m.parquet: row group 1 has 1,048,575 values of column 'keys' in 1 rows; 1,000 are allowed"
+        problem = (
+            r"m.parquet: row group 1 has a row whose pages become more than 1,048,576 bytes .* column 'keys': write"
+        )
         with pytest.raises(InvalidArgument, match=problem):
             next(batches)
 
@@ -503,7 +505,7 @@ def test_a_row_of_keys_without_number_is_refused_before_it_is_decoded(tmp_path, 
     assert len(read(open_source(path))) == 2
 
 
-def test_values_of_column_chunks_are_read_without_arrow(tmp_path):
+def test_column_chunks_are_read_without_arrow(tmp_path):
     path, random_numbers = tmp_path / "m.parquet", random.Random(3)
     for version in ("1.0", "2.6"):
         rows = [
@@ -517,17 +519,21 @@ def test_values_of_column_chunks_are_read_without_arrow(tmp_path):
         with pq.ParquetFile(path) as file:
             metadata = file.metadata
             told = [
-                [(c.path_in_schema.split(".")[0], c.num_values) for c in map(group.column, range(group.num_columns))]
+                [
+                    (c.path_in_schema, c.num_values, c.total_compressed_size)
+                    for c in map(group.column, range(group.num_columns))
+                ]
                 for group in map(metadata.row_group, range(metadata.num_row_groups))
             ]
-        assert list(chunk_values(footer)) == told
+        chunks = column_chunks(footer)
+        assert [[(".".join(c.path), c.values, c.size_bytes) for c in group] for group in chunks] == told
         for _ in range(300):
             at = random_numbers.randrange(len(footer))
             broken = bytearray(footer[: at if random_numbers.random() < 0.3 else None])
             if at < len(broken):
                 broken[at] = random_numbers.randrange(256)
             with contextlib.suppress(ValueError):
-                list(chunk_values(bytes(broken)))
+                column_chunks(bytes(broken))
 
 
 def test_text_in_lists_of_a_fixed_length_counts(tmp_path, monkeypatch):

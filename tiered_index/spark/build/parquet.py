@@ -33,7 +33,6 @@ HAS_KEY = "has_key"
 # A part has at least so many rows, where there are so many, so that blocks of a piece are not small; and at most about
 # so many, so that a task that is repeated repeats little.
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
-_BUFFER_BYTES = 1 << 20
 # Where a batch's rows stand, in its metadata: [file, row group, first row] as JSON; and of each the row from there on
 # (i64), where that is not its number
 PLACE, ROWS = b"tiered_index.place", b"tiered_index.rows"
@@ -46,7 +45,7 @@ Field = tuple[str, None] | tuple[None, str | int]
 def _table(storage: Storage | None, name: str) -> ParquetTable:
     """Read the footer of a file of a storage, or of a local one (None)."""
     place = LocalFile(Path(name)) if storage is None else StoredFile(name, storage, name, storage.head(name).size_bytes)
-    return ParquetTable(place, "us", _BUFFER_BYTES)
+    return ParquetTable(place, "us")
 
 
 def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:

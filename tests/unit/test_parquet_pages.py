@@ -1,0 +1,154 @@
+"""A few bytes of Parquet never become more memory than the bound: pages tell before Arrow decodes them. Files of any
+coding are read as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.sources import pages, parquet
+from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.storage.opening import open_storage
+
+BOUND = 1 << 20
+LONG = "x" * (1 << 18)
+
+
+@pytest.fixture
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pages, parquet):
+        monkeypatch.setattr(module, "DECODED_BYTES", BOUND)
+    monkeypatch.setattr(pages, "_WHOLE_BYTES", BOUND // 4)
+
+
+def written(path: Path, keys: Any, encoding: str = "PLAIN", **options: Any) -> Path:
+    """Write one column `key` as one row group."""
+    name = "key" if keys.type == pa.string() else "key.list.element"
+    pq.write_table(
+        pa.table({"key": keys}),
+        path,
+        use_dictionary=False,
+        column_encoding={name: encoding},
+        write_statistics=False,
+        write_batch_size=1,
+        **options,
+    )
+    return path
+
+
+def peak_bytes(path: Path, problem: str) -> int:
+    """Return the most that Arrow had allocated at a time until it refused the file."""
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises((InvalidArgument, CorruptFile), match=problem):
+            list(parquet.ParquetTable(LocalFile(path)).read(["key"]))
+    finally:
+        pa.set_memory_pool(before)
+    return pool.max_memory()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "keys", "page_bytes"),
+    [
+        pytest.param("PLAIN", [LONG] * 100, 1 << 30, id="one page"),
+        pytest.param("PLAIN", [[LONG] * 100], 1 << 30, id="one row of one page"),
+        pytest.param("PLAIN", [[LONG] * 2] * 10 + [[LONG] * 100], 1 << 16, id="one row"),
+        pytest.param("DELTA_LENGTH_BYTE_ARRAY", [LONG] * 100, 1 << 30, id="one page of lengths"),
+        pytest.param("DELTA_BYTE_ARRAY", [LONG] * 100, 1 << 20, id="one page of prefixes"),
+        pytest.param("DELTA_BYTE_ARRAY", [[LONG]] * 100, 1 << 20, id="lists of prefixes"),
+    ],
+)
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_row_that_becomes_too_much_with_its_pages_is_refused_before_it_is_decoded(
+    tmp_path: Path, bounds: None, encoding: str, keys: Any, page_bytes: int, version: str
+) -> None:
+    path = written(
+        tmp_path / "m.parquet",
+        pa.array(keys),
+        encoding,
+        compression="zstd",
+        data_page_size=page_bytes,
+        data_page_version=version,
+    )
+    assert path.stat().st_size < 20_000
+    problem = r"m\.parquet: row group 0 has a row whose pages become more than 1,048,576 bytes .* for column 'key'"
+    assert peak_bytes(path, problem) < 4 * BOUND
+
+
+def test_rows_of_unequal_size_are_read_as_few_at_once_as_the_bound_needs(tmp_path: Path, bounds: None) -> None:
+    """Nearly all rows are short, so by the average all could be read at once."""
+    keys = pa.array(["k"] * 20_000 + [LONG] * 60)
+    path = written(tmp_path / "m.parquet", keys, compression="zstd", data_page_size=1 << 16)
+    sizes = [rows.nbytes for _, rows in parquet.ParquetTable(LocalFile(path)).read(["key"])]
+    assert sum(sizes) > 60 * len(LONG) and max(sizes) <= BOUND
+
+
+def test_more_values_than_the_footer_states_are_damage(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.parquet", pa.array(["k"] * 100), compression="none")
+    data = path.read_bytes()
+    table = parquet.ParquetTable(LocalFile(path))
+    # the number of values, zigzag, in the header of the page: field 1 of the struct in field 5
+    header = bytes([0x15, 0xC8, 0x01])
+    assert data.count(header) >= 1
+    path.write_bytes(data.replace(header, bytes([0x15, 0xC8, 0x7F]), 1))
+    with pytest.raises(CorruptFile, match=r"pages have 8,164 values of 'key', and the footer says 100"):
+        list(table.read(["key"]))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compression"),
+    [
+        ("PLAIN", "lz4"),
+        ("DELTA_LENGTH_BYTE_ARRAY", "none"),
+        ("DELTA_BYTE_ARRAY", "snappy"),
+        ("DELTA_BYTE_ARRAY", "gzip"),
+        ("RLE_DICTIONARY", "brotli"),
+        ("RLE_DICTIONARY", "zstd"),
+    ],
+)
+def test_files_of_any_coding_are_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, compression: str
+) -> None:
+    drawn = random.Random(f"{encoding}{compression}")
+    texts = [f"{drawn.randrange(300):04}" * drawn.randrange(1, 40) for _ in range(1_000)]
+    flat = [text if drawn.random() < 0.9 else None for text in texts]
+    cuts = sorted({0, len(texts), *(drawn.randrange(len(texts)) for _ in range(400))})
+    lists = [texts[begin:end] if drawn.random() < 0.9 else None for begin, end in itertools.pairwise(cuts)]
+    lists += [[]] * 5
+    for bound, whole in ((1 << 28, 1 << 28), (50_000, 1_000)):
+        for module in (pages, parquet):
+            monkeypatch.setattr(module, "DECODED_BYTES", bound)
+        monkeypatch.setattr(pages, "_WHOLE_BYTES", whole)
+        for keys, version in itertools.product((flat, lists), ("1.0", "2.0")):
+            path, path_of_keys = tmp_path / "m.parquet", "key" if keys is flat else "key.list.element"
+            options: dict[str, Any] = {"use_dictionary": False, "column_encoding": {path_of_keys: encoding}}
+            if encoding == "RLE_DICTIONARY":
+                # a dictionary that is full is followed by pages without one
+                options = {"use_dictionary": True, "dictionary_pagesize_limit": 5_000}
+            pq.write_table(
+                pa.table({"n": range(len(keys)), "key": keys}),
+                path,
+                compression=compression,
+                data_page_version=version,
+                data_page_size=4_000,
+                write_batch_size=50,
+                **options,
+            )
+            storage = open_storage(f"memory://{tmp_path.name}")
+            storage.put(f"{version}{encoding}{path_of_keys}{bound}", path.read_bytes())
+            name = f"{version}{encoding}{path_of_keys}{bound}"
+            for place in (LocalFile(path), StoredFile(name, storage, name, path.stat().st_size)):
+                for shared in ([], ["key"] if keys is flat else []):
+                    found = [rows for _, rows in parquet.ParquetTable(place).read_group(0, ["n", "key"], shared=shared)]
+                    got = [value for rows in found for value in rows.column("key").to_pylist()]
+                    assert got == keys
+                    assert [n for rows in found for n in rows.column("n").to_pylist()] == list(range(len(keys)))

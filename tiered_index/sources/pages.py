@@ -1,0 +1,323 @@
+"""Pages of Parquet's column chunks: how many bytes they become in memory, read without Arrow and before it reads them.
+
+Arrow unpacks a page whole, and decodes all rows of a batch at once. A few bytes of a file can stand for any number of
+either. The header of a page bounds the bytes that Arrow unpacks, because it refuses a page that unpacks to more. Some
+pages say in their first bytes how many values, lengths and rows they hold: this module unpacks these. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.sources.footers import Chunk, struct
+
+# Reads bytes of a file: where from, and how many; fewer at its end.
+Read = Callable[[int, int], bytes]
+
+# Fields of `PageHeader`, by kinds of pages their headers in it, and fields of these.
+_KIND, _UNPACKED, _PACKED = 1, 2, 3
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+_HEADERS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_2: 8}
+_VALUES, _ENCODING, _LEVELS = 1, 2, 4
+_ENCODING_2, _DEFINITIONS_2, _REPETITIONS_2, _IS_COMPRESSED_2 = 4, 5, 6, 7
+# Codecs and encodings by their numbers.
+_CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+_RLE, _DELTA_TEXTS = 3, 7
+_NUMBERS, _DELTAS = (2, 8), (6, _DELTA_TEXTS)
+# The bytes that rows read at once may become in memory: pages and dictionaries unpacked, and their values.
+DECODED_BYTES = 128 << 20
+# Bytes of a header that are read at once, and the most that Arrow reads of one.
+_HEADER_BYTES, _MOST_HEADER_BYTES = 512, 16 << 20
+# Arrow reads so many bytes behind a chunk of an old version of a writer.
+_PADDING = 100
+# What a value of a list, and one of a dictionary, takes in memory beside its bytes.
+_VALUE_BYTES, _DICTIONARY_BYTES = 10, 16
+# Lists of a chunk that become no more are counted as if one row had them all.
+_WHOLE_BYTES = 32 << 20
+# Arrow decodes all lengths of a page at once. A page of more is counted as one of any number.
+_MOST_LENGTHS, _TOO_MANY_BYTES = 1 << 22, 1 << 50
+
+
+class Column(NamedTuple):
+    """A column as its schema states it: levels of repetition and definition, whether it has text or bytes, whether
+    Arrow makes dictionaries of these, and how many bytes a value of fixed length has.
+    """
+
+    repetition: int
+    definition: int
+    is_text: bool
+    is_shared: bool
+    width: int
+
+
+@dataclass
+class Pages:
+    """The pages of one column chunk: the rows [begin, end) that each has a part of, and its bytes in memory.
+
+    `longest` is the length of the longest text of the dictionary. Arrow makes no dictionaries of `coded` text.
+    """
+
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    longest: int = 0
+    coded: bool = False
+
+    def add(self, begin: int, end: int, size_bytes: int) -> None:
+        """Add a page."""
+        self.begins.append(begin)
+        self.ends.append(end)
+        self.sizes.append(size_bytes)
+
+
+class _Page(NamedTuple):
+    kind: int
+    begin: int
+    unpacked: int
+    packed: int
+    header: dict[int, Any]
+
+    @property
+    def values(self) -> int:
+        return int(self.header[_VALUES])
+
+    @property
+    def encoding(self) -> int:
+        return int(self.header[_ENCODING_2 if self.kind == _DATA_PAGE_2 else _ENCODING])
+
+
+def most_bytes(chunks: list[Pages], rows: int) -> int:
+    """Return the most bytes that `rows` rows read at once become in memory: those from row 0, `rows`, 2 * `rows` on."""
+    begins = np.concatenate([np.array(chunk.begins, np.int64) // rows for chunk in chunks])
+    ends = np.concatenate([(np.array(chunk.ends, np.int64) - 1) // rows + 1 for chunk in chunks])
+    sizes = np.concatenate([np.array(chunk.sizes, np.float64) for chunk in chunks])
+    # a page counts from its first batch on, until behind its last one
+    _, at = np.unique(np.concatenate([begins, ends]), return_inverse=True)
+    return int(np.cumsum(np.bincount(at, np.concatenate([sizes, -sizes]))).max(initial=0))
+
+
+def chunk_pages(read: Read, chunk: Chunk, column: Column, rows: int) -> Pages:
+    """Return the pages of one column chunk of a row group of `rows` rows. Raises `ValueError` for damage."""
+    try:
+        return _pages(_Chunk(read, chunk, column), rows)
+    except (IndexError, KeyError, TypeError, OverflowError, pa.ArrowException, OSError) as error:
+        raise ValueError(f"a page of column {'.'.join(chunk.path)!r} can't be read: {error!r}") from error
+
+
+def _pages(chunk: _Chunk, rows: int) -> Pages:
+    column = chunk.column
+    found, lists = Pages(coded=column.is_text and not column.is_shared), column.repetition
+    data: list[_Page] = []
+    sizes: list[int] = []
+    for page in chunk.pages():
+        size_bytes = max(page.unpacked, page.packed)
+        if page.kind == _DICTIONARY_PAGE:
+            found.add(0, rows, size_bytes + _DICTIONARY_BYTES * page.values)
+            found.longest = chunk.longest(page) if column.is_text else 0
+        else:
+            found.coded = found.coded or page.encoding in _DELTAS
+            data.append(page)
+            sizes.append(size_bytes + chunk.decoded_bytes(page))
+    if lists and found.coded:
+        # text that a page names by number is copied for each value
+        sizes = [
+            size_bytes + page.values * found.longest * (page.encoding in _NUMBERS)
+            for page, size_bytes in zip(data, sizes, strict=True)
+        ]
+    if lists and (sum(sizes) <= _WHOLE_BYTES or not all(map(chunk.counts_rows, data))):
+        found.add(0, rows, sum(sizes))
+        return found
+    row = 0
+    for page, size_bytes in zip(data, sizes, strict=True):
+        count = chunk.starts(page) if lists else page.values
+        # a list may begin on the page before
+        begin = max(0, row - 1) if lists else row
+        found.add(begin, max(begin + 1, row + count), size_bytes)
+        row += count
+    return found
+
+
+class _Chunk:
+    """One column chunk of a file."""
+
+    def __init__(self, read: Read, chunk: Chunk, column: Column) -> None:
+        self._read, self._chunk, self.column = read, chunk, column
+
+    def pages(self) -> Iterator[_Page]:
+        """Yield pages of data and the dictionary, as Arrow finds them."""
+        at, end = self._chunk.begin, self._chunk.begin + self._chunk.size_bytes + _PADDING
+        if at < 0 or self._chunk.size_bytes < 0:
+            raise ValueError("a column chunk has a negative place")
+        values = 0
+        while values < self._chunk.values and at < end:
+            header, length = self._header(at)
+            kind, unpacked, packed = (int(header[number]) for number in (_KIND, _UNPACKED, _PACKED))
+            if unpacked < 0 or packed < 0:
+                raise ValueError("a page has a negative size")
+            at += length
+            if kind in _HEADERS:
+                page = _Page(kind, at, unpacked, packed, header[_HEADERS[kind]])
+                is_data = kind != _DICTIONARY_PAGE
+                if page.values < 0 or (not is_data and page.values > unpacked):
+                    raise ValueError("a page has a wrong number of values")
+                values += page.values * is_data
+                yield page
+            at += packed
+        if values > self._chunk.values:
+            raise ValueError(
+                f"pages have {values:,} values of {'.'.join(self._chunk.path)!r}, and the footer says "
+                f"{self._chunk.values:,}"
+            )
+
+    def _header(self, at: int) -> tuple[dict[int, Any], int]:
+        size_bytes = _HEADER_BYTES
+        while True:
+            data = self._read(at, size_bytes)
+            try:
+                return struct(data)
+            except (IndexError, ValueError):
+                if len(data) < size_bytes or size_bytes >= _MOST_HEADER_BYTES:
+                    raise
+            size_bytes *= 8
+
+    def longest(self, page: _Page) -> int:
+        """Return the length of the longest text of a dictionary, or a greater number."""
+        if page.values > _MOST_LENGTHS or not self._may_unpack(page):
+            return page.unpacked
+        data, at, longest = self._decompressed(self._read(page.begin, page.packed), page.unpacked), 0, 0
+        for _ in range(page.values):
+            length = int.from_bytes(data[at : at + 4], "little")
+            longest = max(longest, length)
+            at += 4 + length
+        return longest
+
+    def decoded_bytes(self, page: _Page) -> int:
+        """Return how many bytes the values of a page take beside those of the page."""
+        size_bytes = page.values * (_VALUE_BYTES + self.column.width) if self.column.repetition else 0
+        if page.encoding not in _DELTAS:
+            return size_bytes
+        if not self._may_unpack(page):
+            return _TOO_MANY_BYTES
+        _, data, at = self._unpacked(page)
+        lengths = _Deltas(data, at)
+        if page.encoding == _DELTA_TEXTS and lengths.count <= _MOST_LENGTHS:
+            # each text begins with so many bytes of the one before
+            size_bytes += lengths.sum()
+            lengths = _Deltas(data, lengths.at)
+        return size_bytes + 8 * lengths.count if lengths.count <= _MOST_LENGTHS else _TOO_MANY_BYTES
+
+    def counts_rows(self, page: _Page) -> bool:
+        """Return whether `starts` can tell the rows of a page of lists: not for lists of lists, and of codings that
+        writers gave up.
+        """
+        is_old = page.kind == _DATA_PAGE and int(page.header[_LEVELS]) != _RLE
+        return self.column.repetition == 1 and self._may_unpack(page) and not is_old
+
+    def starts(self, page: _Page) -> int:
+        """Return how many rows begin on a page of lists."""
+        levels, _, _ = self._unpacked(page)
+        # Writers take less than two bits a value. More would take long to read.
+        if len(levels) > page.values // 4 + 64:
+            raise ValueError("levels of a page are longer than its values allow")
+        at = done = rows = 0
+        while done < page.values:
+            head, at = _varint(levels, at)
+            count = min((head >> 1) * 8 if head & 1 else head >> 1, page.values - done)
+            if head & 1:
+                bits = np.unpackbits(np.frombuffer(levels, np.uint8, -(-count // 8), at), bitorder="little")
+                rows += count - int(bits[:count].sum())
+            else:
+                rows += count * (levels[at] == 0)
+            at += head >> 1 if head & 1 else 1
+            done += count
+        return rows
+
+    def _may_unpack(self, page: _Page) -> bool:
+        return self._chunk.codec in _CODECS and page.unpacked <= DECODED_BYTES
+
+    def _unpacked(self, page: _Page) -> tuple[bytes, bytes, int]:
+        """Return the levels of repetition of a page, its bytes, and where its values begin."""
+        body = self._read(page.begin, page.packed)
+        if page.kind == _DATA_PAGE_2:
+            repetitions, definitions = (int(page.header[number]) for number in (_REPETITIONS_2, _DEFINITIONS_2))
+            at = repetitions + definitions
+            if min(repetitions, definitions) < 0 or at > min(len(body), page.unpacked):
+                raise ValueError("levels of a page have a wrong length")
+            values = body[at:]
+            if page.header.get(_IS_COMPRESSED_2, True):
+                values = self._decompressed(values, page.unpacked - at)
+            return body[:repetitions], values, 0
+        body, at, levels = self._decompressed(body, page.unpacked), 0, b""
+        if self.column.repetition:
+            at = 4 + int.from_bytes(body[:4], "little")
+            levels = body[4:at]
+        if self.column.definition:
+            at += 4 + int.from_bytes(body[at : at + 4], "little")
+        return levels, body, at
+
+    def _decompressed(self, body: bytes, size_bytes: int) -> bytes:
+        name = _CODECS[self._chunk.codec]
+        return pa.Codec(name).decompress(body, size_bytes, asbytes=True) if name and size_bytes else body
+
+
+class _Deltas:
+    """Numbers of 32 bits, of which a page states the differences (DELTA_BINARY_PACKED): `count` of them, from `at`."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        block, self.at = _varint(data, at)
+        self._parts, self.at = _varint(data, self.at)
+        self.count, self.at = _varint(data, self.at)
+        first, self.at = _varint(data, self.at)
+        self._first = _signed(first)
+        if not block or not self._parts or block % self._parts or block // self._parts % 8:
+            raise ValueError("a block has a wrong number of values")
+        self._part = block // self._parts
+
+    def sum(self) -> int:
+        """Return the sum of the numbers, none of which may be negative, and go behind them."""
+        found, left = [np.array([self._first] if self.count else [], np.int64)], self.count - 1
+        while left > 0:
+            least, self.at = _varint(self._data, self.at)
+            widths = self._data[self.at : self.at + self._parts]
+            self.at += self._parts
+            for width in widths:
+                if left > 0:
+                    found.append(self._differences(min(self._part, left), width) + _signed(least))
+                    left -= len(found[-1])
+            if not widths:
+                raise ValueError("its numbers end too soon")
+        # differences may pass 32 bits, numbers wrap
+        numbers = np.cumsum(np.concatenate(found)).astype(np.int32)
+        if (numbers < 0).any():
+            raise ValueError("a length is negative")
+        return int(numbers.sum(dtype=np.int64))
+
+    def _differences(self, count: int, width: int) -> npt.NDArray[np.int64]:
+        if width > 32:
+            raise ValueError("a number has more than 32 bits")
+        size_bytes = self._part * width // 8
+        bits = np.unpackbits(np.frombuffer(self._data, np.uint8, size_bytes, self.at), bitorder="little")
+        self.at += size_bytes
+        return bits[: count * width].reshape(count, width) @ (np.int64(1) << np.arange(width, dtype=np.int64))
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] > 127:
+        value |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+    return value | data[at] << shift, at + 1
+
+
+def _signed(value: int) -> int:
+    return value >> 1 ^ -(value & 1)
