@@ -107,10 +107,57 @@ def test_lookups_miss_it_until_it_is_given_up(life: Life, kind: str, which: int)
     assert run("verify", *place).code == run("recover", *place).code == 0
 
 
-def test_verify_tells_of_a_damaged_list_until_a_start_writes_it_anew(life: Life) -> None:
-    life.fill("unsealed")
+def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_somebody_does_without_it(life: Life) -> None:
+    first, *_ = life.fill("unsealed")
     listed = life.root / "files"
-    listed.write_bytes(listed.read_bytes().replace(b'"count": 10', b'"count": 11', 1))
+    listed.write_bytes(listed.read_bytes().replace(b'"count": 10', b'"count": 11'))
+    life.delete(first)
+    place = ("--root", life.root, "--storage", f"file://{life.folder}/storage")
+    for _ in range(2):
+        with life.open() as index, life.reader() as reader:
+            for either in (index, reader):
+                with pytest.raises(CorruptFile, match=f"do without it: `tiered-index recover --root {life.root}`"):
+                    either.query("t", "k", max_count=100)
+                partial = either.query("t", "k", max_count=100, allow_partial=True)
+                assert (partial.status, len(partial), [one.file for one in partial.failed]) == (
+                    "partial",
+                    20,
+                    ["files"],
+                )
+            # files come and go: the list stays as it is
+            index.seal()
+            index.run_lifecycle()
+            assert any("files" in problem for problem in index.health()["problems"])
+    assert run("verify", *place).code == 1
+    done = run("recover", *place, "--json")
+    assert (done.code, done.document["status"]) == (0, "recovered")
+    assert done.document["notes"][0].startswith(f"{listed} was damaged, and is written anew: a file that was deleted")
+    with life.open() as index, life.reader() as reader:
+        assert index.query("t", "k").status == reader.query("t", "k").status == "complete"
+    assert run("verify", *place).code == 0
+
+
+def test_a_list_of_one_copy_is_one_of_an_earlier_version(life: Life) -> None:
+    first, *_ = life.fill("unsealed")
+    listed = life.root / "files"
+    line = listed.read_bytes().splitlines(keepends=True)[0]
+    listed.write_bytes(line)
+    assert first in FileList(Root(life.root, Disk())).read()
+    life.delete(first)
+    with life.reader() as reader, pytest.raises(CorruptFile, match=first):
+        reader.query("t", "k")
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_one_damaged_copy_of_the_list_is_told_by_verify_until_a_start_repairs_it(life: Life, copy: int) -> None:
+    first, *_ = life.fill("unsealed")
+    listed = life.root / "files"
+    data = listed.read_bytes()
+    for at in range(0, len(data) // 2, 7):
+        damaged = bytearray(data)
+        damaged[at + copy * len(data) // 2] ^= 1
+        listed.write_bytes(damaged)
+        assert first in FileList(Root(life.root, Disk())).read()
     place = ("--root", life.root, "--storage", f"file://{life.folder}/storage")
     told = run("verify", *place, "--json")
     (finding,) = told.document["findings"]
@@ -191,4 +238,5 @@ def test_a_list_that_cannot_be_written_says_nothing_wrong(tmp_path: Path) -> Non
     files.note(lambda: {"b": second})
     assert FileList(files._root).read() == {"b": second}
     files.path.write_bytes(files.path.read_bytes().replace(b"2", b"5"))
-    assert FileList(files._root).read() == {}
+    with pytest.raises(CorruptFile):
+        FileList(files._root).read()

@@ -29,7 +29,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.export import Export, ExportRange
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import ASIDE, Root, RootLock, disk_error
-from tiered_index.service.root.files import FileList
+from tiered_index.service.root.files import LIST, FileList
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -164,7 +164,11 @@ class _Sending:
             finally:
                 handle.let_go()
         lost = {one.file_id for one in self._state.lost.values()}
-        for file_id in FileList(self._aside).gone().keys() - self._state.files.keys() - lost:
+        try:
+            gone = FileList(self._aside).gone()
+        except CorruptFile as error:
+            gone, kept[LIST] = {}, error.problem
+        for file_id in gone.keys() - self._state.files.keys() - lost:
             kept[file_id] = "the root listed it, and none of its folders had it"
         return BegunAnew(sent, entries, stored, kept)
 

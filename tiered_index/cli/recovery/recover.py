@@ -30,7 +30,7 @@ from tiered_index.service.log.records import LostObject, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.inventory import describe_handle
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.root import Root
+from tiered_index.service.root import Root, RootLock
 from tiered_index.service.root.files import FileList
 from tiered_index.service.writing.appenders import MAIN
 from tiered_index.storage.disk import Disk
@@ -98,6 +98,7 @@ def recover(
         # raises where the storage holds no index either: recovery creates none
         IndexReader.open(config=config.model_copy(update={"root": None})).close()
     begun: BegunAnew | None = None
+    unlisted = _forget_list(Root(config.root, Disk()))
     try:
         opened = IndexService(config, takes_over=takes_over)
     except (StorageBehind, RootBehind):
@@ -112,7 +113,7 @@ def recover(
             "status": "damaged" if damaged or (begun and begun.kept) else "recovered",
             "begun_anew": begun,
             "storage": "reached" if health["writer_epoch"] else "not reached",
-            "notes": [*_notes(begun), *index.recovery_notes],
+            "notes": [*unlisted, *_notes(begun), *index.recovery_notes],
             "files": health["files"],
             "sources": index.durable_positions(),
             "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
@@ -135,6 +136,20 @@ def recover(
     if document["status"] == "damaged":
         return CorruptFile.exit_code
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
+
+
+def _forget_list(root: Root) -> list[str]:
+    """Let go of a list of the root's files that can't be read; return a note of it."""
+    if root.read_marker() is None:
+        return []
+    lock = RootLock(root)
+    try:
+        damage = FileList(root).forget()
+    finally:
+        lock.release()
+    if damage is None:
+        return []
+    return [f"{damage.file} was damaged, and is written anew: a file that was deleted before now is not missed"]
 
 
 def _notes(begun: BegunAnew | None) -> list[str]:

@@ -45,7 +45,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import Root
-from tiered_index.service.root.files import FileList
+from tiered_index.service.root.files import LIST, FileList
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
@@ -468,13 +468,12 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     try:
         files.check()
     except CorruptFile as error:
-        problem = f"{error.problem}: a file deleted by hand is not missed. The writer's next start writes the list anew"
-        report.add(str(files.path), "files", problem, error.offset)
+        report.add(str(files.path), LIST, error.problem)
     local: dict[str, CompactedFile] = {}
     told = {Path(one.file).stem for one in report.findings}
     for number, handle in enumerate(RootView(root).look(), 1):
-        # a listed file whose journal is gone is told by that
-        if not (isinstance(handle, DamagedFile) and handle.file_id in told):
+        # a listed file whose journal is gone is told by that, and the list by itself
+        if not (isinstance(handle, DamagedFile) and handle.file_id in {*told, LIST}):
             _check_file(root, handle, report)
         if isinstance(handle, CompactedFile):
             local[handle.file_id] = handle

@@ -6,7 +6,7 @@ import contextlib
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, NotAnIndex, StorageBehind, StorageError
+from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageBehind, StorageError
 from tiered_index.format.names import UNSEALED
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.report import Progress, Report
@@ -75,5 +75,8 @@ def _is_behind(storage: Storage, state: LogState, seen: Seen, report: Report) ->
 def _excuse_missing(root: Root, state: LogState, report: Report) -> None:
     """Take back findings of files that the root lists and does not have, where the log has them or gave them up."""
     known = state.files.keys() | {one.file_id for one in state.lost.values()}
-    excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}
+    try:
+        excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}
+    except CorruptFile:
+        return  # no file is known to be missing
     report.findings = [one for one in report.findings if one.file not in excused]

@@ -178,7 +178,11 @@ class DamagedCopies:
     ) -> None:
         self._context = context
         # those that nobody is known to have published; what is of another index never was, here
-        self.waiting = {file.file_id: file for file in damaged if not isinstance(file.error, SchemaMismatch)}
+        self.waiting = {
+            file.file_id: file
+            for file in damaged
+            if file.place in STATES and not isinstance(file.error, SchemaMismatch)
+        }
         self._published: dict[str, DamagedFile] = {}
         self._journals = journals
         self._looked_from: int | None = None

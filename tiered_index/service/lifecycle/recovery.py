@@ -46,7 +46,7 @@ from tiered_index.service.lifecycle.same_file import check_same, is_published
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Deletions, Root, disk_error
-from tiered_index.service.root.files import FileList, ListedFile
+from tiered_index.service.root.files import LIST, FileList, ListedFile
 
 _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -98,7 +98,12 @@ def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Lay
 def _recover(
     root: Root, cold: ColdPath, state: LogState | None, layout: Layout, files: FileList, found: Recovered
 ) -> None:
-    gone = files.gone()
+    try:
+        gone = files.gone()
+    except CorruptFile as error:
+        _log.error("recovery: %s", error)
+        gone = {}
+        found.damaged.append(DamagedFile(LIST, LIST, error))
     try:
         if temporaries := root.temporaries():
             for path in temporaries:

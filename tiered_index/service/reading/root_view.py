@@ -26,7 +26,7 @@ from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import ASIDE, Root, disk_error
-from tiered_index.service.root.files import FileList
+from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import taken_bytes
 
 _LOOKS = 20
@@ -151,7 +151,7 @@ class RootView:
         unsealed: dict[str, UnsealedView] = {}
         counts: dict[str, int] = {}
         # before the folders: a file leaves the list before it is deleted
-        listed = self._files.read() if self._files is not None else {}
+        listed = self._listed(handles)
         for name in self._root.names(UNSEALED):
             file_id = file_id_of(name)
             if file_id is None or not name.endswith(JOURNAL_SUFFIX):
@@ -204,7 +204,7 @@ class RootView:
         absent = listed.keys() - handles.keys() - counts.keys()
         if absent and self._files is not None:
             # again, behind the folders: whatever is in both lists should have been found between them
-            for file_id in absent & self._files.read(again=True).keys():
+            for file_id in absent & self._listed(handles, again=True).keys():
                 seconds = listed[file_id].seconds or ()
                 handles[file_id] = DamagedFile(
                     file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
@@ -214,6 +214,13 @@ class RootView:
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())
+
+    def _listed(self, handles: dict[str, Handle], *, again: bool = False) -> dict[str, ListedFile]:
+        try:
+            return self._files.read(again=again) if self._files is not None else {}
+        except CorruptFile as error:
+            handles[LIST] = _damaged(LIST, LIST, error.with_traceback(None))
+            return {}
 
     def _view(self, file_id: str) -> UnsealedView | None:
         journal_path = self._root.journal_path(file_id)

@@ -2,8 +2,10 @@
 
 The folders decide what a root holds, and this list is a check of them: without it a file that somebody deletes would
 never be missed. A file enters the list once its first entries are durable, and leaves it before it is deleted. So after
-a crash a file may be there that is not listed, but a listed file is never gone without a reason. A list that is damaged
-or can't be written is no list. Threads: any, by a lock; only the holder of the root's lock may call `note`.
+a crash a file may be there that is not listed, but a listed file is never gone without a reason. The file has the list
+twice. Where both copies are damaged, nobody knows which files are missing: lookups fail until `recover` forgets it. A
+list that can't be written is no list. Threads: any, by a lock; only the holder of the root's lock may call `note` and
+`forget`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from tiered_index.format.names import STATES, UNSEALED, file_id_of
 from tiered_index.service.root import Root, disk_error
 
 _log = logging.getLogger(__name__)
+
+LIST = "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,26 @@ class FileList:
 
     def __init__(self, root: Root) -> None:
         self._root = root
-        self.path = root.path / "files"
+        self.path = root.path / LIST
         self._lock = threading.Lock()
         self._last: dict[str, ListedFile] = {}
         self._state: tuple[int, int, int] | None = None  # inode, size and time of what was read last
+        self._damage: CorruptFile | None = None  # of a copy, or of both
+        self._is_unknown = False
 
     def read(self, *, again: bool = False) -> dict[str, ListedFile]:
-        """Return the list, by file id; `again`: even where it looks as it did. Raises typed errors of the disk."""
+        """Return the list, by file id; `again`: even where it looks as it did. Raises `CorruptFile` where both copies
+        are damaged, and typed errors of the disk.
+        """
         try:
             status = self.path.stat()
             state = status.st_ino, status.st_size, status.st_mtime_ns
             with self._lock:
                 if again or state != self._state:
-                    self._last, self._state = _decoded(self.path.read_bytes(), str(self.path)), state
+                    self._decode(self.path.read_bytes())
+                    self._state = state
+                if self._is_unknown and self._damage is not None:
+                    raise self._damage.with_traceback(None)
                 return self._last
         except FileNotFoundError:
             return {}
@@ -66,26 +77,57 @@ class FileList:
             raise disk_error(error, f"reading {self.path}") from error
 
     def check(self) -> None:
-        """Raise `CorruptFile` where the list is damaged, and typed errors of the disk."""
+        """Raise `CorruptFile` where a copy of the list is damaged, and typed errors of the disk."""
+        self.read(again=True)
+        if self._damage is not None:
+            raise self._damage.with_traceback(None)
+
+    def forget(self) -> CorruptFile | None:
+        """Delete a list of which both copies are damaged; return the damage. Raises typed errors of the disk."""
         try:
-            _parsed(self.path.read_bytes(), str(self.path))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise disk_error(error, f"reading {self.path}") from error
+            self.read(again=True)
+        except CorruptFile as error:
+            try:
+                self._root.disk.unlink(self.path)
+            except OSError as failed:
+                raise disk_error(failed, f"deleting {self.path}") from failed
+            return error
+        return None
+
+    def _decode(self, data: bytes) -> None:
+        half = len(data) // 2
+        self._last, self._damage, self._is_unknown = {}, None, True
+        # earlier versions wrote one copy
+        for copy in (data, data[:half], data[half:]):
+            try:
+                self._last = _parsed(copy, str(self.path))
+            except CorruptFile:
+                continue
+            self._is_unknown = False
+            break
+        if self._is_unknown:
+            self._damage = CorruptFile(
+                str(self.path),
+                "the list of the root's files is damaged: nobody knows whether one of them was deleted. Put it back, "
+                f"or do without it: `tiered-index recover --root {self._root.path}`",
+            )
+        elif data not in (line := _encoded(self._last), line * 2):
+            problem = "one of two copies of the list of the root's files is damaged: the writer's next start repairs it"
+            self._damage = CorruptFile(str(self.path), problem)
 
     def note(self, listed: Callable[[], dict[str, ListedFile]]) -> None:
-        """Make the list what `listed` returns, durably, where other files are among them. Call it before a file is
-        deleted. Raises typed errors of the disk where a file that is no longer listed would stay in the list.
+        """Make the list what `listed` returns, durably, where other files are among them; leave a list that can't be
+        read as it is. Call it before a file is deleted. Raises typed errors of the disk where a file that is no longer
+        listed would stay in the list.
         """
         with self._lock:
             # under the lock: a list that was made before another one must not replace it
             wanted = listed()
-            if wanted.keys() == self._last.keys():
+            if self._is_unknown or (wanted.keys() == self._last.keys() and self._damage is None):
                 return
             try:
-                self._root.write_file(self.path, [_encoded(wanted)], f"writing {self.path}")
-                self._last = wanted
+                self._root.write_file(self.path, [_encoded(wanted) * 2], f"writing {self.path}")
+                self._last, self._damage = wanted, None
             except TieredIndexError as error:
                 _log.warning("a file that is deleted by hand may not be missed: %s", error)
                 if self._last.keys() <= wanted.keys():
@@ -133,11 +175,3 @@ def _parsed(data: bytes, file: str) -> dict[str, ListedFile]:
     files, crc32 = checked(_FILES, load(data, file, "the list of files"), file, "the list of files")
     CorruptFile.unless_equal(file, "does not match its CRC32", crc32, _crc32(files))
     return dict(files)
-
-
-def _decoded(data: bytes, file: str) -> dict[str, ListedFile]:
-    try:
-        return _parsed(data, file)
-    except CorruptFile as error:
-        _log.warning("a file that was deleted by hand may not be missed: %s", error)
-        return {}
