@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -446,18 +446,18 @@ class IndexReader(Lookups[ItemT]):
         else:
             until_s = None if left_s is None else time.monotonic() + left_s / 2
             tries = [one.tries for one in due]
-            begun = self._begin_refreshes(due)
-            ended, _ = wait(begun.values(), left_s / 2 if left_s is not None else None)
-            for future in ended:
-                future.result()
+            begun = self._refresh(due, begun_s, until_s)
             for one, before in zip(due, tries, strict=True):
                 if one in begun:
                     continue
                 if until_s is None:
                     one.catch_up(before, begun_s)
-                elif one.fails(begun_s):
-                    # by an error of an earlier refresh, or its age, while another thread may be reading it anew
-                    one.join_refresh(until_s)
+                    continue
+                # What another thread is reading may have begun before this lookup. A second one began behind it.
+                for _ in range(2):
+                    if one.fails(begun_s):
+                        one.join_refresh(until_s)
+                        self._refresh([one], begun_s, until_s)
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:
@@ -468,13 +468,21 @@ class IndexReader(Lookups[ItemT]):
         freshness = tuple([view.freshness for view in views if view.freshness is not None])
         return Files(partial(self._handles, views, unopened, begun_s), freshness)
 
-    def _begin_refreshes(self, due: Sequence[Refreshed]) -> dict[Refreshed, Future[None]]:
+    def _refresh(self, due: Sequence[Refreshed], begun_s: float, until_s: float | None) -> Collection[Refreshed]:
+        """Run the refreshes that are due and that no other thread runs; return them. Waits until `until_s` at most."""
+        begun = self._begin_refreshes(due, begun_s)
+        ended, _ = wait(begun.values(), None if until_s is None else max(0.0, until_s - time.monotonic()))
+        for future in ended:
+            future.result()
+        return begun
+
+    def _begin_refreshes(self, due: Sequence[Refreshed], begun_s: float) -> dict[Refreshed, Future[None]]:
         """Start the refreshes that are due and that no other thread runs, as far as threads are available."""
         claimed: list[Refreshed] = []
         begun: dict[Refreshed, Future[None]] = {}
         try:
             for one in due:
-                if one.claim_refresh():
+                if one.claim_refresh(begun_s):
                     claimed.append(one)
                     begun[one] = self._parts.begin(one.refresh_claimed)
         except NoThread:

@@ -78,10 +78,11 @@ class Prefix(Refreshed):
         return bool(self._unopened) or super().fails(begun_s)
 
     def _try(self, read: Callable[[], object]) -> None:
+        begun_s = self._clock.monotonic_s()
         try:
             super()._try(read)
         except ConfigError as error:  # of an index that can't be read with the others
-            self._failed(error)
+            self._failed(error, begun_s)
             self.tries += 1
 
     def problems(self, begun_s: float) -> list[Handle]:

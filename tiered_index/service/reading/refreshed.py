@@ -1,6 +1,7 @@
 """What a reader knows of a storage, read anew once `refresh_interval_s` has passed: by one thread, for all lookups.
 
-What could not be read fails lookups until a later try succeeds. So does what has not been read for too long.
+What could not be read fails lookups until a later try succeeds. So does what has not been read for too long. A lookup
+does not fail by a try that began before it: it tries again, or waits for the thread that does.
 Threads: every method from any thread.
 """
 
@@ -20,7 +21,7 @@ from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 
-# a storage that did not answer is tried again after this time at the latest
+# a storage that did not answer is tried again after this time at the latest, also where lookups do without it
 _RETRY_S = 1.0
 # how late a refresh may be, or as long as the interval itself: after that no answer is complete
 _OVERDUE_S = 30.0
@@ -38,6 +39,8 @@ class Refreshed(ABC):
         # how often it was read, or could not be
         self.tries = 0
         self._error: TieredIndexError | None = None
+        # when the reading began that ended with the error
+        self._failed_s = clock.monotonic_s()
         # it is as old as the beginning of its reading, however long that takes
         self._refreshed_s = clock.monotonic_s()
 
@@ -45,11 +48,13 @@ class Refreshed(ABC):
     def refresh(self) -> object:
         """Read what is new; `_refreshed_from` is called where that succeeds."""
 
-    def claim_refresh(self) -> bool:
-        """Claim a due refresh that nobody runs, for `refresh_claimed` or `release_claim`; return whether."""
-        if not self._is_due() or not self._refreshing.acquire(blocking=False):
+    def claim_refresh(self, begun_s: float) -> bool:
+        """Claim a refresh that nobody runs, for `refresh_claimed` or `release_claim`, if it is due for a lookup that
+        began at `begun_s`; return whether.
+        """
+        if not self._is_due(begun_s) or not self._refreshing.acquire(blocking=False):
             return False
-        if not self._is_due():
+        if not self._is_due(begun_s):
             self._refreshing.release()
             return False
         return True
@@ -67,7 +72,7 @@ class Refreshed(ABC):
 
     def asks_before(self, begun_s: float) -> bool:
         """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
-        return begun_s - self._refreshed_s >= self._interval_s
+        return begun_s - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
 
     def fails(self, begun_s: float) -> bool:
         """Return whether a lookup that began at `begun_s` fails unless there is a refresh."""
@@ -87,10 +92,16 @@ class Refreshed(ABC):
 
     def _is_wanted(self, tries: int, begun_s: float) -> bool:
         # a reading that ended meanwhile may have begun long before the lookup, where the process stood still in between
-        return (self.tries == tries and self._is_due()) or self._is_too_old(begun_s)
+        return (self.tries == tries and self._is_due(begun_s)) or (
+            self._is_too_old(begun_s) or self._fails_by_earlier(begun_s)
+        )
 
-    def _is_due(self) -> bool:
-        return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s
+    def _is_due(self, begun_s: float) -> bool:
+        return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
+
+    def _fails_by_earlier(self, begun_s: float) -> bool:
+        """Return whether a lookup fails by the error of a reading that began before it."""
+        return self._error is not None and self._failed_s < begun_s and self.fails(begun_s)
 
     def _is_too_old(self, begun_s: float) -> bool:
         """Return whether no answer to a lookup that began at `begun_s` is complete."""
@@ -110,13 +121,16 @@ class Refreshed(ABC):
 
     def _try(self, read: Callable[[], object]) -> None:
         """Call `read`; where it can't read, or what it reads is damaged, lookups say so until a later try succeeds."""
+        begun_s = self._clock.monotonic_s()
         try:
             read()
         except (StorageError, CorruptFile) as error:
-            self._failed(error)
+            self._failed(error, begun_s)
             self.tries += 1
 
-    def _failed(self, error: TieredIndexError) -> None:
+    def _failed(self, error: TieredIndexError, begun_s: float) -> None:
+        # before the error, which is what others look at first
+        self._failed_s = begun_s
         self._error = error
         self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._interval_s - _RETRY_S)
 

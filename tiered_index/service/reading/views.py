@@ -133,7 +133,7 @@ class IndexView(Refreshed):
             if self._must_answer or marker is None:
                 raise
             # the root alone was asked for: what lies only in the storage fails when a lookup needs it
-            self._failed(error)
+            self._failed(error, self._clock.monotonic_s())
             self._recall(marker.index_id)
             return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
         if marker is not None:
@@ -243,9 +243,10 @@ class IndexView(Refreshed):
         state = self._read_log()
         if self._closed:
             raise IndexClosed("the index was closed while its log was read")
-        self._error = None
         self._show(state)
         self._refreshed_from(begun_s)
+        # behind the files: a lookup beside this one would take the earlier files for what was just read
+        self._error = None
         return state
 
     def _show(self, state: LogState) -> None:

@@ -104,7 +104,7 @@ def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> Non
         publish_more(made)
         clock.advance(100)
         (view,) = reader._views
-        assert view.claim_refresh()  # so that the refresh comes to nothing
+        assert view.claim_refresh(clock.monotonic_s())  # so that the refresh comes to nothing
         view.release_claim()
         found = [handle.file_id for handle in view.handles(0, 10**10, clock.monotonic_s())]
         assert "log" not in found
@@ -128,7 +128,7 @@ def test_who_joins_a_refresh_that_came_to_nothing_does_it(made: ColdIndex, stora
         publish_more(made)
         clock.advance(11)
         (view,) = reader._views
-        assert view.claim_refresh()
+        assert view.claim_refresh(clock.monotonic_s())
         found: list[QueryResult] = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
         joining.start()
@@ -158,7 +158,7 @@ def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) 
     reader: IndexReader = made.reader(storage, clock=clock, refresh_interval_s=10)
     clock.advance(11)
     (view,) = reader._views
-    assert view.claim_refresh()
+    assert view.claim_refresh(clock.monotonic_s())
     ends: list[BaseException] = []
 
     def ask() -> None:
@@ -267,8 +267,8 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
         assert hang.entered.wait(30)
         real, met = IndexView.claim_refresh, threading.Event()
 
-        def claim(view: IndexView) -> bool:
-            claimed = real(view)
+        def claim(view: IndexView, begun_s: float) -> bool:
+            claimed = real(view, begun_s)
             met.set()
             return claimed
 
@@ -280,3 +280,72 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
         for one in asking:
             one.join(30)
         assert found == [made.expected("t", "all")] * 2
+
+
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_the_first_lookup_after_an_outage_answers(
+    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    """For a second lookups had the error of the refresh before, though the storage was back."""
+    monkeypatch.undo()
+    clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        storage.fail("list", name_prefix="log/", times=None)
+        clock.advance(11)
+        with pytest.raises(StorageUnavailable):
+            reader.query("t", "all", timeout_s=timeout_s)
+        storage.clear()
+        publish_more(made)
+        clock.advance(0.001)
+        asked = reader.query("t", "all", timeout_s=timeout_s)
+        assert [Answer.of(item) for item in asked] == made.expected("t", "all")
+        (view,) = reader._views
+        tries = view.tries
+        clock.advance(0.001)
+        reader.query("t", "all", timeout_s=timeout_s)
+        assert view.tries == tries
+
+
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
+def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
+    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    """They had the error of a refresh that began before them; now one of them tries again, and the others wait."""
+    monkeypatch.undo()
+    clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        (view,) = reader._views
+        storage.fail("list", name_prefix="log/")
+        clock.advance(11)
+        with pytest.raises(StorageUnavailable):
+            reader.query("t", "all", timeout_s=timeout_s)
+        clock.advance(0.001)
+        hang = storage.hang("list", name_prefix="log/")
+        storage.fail("list", name_prefix="log/")
+        found: list[Any] = []
+
+        def ask() -> None:
+            try:
+                found.append([Answer.of(item) for item in reader.query("t", "all", timeout_s=timeout_s)])
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                found.append(error)
+
+        first = threading.Thread(target=ask, daemon=True)
+        first.start()
+        assert hang.entered.wait(60)
+        clock.advance(0.001)
+        begun = threading.Barrier(6)
+        real = IndexReader._begin
+        monkeypatch.setattr(IndexReader, "_begin", lambda reader: (begun.wait(60), real(reader))[1])
+        others = [threading.Thread(target=ask, daemon=True) for _ in range(5)]
+        for one in others:
+            one.start()
+        begun.wait(60)
+        tries = view.tries
+        hang.release.set()
+        for one in (first, *others):
+            one.join(60)
+        # the first one may still meet the second reading
+        answers = [one for one in found if not isinstance(one, StorageUnavailable)]
+        assert len(answers) >= 5 and all(one == made.expected("t", "all") for one in answers)
+        assert view.tries - tries == 2
