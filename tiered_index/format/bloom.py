@@ -27,10 +27,8 @@ _SALT_COLUMN = _SALTS[:, None]
 _WORDS = struct.Struct("<8I")
 # MurmurHash3's fmix64: shift and multiply, twice, then a last shift
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
-# Hashes sorted, and hashes masked, at a time: their temporaries fit the cache, and other threads run in between
-_CHUNK, _MASKED = 1 << 16, 1 << 14
-_FIRST, _FIRST_SHIFT, _NEXT_SHIFT = 1 << 8, np.uint64(64 - 8), np.uint64(64 - 8 - 16)
-_FIRST_VALUES = np.arange(_FIRST, dtype=np.uint64)
+# Hashes masked at a time: their temporaries fit the cache, and other threads run in between
+_MASKED = 1 << 14
 
 Array = npt.NDArray[Any]
 UInt64 = npt.NDArray[np.uint64]
@@ -65,44 +63,39 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 class FilterBuilder:
     """Collects the hashes (about `capacity`) of one filter and builds it once. One thread.
 
-    In order, equal hashes and those of one block are neighbours. A full sort would take longer than the rest: each
-    chunk is sorted by its first 8 bits as it comes, then those of all chunks with the same first 8 bits by the next 16,
-    and the rest is nearly in order. Memory: 8 bytes a hash, in `build` 8 more and 48 for those with the most common
-    first 8 bits.
+    In order, equal hashes and those of one block are neighbours. Memory: 8 bytes a hash, in `build` 8 more.
     """
 
     def __init__(self, capacity: int) -> None:
         self._hashes: UInt64 = np.empty(capacity, np.uint64)
-        # for each chunk, where in `_hashes` the run of each first 8 bits ends; row 0 stands before the first chunk
-        self._ends = [np.zeros(_FIRST, np.int64)]
-        # decided once, since what is collected is in no order with the compiled core
-        self._loops = compiled()
+        self._count = 0
 
     def add(self, hashes: UInt64) -> None:
         """Add `hashes` (u64, n), in any order and with any repeats."""
-        for start in range(0, len(hashes), _CHUNK):
-            part = hashes[start : start + _CHUNK]
-            if self._loops is None:
-                part = part.take(np.argsort((part >> _FIRST_SHIFT).astype(np.uint8), kind="stable"))
-            part = _without_repeats(part)
-            at = int(self._ends[-1][-1])
-            if at + len(part) > len(self._hashes):
-                self._hashes = np.concatenate((self._hashes[:at], np.empty(max(at, len(part)), np.uint64)))
-            self._hashes[at : at + len(part)] = part
-            ends = (
-                np.searchsorted(part >> _FIRST_SHIFT, _FIRST_VALUES, "right")
-                if self._loops is None
-                else np.array([len(part)])
-            )
-            self._ends.append(at + ends)
+        new = np.ones(len(hashes), bool)
+        np.not_equal(hashes[1:], hashes[:-1], out=new[1:])
+        hashes = hashes if new.all() else hashes[new]
+        end = self._count + len(hashes)
+        if end > len(self._hashes):
+            room = np.empty(max(self._count, len(hashes)), np.uint64)
+            self._hashes = np.concatenate((self._hashes[: self._count], room))
+        self._hashes[self._count : end] = hashes
+        self._count = end
 
     def build(self) -> bytes:
         """Return the filter."""
-        ordered = self._in_order()
+        collected, loops = self._hashes[: self._count], compiled()
+        if loops is None:
+            ordered = np.unique(collected)
+        else:
+            found = np.empty_like(collected)
+            ordered = found[: loops.distinct(collected, found)]
+        # it is as large as the filter
+        del self._hashes, collected
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
         words = np.zeros((blocks, 8), "<u4")
-        if self._loops is not None:
-            self._loops.set_bits(ordered, _SALTS, words)
+        if loops is not None:
+            loops.set_bits(ordered, _SALTS, words)
             return words.tobytes()
         for start in range(0, len(ordered), _MASKED):
             part = ordered[start : start + _MASKED]
@@ -110,37 +103,6 @@ class FilterBuilder:
             firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
             words[numbers[firsts]] |= np.bitwise_or.reduceat(_masks(part), firsts, axis=1).T
         return words.tobytes()
-
-    def _in_order(self) -> UInt64:
-        """Return the distinct hashes in order, and release the collected ones."""
-        if self._loops is not None:
-            collected = self._hashes[: int(self._ends[-1][-1])]
-            found = np.empty_like(collected)
-            del self._hashes, self._ends
-            return found[: self._loops.distinct(collected, found)]
-        ends = np.array(self._ends)
-        starts = np.column_stack((np.append(0, ends[:-1, -1]), ends[:, :-1]))
-        ordered: UInt64 = np.empty(int(ends[-1, -1]), np.uint64)
-        distinct = 0
-        # a small file has a few of the first 8 bits only
-        for first in np.flatnonzero((ends - starts).any(axis=0)).tolist():
-            runs = zip(starts[:, first].tolist(), ends[:, first].tolist(), strict=True)
-            part = np.concatenate([self._hashes[low:high] for low, high in runs])
-            part = part.take(np.argsort((part >> _NEXT_SHIFT).astype(np.uint16), kind="stable"))
-            part.sort(kind="stable")  # which merges the runs that it finds
-            part = _without_repeats(part)
-            ordered[distinct : distinct + len(part)] = part
-            distinct += len(part)
-        del self._hashes, self._ends
-        return ordered[:distinct]
-
-
-def _without_repeats(hashes: UInt64) -> UInt64:
-    """Return `hashes` without those that equal their predecessor."""
-    new = np.empty(len(hashes), bool)
-    new[:1] = True
-    np.not_equal(hashes[1:], hashes[:-1], out=new[1:])
-    return hashes if new.all() else hashes[new]
 
 
 def block_number(hash64: int, blocks: int) -> int:

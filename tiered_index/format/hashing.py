@@ -28,63 +28,6 @@ if TYPE_CHECKING:
 
 # Code units summed at a time; the tables of powers fit the CPU cache
 _BLOCK = 1 << 16
-# Most code units of a row of the matrix
-_WIDEST = 256
-# Cells of one matrix product: fits the cache, and too small for a BLAS library to use its threads
-_CELLS = 1 << 16
-
-
-def polynomials(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
-    """Return the values (u32, n) of n strings for each multiplier.
-
-    `units` are u8 (ASCII only) or u16 code units, `offsets` (n + 1, never falling) say where in them each string begins
-    and ends. Memory beyond the result: some 24 bytes a cell of `_CELLS`, or 8 a unit of `_BLOCK`, and 4 bytes a unit of
-    the strings.
-    """
-    count = len(offsets) - 1
-    total = int(offsets[-1] - offsets[0])
-    if units.dtype == np.uint8 and total:
-        width = -(-int(np.diff(offsets).max()) // 8) * 8
-        if width <= _WIDEST and count * width <= 2 * total + 1024:
-            return _by_matrix(units, offsets, multipliers, width)
-    return _by_running_sums(units, offsets, multipliers)
-
-
-@cache
-def _weights(multipliers: tuple[int, ...], width: int) -> npt.NDArray[np.float64]:
-    """Return the powers (f64, width x multipliers) that the units of a row are multiplied by."""
-    return np.array([[pow(m, width - 1 - i, 1 << 32) for m in multipliers] for i in range(width)], np.float64)
-
-
-@cache
-def _masks(width: int) -> npt.NDArray[Any]:
-    """Return a mask for each length from 0 to `width` (void): its last `length` bytes are ones, the others 0."""
-    kept = np.arange(width) >= width - np.arange(width + 1)[:, None]
-    return (kept * np.uint8(255)).view(f"V{width}").reshape(-1)
-
-
-def _by_matrix(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int], width: int) -> list[UInt32]:
-    """Hash strings of at most `width` ASCII units by gathering the last bytes and masking those of earlier strings.
-
-    The right-aligned rows of zeros and bytes, times the powers, give all sums. In f64 every partial sum is an integer
-    below 127 * 2**32 * 256 < 2**53, so no order of summation rounds.
-    """
-    base, count = int(offsets[0]), len(offsets) - 1
-    padded = np.zeros(width + int(offsets[-1]) - base, np.uint8)
-    padded[width:] = units[base : int(offsets[-1])]
-    windows = np.ndarray((len(padded) - width + 1,), f"V{width}", padded, 0, (1,))
-    rows = windows[offsets[1:] - base]
-    kept = _masks(width).take(np.diff(offsets))
-    words = rows.view(np.uint64)
-    words &= kept.view(np.uint64)
-    matrix = rows.view(np.uint8).reshape(count, width)
-    weights = _weights(tuple(multipliers), width)
-    sums = np.empty((count, len(multipliers)))
-    step = _CELLS // width
-    for start in range(0, count, step):
-        np.dot(matrix[start : start + step].astype(np.float64), weights, out=sums[start : start + step])
-    # modulo 2**32 is the lower half of the integer
-    return [np.ascontiguousarray(column).astype(np.int64).astype(np.uint32) for column in sums.T]
 
 
 @cache
@@ -113,10 +56,12 @@ def power_at(multiplier: int, exponents: Int64) -> UInt32:
     return powers[exponents % _BLOCK] * blocks[exponents // _BLOCK]
 
 
-def _by_running_sums(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
-    """Hash strings of any units and lengths in three passes over the units, without a loop over strings.
+def polynomials(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
+    """Return the values (u32, n) of n strings for each multiplier.
 
-    With c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value (c[e] - c[s]) * m**(e-1).
+    `units` are u8 (ASCII only) or u16 code units, `offsets` (n + 1, never falling) say where in them each string begins
+    and ends. With c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value
+    (c[e] - c[s]) * m**(e-1). Memory beyond the result: 8 bytes a unit of `_BLOCK`.
     """
     count = len(offsets) - 1
     results = [np.zeros(count, np.uint32) for _ in multipliers]

@@ -104,14 +104,11 @@ def test_nothing_is_denied_and_scalars_agree(held, others):
     st.integers(1, 4),
 )
 def test_order_and_repeats_make_no_difference(rows, pieces):
-    """Hashes that share their first bits, in any order, in any pieces, whatever the chunks: the filter of the distinct
-    ones.
-    """
+    """Hashes that share their first bits, in any order, in any pieces: the filter of the distinct ones."""
     hashes = np.array([first << 62 | low << shift for first, low, shift, _ in rows], np.uint64)
     repeated = np.repeat(hashes, [row[-1] for row in rows])
     expected = built_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bloom, "_CHUNK", 7)
         patch.setattr(bloom, "_MASKED", 5)
         builder = FilterBuilder(len(repeated))
         shuffled = np.random.default_rng(0).permutation(repeated)
