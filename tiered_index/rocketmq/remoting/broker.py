@@ -89,6 +89,7 @@ _BROKER_ID = "0"
 _INDEX_TYPE, _UNIQUE, _TAG = "indexType", "U", "T"
 # How a pull's subscription is written: names of tags.
 _TAGS = "TAG"
+_DAMAGED = "the message is damaged; the server's log says why"
 _NO_MESSAGE = "can not find message, maybe time range not correct"
 _NO_ROOM = "a frame of 16 MiB has no room for it"
 # Entries of a key that are looked at at once for the one at which a page ended.
@@ -480,7 +481,7 @@ class ReadOnlyBroker:
         if unique and not answer.messages:
             messages, is_damaged = self._of_offset_id(topic, key, caller)
             if is_damaged and not messages:
-                return request.answered(ResponseCode.SYSTEM_ERROR, "the message is damaged; the server's log says why")
+                return request.answered(ResponseCode.SYSTEM_ERROR, _DAMAGED)
         remark = self._shortfall(topic, key, answer.messages)
         fields = self._updated(answer)
         if not messages:
@@ -536,9 +537,13 @@ class ReadOnlyBroker:
 
     def _view(self, request: Command, local: Host, caller: _Caller) -> Command:
         offset = number_of(request, "offset")
-        found = self._at(offset, caller)[0] if offset >= 0 else []
+        found, is_damaged = self._at(offset, caller) if offset >= 0 else ([], False)
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
-        found = [message for message in found if message.store_host == local] or found
+        of_local = [message for message in found if message.store_host == local]
+        if is_damaged and not of_local:
+            # the damaged message may be the one that is meant
+            return request.answered(ResponseCode.SYSTEM_ERROR, _DAMAGED)
+        found = of_local or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
         if len(found) == 1:
             return request.answered(ResponseCode.SUCCESS, body=found[0].encode())
