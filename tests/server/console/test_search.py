@@ -204,6 +204,52 @@ def test_what_an_index_holds_is_never_html(opened, service):
     assert page.locator("main img, main script").count() == 0
 
 
+def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made):
+    page = opened(service, "#search?topic=orders&key=order-4711")
+    panel = page.locator("#message")
+    rows(page).get_by_role("button").click()
+    expect(panel).to_contain_text("read from the store’s own files")
+    assert re.search(r"&key=order-4711&at=1761966000000-0-\d+$", page.url)
+    page.evaluate("document.execCommand = () => { window.copied = document.activeElement.value; }")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    assert page.evaluate("window.copied") == page.url
+    # it opens again, for others, too
+    page.reload()
+    expect(panel).to_contain_text("read from the store’s own files")
+    expect(page.locator("#entries-table tr.chosen")).to_have_count(1)
+    check_access(page)
+    page.get_by_label("Tree").check()
+    expect(panel.locator(".branches")).to_contain_text("id: 12345678901234567890")
+    panel.locator(".branches").get_by_text("lines: 3 items").click()
+    panel.locator(".branches").get_by_text("2: 2 fields").click()
+    expect(panel.locator(".branches")).to_contain_text('sku: "A-1"')
+    expect(panel.locator("pre")).to_be_hidden()
+    panel.get_by_text("All fields").click()
+    expect(panel.locator("table th").filter(has_text="KEYS")).to_have_count(1)
+    check_access(page)
+    page.get_by_role("button", name="Close").click()
+    assert page.url.endswith("#search?topic=orders&key=order-4711")
+    expect(rows(page)).to_have_count(1)
+    page.reload()
+    expect(rows(page)).to_have_count(1)
+    expect(panel).to_be_hidden()
+    # from an order to all of its customer's, and back
+    rows(page).get_by_role("button").click()
+    panel.get_by_role("link", name="customer-7").first.click()
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    expect(panel).to_be_hidden()
+    page.go_back()
+    expect(panel).to_contain_text("read from the store’s own files")
+    page.go_back()
+    expect(panel).to_be_hidden()
+    with IndexReader.open(made.storage.as_uri()) as reader, serving(reader) as client:
+        page = opened(str(client.base_url), "#search?topic=orders&key=order-4711")
+        rows(page).get_by_role("button").click()
+        expect(page.locator("#message")).to_contain_text("This service reads no store (serve --store has one), and no archived")
+
+
 def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     page = opened(service, "#search?topic=orders&key=order-4711")
     rows(page).get_by_role("button").click()
@@ -263,4 +309,5 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     # digits as other tools want them
     expect(rows(page).first).to_contain_text(str(1 << 40 | MANY - 1))
     rows(page).first.get_by_role("button").click()
-    expect(panel).to_contain_text("missing: it should be there and is not")
+    expect(panel).to_contain_text("missing: no message could be read, for this reason:")
+    expect(panel).to_contain_text("behind the end of the log")

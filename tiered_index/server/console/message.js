@@ -1,4 +1,4 @@
-// One message: what became of it, its fields, and its body as text, JSON or hexadecimal digits.
+// One message: what became of it, its fields, and its body as text, JSON, a tree or hexadecimal digits.
 import { json } from "./api.js";
 import { bytes, counted, find, make, tell, time } from "./page.js";
 
@@ -11,8 +11,10 @@ const STATES = {
   local: "read from the store’s own files", archived: "read from an archived segment",
   expired: "expired: the store has deleted it, and no archive has it",
   erased: "erased from its archived segment",
-  missing: "missing: it should be there and is not, or could not be read",
+  missing: "missing: no message could be read, for this reason:",
 };
+// rows of a tree that one opening shows
+const BRANCHES = 200;
 // those that no text has, but for tabs and ends of lines
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f]/;
 const TIMES = { born_ms: "born", store_ms: "stored" };
@@ -31,7 +33,9 @@ export async function showEntry(item, { topic, key }, from) {
     let collisions = 0;
     for (let page = 0; page < PAGES && cursor !== null; page += 1) {
       const answer = await json("v1/messages", { topic, key, ...second, cursor });
-      const same = ({ item: one }) => one && ["queue_id", "offset", "source"].every((name) => one[name] === item[name]);
+      // of an address they are texts
+      const said = (one, name) => String(one[name] ?? "");
+      const same = ({ item: one }) => one && ["queue_id", "offset", "source"].every((n) => said(one, n) === said(item, n));
       const found = answer.messages.find(same);
       if (found) return [found];
       cursor = answer.cursor;
@@ -69,33 +73,42 @@ async function open(from, read) {
 }
 
 function parts({ state, item, message, read_from: place, problem }) {
-  const warnings = [problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
+  const hasNone = /^no archive[^;]*, and no store directory was given$/.test(problem ?? "");
+  const none = "This service reads no store (serve --store has one), and no archived segment has the message.";
+  const warnings = [hasNone ? none : problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
   const fields = Object.entries(message ?? item ?? {}).filter(([name]) => !LEFT_OUT.has(name));
   return [
     make("p", { class: "state", role: "status" }, STATES[state] ?? state),
     ...warnings.filter(Boolean).map((warning) => make("p", { class: "warning" }, warning)),
     ...(place ? [make("p", { class: "hint" }, `From ${place}`)] : []),
     ...(message?.body === undefined ? [] : bodyParts(message.body, message.uniq_key || message.msg_id)),
-    list(message ? fields.filter(([name]) => FIRST.has(name)) : fields),
-    ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields))] : []),
+    list(message ? fields.filter(([name]) => FIRST.has(name)) : fields, message),
+    ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields, message))] : []),
   ];
 }
 
-function list(fields) {
-  const pair = ([name, value]) => [make("dt", {}, TIMES[name] ?? name), make("dd", {}, said(name, value))];
+function list(fields, message) {
+  const pair = ([name, value]) => [make("dt", {}, TIMES[name] ?? name), make("dd", {}, ...said(name, value, message))];
   return make("dl", {}, ...fields.flatMap(pair));
 }
 
-function said(name, value) {
-  if (name.endsWith("_ms")) return `${time(value)} (${value})`;
-  if (Array.isArray(value)) return value.join(", ");
-  if (value === null || typeof value !== "object") return String(value ?? "–");
-  return Object.entries(value).map((pair) => pair.join("=")).join(", ");
+// The messages of another key of this one: an order leads to its payment.
+const keyLink = (key, { topic }) => make("a", { href: `#search?${new URLSearchParams({ topic, key })}` }, key);
+
+function said(name, value, message) {
+  if (message && name === "keys") return value.flatMap((key, n) => [n ? ", " : "", keyLink(key, message)]);
+  if (message && name === "uniq_key" && value) return [keyLink(value, message)];
+  if (name.endsWith("_ms")) return [`${time(value)} (${value})`];
+  if (Array.isArray(value)) return [value.join(", ")];
+  if (value === null || typeof value !== "object") return [String(value ?? "–")];
+  const rows = Object.entries(value).map(([one, text]) =>
+    make("tr", {}, make("th", { scope: "row" }, one), make("td", { class: "text" }, String(text))));
+  return [make("table", {}, make("caption", { class: "skip" }, name), make("tbody", {}, ...rows))];
 }
 
 function bodyParts(digits, id) {
   const content = Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
-  const forms = { Text: null, JSON: null, Hex: (whole) => hexDump(whole ? content : content.subarray(0, SHOWN)) };
+  const forms = { Text: null, JSON: null, Tree: null, Hex: (whole) => hexDump(whole ? content : content.subarray(0, SHOWN)) };
   let isReadable = false;
   try {
     const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(content);
@@ -103,14 +116,18 @@ function bodyParts(digits, id) {
     isReadable = !CONTROLS.test(text);
     JSON.parse(text);
     forms.JSON = () => indented(text);
+    forms.Tree = () => "";
   } catch { /* what is no text, or no JSON, has no such form */ }
   const box = make("pre", { tabindex: "0", role: "region", "aria-label": "Body" });
   const more = make("p", { class: "buttons" });
+  const tree = make("div", { class: "branches" });
   const show = (form, whole) => {
+    box.hidden = form === "Tree";
+    tree.replaceChildren(...(form === "Tree" ? [treeOf(new TextDecoder().decode(content))] : []));
     const all = { type: "button", onclick: () => show(form, true) };
     box.className = form.toLowerCase();
     box.textContent = whole ? forms[form](true) : forms[form](false).slice(0, SHOWN);
-    more.replaceChildren(...(whole ? [] : [make("button", all, `Show all of the ${bytes(content.length)}`)]));
+    more.replaceChildren(...(whole || form === "Tree" ? [] : [make("button", all, `Show all of the ${bytes(content.length)}`)]));
   };
   const isSmall = content.length <= SHOWN;
   const first = forms.JSON ? "JSON" : isReadable ? "Text" : "Hex";
@@ -124,7 +141,46 @@ function bodyParts(digits, id) {
   const file = `${id.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${{ JSON: "json", Text: "txt", Hex: "bin" }[first]}`;
   const save = make("button", { type: "button", onclick: () => download(content, file) }, "Download");
   const legend = make("legend", {}, `Body, ${counted(content.length, "byte")}, as`);
-  return [make("fieldset", {}, legend, ...choices), box, more, make("p", { class: "buttons" }, save)];
+  return [make("fieldset", {}, legend, ...choices), box, tree, more, make("p", { class: "buttons" }, save)];
+}
+
+class Digits {
+  constructor(digits) {
+    this.digits = digits;
+  }
+}
+
+// A branch is made when it is opened: a body can have millions.
+function treeOf(text) {
+  // numbers keep all their digits
+  const digits = (_, value, context) =>
+    typeof value === "number" && context?.source ? new Digits(context.source) : value;
+  try {
+    return branch("", JSON.parse(text, digits), true);
+  } catch {
+    return make("p", { class: "hint" }, "It has too many levels for a tree.");
+  }
+}
+
+function branch(name, value, isOpen = false) {
+  const label = name === "" ? "" : `${name}: `;
+  if (value instanceof Digits) return make("div", {}, label + value.digits);
+  if (value === null || typeof value !== "object") return make("div", {}, label + JSON.stringify(value));
+  const under = Object.entries(value);
+  const size = Array.isArray(value) ? counted(under.length, "item") : counted(under.length, "field");
+  const node = make("details", {}, make("summary", {}, `${label}${size}`));
+  const fill = () => {
+    if (node.childElementCount > 1) return;
+    const left = under.length - BRANCHES;
+    node.append(...under.slice(0, BRANCHES).map(([one, of]) => branch(one, of)),
+      ...(left > 0 ? [make("p", { class: "hint" }, `and ${counted(left, "more", "more")}`)] : []));
+  };
+  node.addEventListener("toggle", fill);
+  if (isOpen) {
+    fill();
+    node.open = true;
+  }
+  return node;
 }
 
 function download(content, name) {

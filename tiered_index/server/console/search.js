@@ -29,12 +29,13 @@ const costs = ({ requests, bytes: size, cost_usd: cost }) =>
 
 // what is shown: the question, its entries (those before `known` are of pages that ended), and what was done
 let asked = {};
-let items, known, cursor, partial, reports, sums, chosen;
+let items = [];
+let known, cursor, partial, reports, sums, chosen;
 let stopping = null;
 let table, chart, files, suggested;
 
 export function start() {
-  table = new Table(find("entries-table"), "Entries", columnsOf([]), { marked: (item) => item === chosen });
+  table = new Table(find("entries-table"), "Entries", columnsOf([]), { marked: (item) => placeOf(item) === chosen });
   files = new Table(find("explain-table"), "What was done with each file", [
     column("File", "file"), column("Outcome", "outcome", (outcome) => words[outcome] ?? outcome),
     column("Place", "place"), column("From", "begin_ms", time), column("To", "end_ms", time),
@@ -57,15 +58,61 @@ export function start() {
   });
   find("every").addEventListener("click", () => read(true));
   find("stop").addEventListener("click", () => stopping?.abort());
-  find("close").addEventListener("click", message.close);
-  find("message").addEventListener("keydown", ({ key }) => key === "Escape" && message.close());
+  find("close").addEventListener("click", leave);
+  find("copy").addEventListener("click", copyLink);
+  find("message").addEventListener("keydown", ({ key }) => key === "Escape" && leave());
+}
+
+// Which entry it is, as the address names the open message.
+const placeOf = ({ timestamp_ms: at, queue_id: queue, offset, source }) =>
+  [at, queue, offset, ...(source ? [source] : [])].join("-");
+
+const addressOf = (named) => `#search?${new URLSearchParams(named.filter(([, value]) => value))}`;
+
+// The address with the open message, or without one.
+function note(place) {
+  chosen = place;
+  if (asked.topic) history[place ? "pushState" : "replaceState"](null, "",
+    addressOf([...NAMES.map((name) => [name, asked[name]]), ["at", place]]));
+}
+
+function leave() {
+  message.close();
+  if (chosen) note(null);
+}
+
+async function copyLink() {
+  const link = location.href;
+  try {
+    await navigator.clipboard.writeText(link);
+  } catch {
+    // browsers have no clipboard for pages without HTTPS
+    const field = make("textarea", { readonly: true }, link);
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  find("copied").textContent = "Copied.";
+}
+
+function openAt(place, from) {
+  const [, at, queue, offset, source] = /^(\d+)-(\d+)-(\d+)(?:-(.*))?$/s.exec(place) ?? [];
+  if (at === undefined) return;
+  chosen = place;
+  find("copied").textContent = "";
+  message.showEntry({ timestamp_ms: at, queue_id: queue, offset, source }, asked, from);
 }
 
 // The address is the question, to be sent to somebody else; the one that is there already is asked again.
 function go(named, ask) {
-  const place = `#search?${new URLSearchParams(named.filter(([, value]) => value))}`;
-  if (location.hash === place) ask();
-  else location.hash = place;
+  const place = addressOf(named);
+  const [before] = location.hash.split("&at=");
+  if (before !== place) location.hash = place;
+  else {
+    history.replaceState(null, "", place);
+    ask();
+  }
 }
 
 function showId() {
@@ -85,9 +132,14 @@ export function show(params) {
   }
   // without a question the one before stays
   if (!params.has("topic")) return find("topic").focus();
+  const isNew = NAMES.some((name) => (params.get(name) ?? "") !== (asked[name] ?? "")) || !items.length;
   for (const name of NAMES) find("search-form").elements[name].value = params.get(name) ?? "";
   find("within").value = "";
-  return search();
+  if (isNew) search();
+  // back and forth among messages, the entries stay
+  else message.close();
+  if (params.has("at")) openAt(params.get("at"), find("topic"));
+  return null;
 }
 
 async function suggestTopics() {
@@ -265,7 +317,8 @@ function columnsOf(rows) {
 function opening(item) {
   const at = time(item.timestamp_ms);
   const open = ({ target }) => {
-    chosen = item;
+    note(placeOf(item));
+    find("copied").textContent = "";
     for (const row of target.closest("tbody").rows) row.className = row.contains(target) ? "chosen" : "";
     message.showEntry(item, asked, target);
   };
