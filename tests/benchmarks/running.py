@@ -19,8 +19,9 @@ from typer import Option
 
 from tests.benchmarks.machine.figures import Figure, Frame, Meter, Suite, Table, facts
 from tests.benchmarks.machine.setting import Setting, scratch
+from tests.support.environment import own_environment
 from tiered_index.cli.output import Output, human_bytes, human_seconds
-from tiered_index.cli.session import Session, own_environment
+from tiered_index.cli.session import Session
 from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
 

@@ -22,11 +22,12 @@ from typer import Option
 
 from tests.demo.processes import Broker, Follower, ServedDemo, placed, upload_under_way
 from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
+from tests.support.environment import own_environment
 from tests.support.s3_server import CREDENTIALS, s3_server
 from tests.support.storage_faults import FaultStorage
 from tiered_index.cli.main import run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.session import Session, command, own_environment
+from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable

@@ -25,13 +25,13 @@ import numpy.typing as npt
 
 from tests.demo.workload import TOPICS, Workload
 from tests.support.store_writer import StoreWriter
+from tests.support.stored_messages import format_properties, message_size
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
 from tiered_index.errors import ConfigError, StorageUnavailable, TieredIndexError
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import DATA_PREFIX, STATES
-from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1, format_properties
-from tiered_index.rocketmq.log.message import message_size
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1
 from tiered_index.storage.base import Storage
 
 _POLL_S = 0.002

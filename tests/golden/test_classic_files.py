@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.classic_lookups import find_in, is_time_matched, select_offsets
+from tests.support.classic_writer import WritableClassicFile
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import absolute_hash
-from tiered_index.rocketmq.classic import ClassicIndexFile, Geometry, infer_geometry
+from tiered_index.rocketmq.classic import Geometry, infer_geometry
 
 
 class Case:
@@ -69,7 +70,7 @@ def classic(request: pytest.FixtureRequest, naive: Any) -> Case:
 
 
 def test_bytes_and_results_of_every_call(classic):
-    file = ClassicIndexFile.create(
+    file = WritableClassicFile.create(
         classic.geometry, end_offset=classic.meta["ctorEndPhyOffset"], end_ms=classic.meta["ctorEndTimestamp"]
     )
     for call in classic.calls:
@@ -88,7 +89,7 @@ def test_bytes_and_results_of_every_call(classic):
 
 
 def test_answers_equal_java(classic):
-    file = ClassicIndexFile(classic.image, classic.geometry)
+    file = WritableClassicFile(classic.image, classic.geometry)
     assert classic.queries
     for query in classic.queries:
         found: list[int] = []
@@ -99,7 +100,7 @@ def test_answers_equal_java(classic):
 
 
 def test_find_leaves_nothing_out(classic):
-    file = ClassicIndexFile(classic.image, classic.geometry)
+    file = WritableClassicFile(classic.image, classic.geometry)
     more = 0
     for query in classic.queries:
         found = find_in(file, query["key"], query["begin"], query["end"])
@@ -115,12 +116,12 @@ def test_geometry_is_found_in_the_contents(classic):
 
 
 def test_entries_come_in_order_of_insertion(classic):
-    entries = ClassicIndexFile(classic.image, classic.geometry).entries()
+    entries = WritableClassicFile(classic.image, classic.geometry).entries()
     accepted = [call for call in classic.calls if call["result"]]
     assert entries["offset"].tolist() == [call["phyOffset"] for call in accepted]
     # the first entry's time counts from the end of the file before
     seconds = [0, *(max(second, 0) for second in entries["seconds"].tolist()[1:])]
-    begin_ms = ClassicIndexFile(classic.image, classic.geometry).header.begin_ms
+    begin_ms = WritableClassicFile(classic.image, classic.geometry).header.begin_ms
     times = [begin_ms + 1000 * second for second in seconds[: len(entries)]]
     assert all(
         abs(time - min(max(call["storeTimestamp"], times[0]), times[0] + (2**31 - 1) * 1000)) < 1000 or times[0] == 0
@@ -131,4 +132,4 @@ def test_entries_come_in_order_of_insertion(classic):
 
 def test_another_geometry_is_refused(classic):
     with pytest.raises(CorruptFile, match="size of a file"):
-        ClassicIndexFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))
+        WritableClassicFile(classic.image, Geometry(classic.geometry.slots + 1, classic.geometry.items))

@@ -12,8 +12,8 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find
 from tests.support.classic_lookups import query as classic_query
+from tests.support.classic_writer import load_classic_index
 from tiered_index import IndexService
-from tiered_index.rocketmq.classic import load_classic_index
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import decode_offset_msg_id, tags_code

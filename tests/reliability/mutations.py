@@ -57,6 +57,7 @@ from tests.reliability.mutated_formats import Codec, codecs, object_of
 from tests.reliability.tally import Tally, main
 from tests.rocketmq.followed import SteppedDispatcher
 from tests.support.classic_lookups import query
+from tests.support.classic_writer import load_classic_index
 from tests.support.staging import Job
 from tiered_index import Lookup
 from tiered_index.cli.main import run as run_command
@@ -66,7 +67,7 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.classic import ClassicImport, load_classic_index
+from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.rows import encode_cursor, query_digest
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans

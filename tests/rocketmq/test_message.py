@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.rocketmq import messages
+from tests.support.stored_messages import message_size
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log import message
 from tiered_index.rocketmq.log.layout import (
@@ -25,7 +26,7 @@ from tiered_index.rocketmq.log.layout import (
     offset_msg_id,
     pack_host,
 )
-from tiered_index.rocketmq.log.message import decode_message, message_size
+from tiered_index.rocketmq.log.message import decode_message
 
 
 @pytest.mark.parametrize(

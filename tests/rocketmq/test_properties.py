@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiered_index.rocketmq.log.layout import format_properties, index_keys, java_text, parse_properties, tags_code
+from tests.support.stored_messages import format_properties
+from tiered_index.rocketmq.log.layout import index_keys, java_text, parse_properties, tags_code
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find
+from tests.support.classic_writer import load_classic_index
 from tests.support.store_writer import StoreWriter, index_name_of
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.classic import Geometry, load_classic_index
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_PREPARED, Host
 from tiered_index.rocketmq.log.message import compress

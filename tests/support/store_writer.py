@@ -15,13 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.classic_writer import ClassicIndex, WritableClassicFile, load_classic_index
+from tests.support.stored_messages import format_properties, message_size
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.classic import ClassicIndex, ClassicIndexFile, Geometry, load_classic_index
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
-from tiered_index.rocketmq.log.message import Message, body_crc, message_size, problem_of_values
+from tiered_index.rocketmq.log.message import Message, body_crc, problem_of_values
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import (
     CHECKPOINT_BYTES,
@@ -139,13 +141,13 @@ class StoreWriter:
         self._offset = 0
         self._last_ms = 0
         self._index: ClassicIndex | None = None
-        self._dirty: dict[str, ClassicIndexFile] = {}
+        self._dirty: dict[str, WritableClassicFile] = {}
         root.mkdir(parents=True, exist_ok=True)
         for name in ("commitlog", "consumequeue", *(["index"] if index else [])):
             self._disk.make_folder(root / name)
         if index:
             old = load_classic_index(root / "index", index)
-            files = [ClassicIndexFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
+            files = [WritableClassicFile(bytearray(file.data), index, file=Path(file.file).name) for file in old.files]
             self._index = ClassicIndex(index, files, index_name or self._new_index_name)
         self._recover(cut)
         (root / "abort").touch()
@@ -189,7 +191,7 @@ class StoreWriter:
             joined = keys if isinstance(keys, str) else " ".join(keys)
             given = ((KEYS, joined), (UNIQ_KEY, uniq_key), *(properties or {}).items(), (TAGS, tags))
             named = {name: value for name, value in given if value}
-            text = layout.format_properties(named)
+            text = format_properties(named)
         store_ms = self._clock.now_ms() if store_ms is None else store_ms
         if problem := problem_of_values(topic, queue_id, store_ms):
             raise InvalidArgument(problem)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import logging
 import math
-import os
 import re
 import sys
 import time
@@ -208,21 +207,6 @@ def asked_service(session: Session, service: ServiceOptions, **given: object) ->
     except UnicodeDecodeError as error:
         raise ConfigError(f"{token_file} holds no token: it is no text") from error
     return IndexClient(url, token=token)
-
-
-@contextlib.contextmanager
-def own_environment(keep: str | None = None, more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Within the block, hide the environment's settings but those beginning with `keep`, and add `more`."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(_SETTINGS) and not (keep is not None and name.startswith(keep)):
-            del os.environ[name]
-    os.environ.update(more or {})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -1,5 +1,4 @@
-"""The broker's classic index: its files, read and written byte for byte as the broker does, and the import of their
-entries into an index.
+"""The broker's classic index: its files, and the import of their entries into an index.
 
 ```
 header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset,
@@ -10,23 +9,22 @@ items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
 ```
 
 Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
-and 20,000,000 items, others are found by `infer_geometry`. Files are sorted by their names, the times they were made. A
-new one inherits end offset and end timestamp of the one before it, and a message below the newest end offset is ignored
-(RocketMQ's `IndexFile`, `IndexHeader`, `IndexService`).
+and 20,000,000 items, others are found by `infer_geometry`. Files are sorted by their names, the times they were made
+(RocketMQ's `IndexFile`, `IndexHeader`).
 
 The import reads the log from the first entry of a file to its last, and puts those keys whose hash an entry has. An
 entry is dropped, and counted, where its message is missing, hidden, or has no key of that hash. The source is
 `classic:FOLDER`, its position the commit log offset before which every entry was handled; it stays before the last
 message while further keys of that one may come, since the broker writes them one by one.
 
-One thread writes a file, or uses a `ClassicImport`; any thread reads a file that is not being written.
+One thread uses a `ClassicImport`; any thread reads a file.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,11 +34,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import absolute_hash, code_units, hash_batch
+from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.rocketmq.follow.dispatcher import check_one_store
 from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
@@ -52,9 +49,6 @@ ENTRY = np.dtype([("key_hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("
 ENTRY_BYTES = ENTRY.itemsize
 
 _header = struct.Struct(">4q2i")
-_entry = struct.Struct(">iqii")
-_slot = struct.Struct(">i")
-_MAX_SECONDS = 2**31 - 1
 
 
 class Geometry(NamedTuple):
@@ -106,7 +100,7 @@ class ClassicIndexFile:
     def __init__(
         self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file"
     ) -> None:
-        """Take a whole file's bytes (a `bytearray` can be written to); `CorruptFile` where the geometry is another."""
+        """Take a whole file's bytes; `CorruptFile` where the geometry is another."""
         _check_geometry(geometry)
         if len(data) != geometry.file_bytes:
             problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
@@ -117,60 +111,6 @@ class ClassicIndexFile:
         self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
         if self.header.index_count > geometry.items:
             raise CorruptFile(file, "more entries than items", offset=36, expected=f"at most {geometry.items:,}")
-
-    @classmethod
-    def create(
-        cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
-    ) -> ClassicIndexFile:
-        """Return a new file that inherits end offset and end timestamp of the one before it (0: there is none)."""
-        _check_geometry(geometry)
-        made = cls(bytearray(geometry.file_bytes), geometry, file=file)
-        time, offset = max(end_ms, 0), max(end_offset, 0)
-        made._set(ClassicHeader(time, time, offset, offset, 0, 1))
-        return made
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next `put_key` is refused."""
-        return self.header.index_count >= self.geometry.items
-
-    def _set(self, header: ClassicHeader) -> None:
-        if not isinstance(self.data, bytearray):
-            raise InvalidArgument(f"{self.file} was opened for reading")
-        _header.pack_into(self.data, 0, *header)
-        self.header = header
-
-    def put_key(self, key: str, offset: int, store_ms: int) -> bool:
-        """Add an entry for `key` (`topic#key`) as Java does; False where the file is full."""
-        header = self.header
-        if self.is_full:
-            return False
-        if not isinstance(self.data, bytearray):
-            raise InvalidArgument(f"{self.file} was opened for reading")
-        hashed = absolute_hash(key)
-        slot_at = HEADER_BYTES + SLOT_BYTES * (hashed % self.geometry.slots)
-        (newest,) = _slot.unpack_from(self.data, slot_at)
-        if not 0 < newest <= header.index_count:
-            newest = 0
-        late = store_ms - header.begin_ms
-        # toward zero as in Java, then cut to what the field holds; late ones count as none
-        seconds = min(late // 1000, _MAX_SECONDS) if header.begin_ms > 0 and late > 0 else 0
-        _entry.pack_into(
-            self.data, self.geometry.entries_at + ENTRY_BYTES * header.index_count, hashed, offset, seconds, newest
-        )
-        _slot.pack_into(self.data, slot_at, header.index_count)
-        first = header.index_count <= 1
-        self._set(
-            ClassicHeader(
-                store_ms if first else header.begin_ms,
-                store_ms,
-                offset if first else header.begin_offset,
-                offset,
-                header.slots_in_use + (newest == 0),
-                header.index_count + 1,
-            )
-        )
-        return True
 
     def entries(self) -> npt.NDArray[np.void]:
         """Return all entries (`ENTRY`, n) in order of insertion: a copy."""
@@ -228,40 +168,6 @@ def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) ->
     return bool((entries["key_hash"][newest - 1] % geometry.slots == used).all())
 
 
-@dataclass(slots=True)
-class ClassicIndex:
-    """Index files in the order of their names; `geometry` is that of files made here, and `new_name` names them."""
-
-    geometry: Geometry = DEFAULT_GEOMETRY
-    files: list[ClassicIndexFile] = field(default_factory=list)
-    new_name: Callable[[], str] = lambda: "index file"
-
-    def put(
-        self, topic: str, uniq_key: str | None, keys: str | None, offset: int, store_ms: int, sys_flag: int
-    ) -> None:
-        """Index one message as the broker does (`buildIndex`).
-
-        `keys` is the KEYS property as it stands. Rolled-back messages are left out, prepared ones aren't, and a key
-        that equals the unique key or another one is put again: RocketMQ's bytes depend on it.
-        """
-        newest = self._writable()
-        if offset >= newest.header.end_offset and sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
-            for key in ([] if uniq_key is None else [uniq_key]) + [key for key in (keys or "").split(" ") if key]:
-                if not newest.put_key(f"{topic}#{key}", offset, store_ms):
-                    newest = self._writable()
-                    newest.put_key(f"{topic}#{key}", offset, store_ms)
-
-    def _writable(self) -> ClassicIndexFile:
-        """Return the newest file, or a new one where it is full."""
-        newest = self.files[-1] if self.files else None
-        if newest is not None and not newest.is_full:
-            return newest
-        inherited = {} if newest is None else {"end_offset": newest.header.end_offset, "end_ms": newest.header.end_ms}
-        made = ClassicIndexFile.create(self.geometry, file=self.new_name(), **inherited)
-        self.files.append(made)
-        return made
-
-
 def classic_file_names(folder: Path) -> list[str]:
     """Return the names of the index files in a folder, oldest first; a missing folder is empty."""
     with local_errors(folder):
@@ -272,18 +178,12 @@ def classic_file_names(folder: Path) -> list[str]:
     return sorted(name for name in entries if name.isascii() and name.isdecimal())
 
 
-def load_classic_index(
-    folder: Path, geometry: Geometry | None = None, *, names: Iterable[str] | None = None
-) -> ClassicIndex:
-    """Read the index files of a folder (`names`: some) whole. Raises `CorruptFile`, `StorageMisconfigured`."""
-    files = []
-    for name in classic_file_names(folder) if names is None else sorted(names):
-        path = folder / name
-        with local_errors(path):
-            size_bytes = path.stat().st_size
-        data = pread(path, min(size_bytes, 2**31), 0)
-        files.append(ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path)))
-    return ClassicIndex(geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY), files)
+def read_classic_file(path: Path, geometry: Geometry | None = None) -> ClassicIndexFile:
+    """Read an index file whole. Raises `CorruptFile`, `StorageMisconfigured`."""
+    with local_errors(path):
+        size_bytes = path.stat().st_size
+    data = pread(path, min(size_bytes, 2**31), 0)
+    return ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path))
 
 
 Int64 = npt.NDArray[np.int64]
@@ -339,7 +239,7 @@ class ClassicImport:
         """Import everything, yielding the position now and then. Raises `CorruptFile`, and what `put` raises."""
         for name in self._names():
             if self._header(name).index_count > 1:  # an empty one says nothing, not even its geometry
-                (file,) = load_classic_index(self.folder, names=[name]).files
+                file = read_classic_file(self.folder / name)
                 yield from self._file(file)
             self.files += 1
         if self._last >= 0 and self._is_settled():

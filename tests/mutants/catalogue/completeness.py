@@ -205,8 +205,8 @@ MUTANTS = (
         "chain-cut-between-batches",
         "a chain ends where a batch begins",
         "UnsealedTable._insert",
-        "previous = heads[slots]",
-        "previous = 0 * heads[slots]",
+        "previous[firsts] = heads[slots[firsts]]",
+        "previous[firsts] = 0 * heads[slots[firsts]]",
         ("tests/unit/format/test_unsealed.py::test_batches_split_anywhere_equal_single_inserts",),
     ),
     Mutant(

@@ -138,11 +138,6 @@ def parse_properties(text: str) -> dict[str, str]:
     return properties
 
 
-def format_properties(properties: Mapping[str, str]) -> str:
-    """Return the stored text, each value ended (`MessageDecoder.messageProperties2String`)."""
-    return "".join(f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items())
-
-
 def index_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the keys a message is indexed under, each once: the unique key, then KEYS split on spaces."""
     keys = properties.get(KEYS, "").split(" ")

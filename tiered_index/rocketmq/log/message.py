@@ -340,21 +340,6 @@ class Message(NamedTuple):
         }
 
 
-def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
-    """Return a message's length in bytes. Raises `InvalidArgument` for lengths that have no room in their field."""
-    if not topic_bytes <= (layout.MAX_TOPIC_V1_BYTES if magic == layout.MAGIC_V1 else 32_767):
-        raise InvalidArgument(f"a topic of {topic_bytes:,} bytes doesn't fit this message version")
-    if properties_bytes > layout.MAX_PROPERTIES_BYTES:
-        raise InvalidArgument(f"properties of {properties_bytes:,} bytes are more than {layout.MAX_PROPERTIES_BYTES:,}")
-    head = (
-        layout.MIN_MESSAGE_BYTES
-        + (magic == layout.MAGIC_V2)
-        + 12 * bool(sys_flag & layout.BORN_V6)
-        + 12 * bool(sys_flag & layout.STORE_V6)
-    )
-    return head + body_bytes + topic_bytes + properties_bytes
-
-
 def problem_of_values(topic: str, queue_id: int, store_ms: int) -> str | None:
     """Return what no broker writes and no index takes, or None."""
     if not topic.strip() or len(topic.encode("utf-16-le")) > 2 * MAX_TOPIC_UNITS:

@@ -1,0 +1,132 @@
+"""The broker's classic index files, written byte for byte as the broker does, for tests and the demo.
+
+Files are sorted by their names, the times they were made. A new one inherits end offset and end timestamp of the one
+before it, and a message below the newest end offset is ignored (RocketMQ's `IndexFile`, `IndexService`). One thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import absolute_hash
+from tiered_index.rocketmq.classic import (
+    DEFAULT_GEOMETRY,
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    ClassicHeader,
+    ClassicIndexFile,
+    Geometry,
+    _check_geometry,
+    _header,
+    classic_file_names,
+    read_classic_file,
+)
+from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
+
+_entry = struct.Struct(">iqii")
+_slot = struct.Struct(">i")
+_MAX_SECONDS = 2**31 - 1
+
+
+class WritableClassicFile(ClassicIndexFile):
+    """An index file in memory whose bytes are a `bytearray`."""
+
+    @classmethod
+    def create(
+        cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
+    ) -> WritableClassicFile:
+        """Return a new file that inherits end offset and end timestamp of the one before it (0: there is none)."""
+        _check_geometry(geometry)
+        made = cls(bytearray(geometry.file_bytes), geometry, file=file)
+        time, offset = max(end_ms, 0), max(end_offset, 0)
+        made._set(ClassicHeader(time, time, offset, offset, 0, 1))
+        return made
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next `put_key` is refused."""
+        return self.header.index_count >= self.geometry.items
+
+    def _set(self, header: ClassicHeader) -> None:
+        if not isinstance(self.data, bytearray):
+            raise InvalidArgument(f"{self.file} was opened for reading")
+        _header.pack_into(self.data, 0, *header)
+        self.header = header
+
+    def put_key(self, key: str, offset: int, store_ms: int) -> bool:
+        """Add an entry for `key` (`topic#key`) as Java does; False where the file is full."""
+        header = self.header
+        if self.is_full:
+            return False
+        if not isinstance(self.data, bytearray):
+            raise InvalidArgument(f"{self.file} was opened for reading")
+        hashed = absolute_hash(key)
+        slot_at = HEADER_BYTES + SLOT_BYTES * (hashed % self.geometry.slots)
+        (newest,) = _slot.unpack_from(self.data, slot_at)
+        if not 0 < newest <= header.index_count:
+            newest = 0
+        late = store_ms - header.begin_ms
+        # toward zero as in Java, then cut to what the field holds; late ones count as none
+        seconds = min(late // 1000, _MAX_SECONDS) if header.begin_ms > 0 and late > 0 else 0
+        _entry.pack_into(
+            self.data, self.geometry.entries_at + ENTRY_BYTES * header.index_count, hashed, offset, seconds, newest
+        )
+        _slot.pack_into(self.data, slot_at, header.index_count)
+        first = header.index_count <= 1
+        self._set(
+            ClassicHeader(
+                store_ms if first else header.begin_ms,
+                store_ms,
+                offset if first else header.begin_offset,
+                offset,
+                header.slots_in_use + (newest == 0),
+                header.index_count + 1,
+            )
+        )
+        return True
+
+
+@dataclass(slots=True)
+class ClassicIndex:
+    """Index files in the order of their names; `geometry` is that of files made here, and `new_name` names them."""
+
+    geometry: Geometry = DEFAULT_GEOMETRY
+    files: list[WritableClassicFile] = field(default_factory=list)
+    new_name: Callable[[], str] = lambda: "index file"
+
+    def put(
+        self, topic: str, uniq_key: str | None, keys: str | None, offset: int, store_ms: int, sys_flag: int
+    ) -> None:
+        """Index one message as the broker does (`buildIndex`).
+
+        `keys` is the KEYS property as it stands. Rolled-back messages are left out, prepared ones aren't, and a key
+        that equals the unique key or another one is put again: RocketMQ's bytes depend on it.
+        """
+        newest = self._writable()
+        if offset >= newest.header.end_offset and sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
+            for key in ([] if uniq_key is None else [uniq_key]) + [key for key in (keys or "").split(" ") if key]:
+                if not newest.put_key(f"{topic}#{key}", offset, store_ms):
+                    newest = self._writable()
+                    newest.put_key(f"{topic}#{key}", offset, store_ms)
+
+    def _writable(self) -> WritableClassicFile:
+        """Return the newest file, or a new one where it is full."""
+        newest = self.files[-1] if self.files else None
+        if newest is not None and not newest.is_full:
+            return newest
+        inherited = {} if newest is None else {"end_offset": newest.header.end_offset, "end_ms": newest.header.end_ms}
+        made = WritableClassicFile.create(self.geometry, file=self.new_name(), **inherited)
+        self.files.append(made)
+        return made
+
+
+def load_classic_index(folder: Path, geometry: Geometry | None = None) -> ClassicIndex:
+    """Read the index files of a folder whole. Raises `CorruptFile`, `StorageMisconfigured`."""
+    files = [read_classic_file(folder / name, geometry) for name in classic_file_names(folder)]
+    known = geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY)
+    return ClassicIndex(known, [WritableClassicFile(one.data, one.geometry, file=one.file) for one in files])

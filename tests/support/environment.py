@@ -1,0 +1,24 @@
+"""An environment of a program's own: the demo's and the benchmarks'."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+
+_SETTINGS = "TIERED_INDEX_"
+
+
+@contextlib.contextmanager
+def own_environment(keep: str | None = None, more: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within the block, hide the environment's settings but those beginning with `keep`, and add `more`."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(_SETTINGS) and not (keep is not None and name.startswith(keep)):
+            del os.environ[name]
+    os.environ.update(more or {})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
