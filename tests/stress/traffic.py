@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections import Counter
 from typing import Any
 
@@ -14,17 +13,16 @@ import pyarrow as pa
 
 from tests.support.model import Message, Moments
 from tiered_index import IndexService
-from tiered_index.errors import BackPressure
 from tiered_index.types import Lookup
 
-__all__ = ["ALL", "KEYS", "KINDS", "NOW_MS", "TOPICS", "Source", "batch_of", "look", "put", "write"]
+__all__ = ["ALL", "KEYS", "NOW_MS", "TOPICS", "Source", "batch_of", "look", "put"]
 
 ALL = 10**6
 NOW_MS = 1_700_000_000_000
 TOPICS = ("orders", "payments", "сообщения")
 KEYS = tuple(f"k{number}" for number in range(9))
 SPAN_S = 3_000
-KINDS = ("whole", "some", "pages", "many")
+_KINDS = ("whole", "some", "pages", "many")
 _BAD_CLOCK_MS = 5_000
 
 
@@ -75,40 +73,9 @@ def put(service: IndexService, moments: Moments, messages: list[Message]) -> Non
     moments.acknowledge(messages)
 
 
-def write(
-    service: IndexService,
-    moments: Moments,
-    source: Source,
-    count: int,
-    stop: threading.Event,
-    *,
-    largest: int,
-    bounded: bool = False,
-) -> None:
-    """Put `count` messages, alone or in batches of up to `largest`.
-
-    What a `bounded` buffer pushes back is put again, or never.
-    """
-    rng, left = source.rng, count
-    while left > 0 and not stop.is_set():
-        messages = source.messages(1 if rng.random() < 0.8 else min(left, rng.randrange(1, largest)))
-        left -= len(messages)
-        again = 2 if rng.random() < 0.02 else 1  # the same message twice is one answer
-        while again and not stop.is_set():
-            try:
-                put(service, moments, messages)
-                again -= 1
-            except BackPressure:
-                if not bounded:
-                    raise
-                if rng.random() < 0.1:
-                    break  # refused whole, and not put again: it must never be found
-                stop.wait(0.0005)
-
-
 def look(index: Any, moments: Moments, rng: random.Random, seen: Counter[str]) -> None:
     """Look something up in one of four ways, and check the answer."""
-    kind = rng.choice(KINDS)
+    kind = rng.choice(_KINDS)
     seen[kind] += 1
     seen["lookups"] += 1
     if kind == "many":

@@ -20,7 +20,8 @@ _TESTS = (
     "tests/unit/test_kernels.py",
     "tests/property/test_view.py",
     "tests/unit/format",
-    "tests/stress/test_batches_and_files.py",
+    "tests/regressions/rocketmq/test_long_chains.py",
+    "tests/regressions/rocketmq/test_puts_with_more_keys_than_a_file.py",
 )
 
 
