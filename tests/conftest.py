@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,6 +37,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # of Spark's sessions in tests, and in the programs and commands that these start
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_java.options())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests of Spark first. Workers of pytest-xdist begin with neighbours and take over what another has last, so
+    that one worker has all of these tests, and the only Java.
+    """
+    items.sort(key=lambda item: Path(__file__).parent / "spark" not in item.path.parents)
 
 
 def pytest_collection_finish() -> None:

@@ -427,8 +427,10 @@ def strike_lines(
             strike(folder / f"{number}-{line}", state, call, way, line, tally)
 
 
-def strike_by_signals(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
-    """Have a timer's real signal interrupt calls of a service with background workers at random moments."""
+def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> None:
+    """Have a timer's real signals interrupt calls of a service with background workers, so many and at random
+    moments.
+    """
     rng = random.Random(seed)
     life = Life(
         folder, settings={"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60}
@@ -453,10 +455,10 @@ def strike_by_signals(folder: Path, seed: int, seconds: float, tally: Tally) -> 
         "close",
         "open",
     ]
-    end_s = os.times().elapsed + seconds
+    most = tally.tried["signals"] + signals
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        while os.times().elapsed < end_s:
+        while tally.tried["signals"] < most:
             if life.service is None or life.service._closed:
                 if life.service is not None:
                     life.close()
@@ -505,7 +507,7 @@ def run(options: argparse.Namespace) -> Tally:
             for part in pool.imap_unordered(_run_part, parts, chunksize=1):
                 tally.add(part)
         for number in range(options.signal_lives):
-            strike_by_signals(Path(folder) / f"signals-{number}", options.seed + number, options.signal_seconds, tally)
+            strike_by_signals(Path(folder) / f"signals-{number}", options.seed + number, options.signals, tally)
     return tally
 
 
@@ -529,7 +531,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", metavar="CALL/STATE/WAY/LINE", help="one strike again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
     parser.add_argument("--signal-lives", type=int, default=10, help="lives that real signals strike")
-    parser.add_argument("--signal-seconds", type=float, default=5.0, help="seconds of each")
+    parser.add_argument("--signals", type=int, default=2_000, help="signals in each life")
 
 
 if __name__ == "__main__":
