@@ -307,12 +307,6 @@ def test_bad_lookups_are_refused(index: IndexService, wrong: Lookup) -> None:
         index.query_many([Lookup(topic="t", key="k"), wrong])
 
 
-@pytest.mark.parametrize("most", [2**62, 2**63 - 1, 2**63])
-def test_any_number_of_answers_may_be_wanted(index: IndexService, most: int) -> None:
-    (one,) = index.query_many([Lookup(topic="t", key="k7", max_count=most)])
-    assert len(one) and one.items == index.query("t", "k7", max_count=most).items
-
-
 def test_no_lookups_and_slices(index: IndexService) -> None:
     assert list(index.query_many([])) == []
     answers = index.query_many([Lookup(topic="t", key=f"k{i}") for i in range(10)])

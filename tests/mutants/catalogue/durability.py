@@ -301,7 +301,7 @@ MUTANTS = (
         "WriteBuffer.append_columns",
         'self._admit(len(columns["second"]), size_bytes)',
         'self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self._open)\nself._admit(len(columns["second"]), size_bytes)',
-        ("tests/unit/service/test_buffer_flush_catalog.py::test_a_call_beyond_the_buffers_bound_is_refused_whole",),
+        ("tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole",),
     ),
     Mutant(
         "buffer-released-before-durable",

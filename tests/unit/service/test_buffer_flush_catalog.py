@@ -20,41 +20,6 @@ from tiered_index.storage.memory import MemoryStorage
 T = 1_700_000_000_000
 
 
-def test_a_call_beyond_the_buffers_bound_is_refused_whole(open_index):
-    index = open_index(buffer_max_entries=5)
-    index.put("t", 0, ["a", "b", "c"], 1, 1, T, source="s", source_position=1)
-    with pytest.raises(BackPressure, match="bounds are 5 entries"):
-        index.put("t", 0, ["a", "d", "e"], 2, 1, T, source="s", source_position=2)
-    rows = {
-        "topic": ["t"] * 3,
-        "queue_id": [0] * 3,
-        "key": ["a", "d", "e"],
-        "offset": [3] * 3,
-        "size": [1] * 3,
-        "timestamp_ms": [T] * 3,
-    }
-    with pytest.raises(BackPressure):
-        index.put_batch(rows, "s", 3)
-    assert [i.offset for i in index.query("t", "a")] == [1]
-    assert not index.query("t", "d").items
-    index.flush()
-    assert index.durable_position("s") == 1
-    assert index.put_batch(rows, "s", 3) == 3
-    index.flush()
-    assert index.put("t", 0, [f"k{i}" for i in range(9)], 4, 1, T) == 9  # alone, a call of any size is taken
-
-
-def test_the_bound_in_bytes(open_index):
-    index = open_index(buffer_max_bytes=1000)
-    with pytest.raises(BackPressure):
-        for offset in range(100):
-            index.put("t", 0, "k", offset, 1, T)
-    assert 1 <= index.health()["buffered_entries"] < 10
-    assert index.health()["buffered_bytes"] <= 1000
-    index.flush()
-    assert (index.health()["buffered_entries"], index.health()["buffered_bytes"]) == (0, 0)
-
-
 def test_queries_between_puts_leave_few_chunks_and_lose_nothing(index):
     for offset in range(300):
         index.put("t", 0, "k", offset, 1, T, source="s", source_position=offset)
