@@ -17,13 +17,12 @@ from pyspark.sql.types import StructField, StructType
 from tests.spark.entries import BEGIN_MS, states
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageMisconfigured
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log import message as message_module
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
-from tiered_index.spark.datasource import options as options_module
 from tiered_index.spark.datasource.messages import MessageSource
 
 SEGMENT = 20_000
@@ -204,40 +203,6 @@ def asked(lines):
     )
 
 
-def test_what_is_read_of_local_files_is_told(store, tmp_path, monkeypatch):
-    looks, reads = [], []
-    listed, read = options_module.list_segments, options_module.pread
-    monkeypatch.setattr(options_module, "list_segments", lambda *given: looks.append(0) or listed(*given))
-    monkeypatch.setattr(options_module, "pread", lambda *given: reads.append(read(*given)) or reads[-1])
-    folder = tmp_path / "explained"
-    rows, files = rows_of(batch(store, explain=f"file://{folder}")), len(segments(store))
-    lines = told(folder)
-    assert {kind: len(lines[kind]) for kind in lines} == {"plan": 1, "task": files}
-    assert (
-        asked(lines) == (len(looks) + len(reads), sum(map(len, reads)), len(rows), files, {"whole"})
-        and len(rows) == 300
-    )
-    assert sum(map(len, reads)) >= sum(row["store_size"] for row in rows)
-    assert lines["plan"][0]["requests_by_kind"] == {"list": 1}
-    assert {(line["index"], line["log_number"], line["cost_usd"]) for kind in lines.values() for line in kind} == {
-        (None, None, 0)
-    }
-    # an attempt that fails, and one that nobody listens to any more
-    path = segments(store)[0].path
-    path.write_bytes(b"\xff" * 100 + path.read_bytes()[100:])
-    with pytest.raises(CorruptFile):
-        batch(store, explain=f"file://{folder}")
-    assert [(line["ended"], line["rows"]) for line in told(folder)["task"]] == [("failed", 0)]
-    made = source(store, explain=f"file://{folder}")
-    reader = made.reader(made.schema())
-    batches = reader.read(reader.partitions()[1])
-    first = next(batches)
-    batches.close()
-    assert [(line["ended"], line["rows"]) for line in told(folder)["task"]] == [("stopped", len(first))]
-    # without the option nothing is told
-    assert len(rows_of(batch(store, skipCorrupt="true"))) > 0 and not told(folder)
-
-
 def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
     uri, folder = f"file://{tmp_path}/storage", tmp_path / "explained"
     with IndexService.open(
@@ -261,17 +226,13 @@ def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
         source(f"archive:{uri}", explain=f"{uri}/explained").schema()
 
 
-def test_places_that_take_no_lines(store, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageMisconfigured, match="Not a directory"):
-        batch(store, explain=f"file://{tmp_path}/file/explained")
-    for path in (store, store / "commitlog", f"file://{store}"):
-        for within in (store, store / "commitlog", store / "a" / "b", store.parent / "b" / ".." / "store"):
-            with pytest.raises(InvalidArgument, match="within the store"):
-                source(path, explain=f"file://{within}").schema()
+def test_reads_of_local_files_have_no_requests_to_tell(store, tmp_path):
+    for given in (f"file://{tmp_path}/explained", f"file://{store}"):
+        with pytest.raises(InvalidArgument, match="option explain tells the requests to a storage"):
+            source(store, explain=given).schema()
     with pytest.raises(ConfigError, match="memory://"):
         source(store, explain="memory://told").schema()
-    assert source(store, explain=f"file://{store}d").schema() == source(store, explain=" ").schema()
+    assert source(store, explain=" ").schema() == source(store).schema()
     with pytest.raises(InvalidArgument, match="option explain"):
         Stream(store, explain=f"file://{tmp_path}/explained")
     assert not (tmp_path / "explained").exists()

@@ -1,7 +1,7 @@
 """`format("rocketmq_commitlog")`: a commit log's messages as rows, and as a stream as it grows. docs/spark-sql.md.
 
 A segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies
-are checked. Listings and reads of local files are counted as requests of a storage are. One thread.
+are checked. One thread.
 
 An offset of the stream is ``{"position": p, "before": crc}``: where a message begins (-1: a log that has nothing yet),
 and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), by which a log is recognised that was truncated
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -38,15 +37,7 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import (
-    CountedLog,
-    ExplainedAddress,
-    FileReads,
-    Line,
-    Options,
-    TaskPartition,
-    telling,
-)
+from tiered_index.spark.datasource.options import ExplainedAddress, Line, Options, TaskPartition
 from tiered_index.spark.frames import arrow_schema, gathered
 from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -69,7 +60,6 @@ class MessageSettings:
     skip_corrupt: bool
     store: str | None
     max_bytes: int | None
-    explain: StorageAddress | None
     archive: ExplainedAddress | None
     columns: StructType
 
@@ -83,9 +73,9 @@ class MessageSettings:
         size, told, path = options.size("maxBytesPerTrigger"), options.explain(), options.path
         stored = path.startswith(_ARCHIVE) or not is_local(path)
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
-        if archive is None and told is not None and _is_within(told, _commit_log(local_path(path)).parent):
-            raise InvalidArgument(f"option explain names a place within the store ({told.uri}); give another one")
-        return cls(path, body, skips, options.text("store"), size, told, archive, columns)
+        if archive is None and told is not None:
+            raise InvalidArgument("option explain tells the requests to a storage, and a local commit log needs none")
+        return cls(path, body, skips, options.text("store"), size, archive, columns)
 
     @property
     def folder(self) -> Path:
@@ -97,11 +87,6 @@ class MessageSettings:
 
 def _commit_log(given: Path) -> Path:
     return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
-
-
-def _is_within(told: StorageAddress, folder: Path) -> bool:
-    parts = urlsplit(told.uri)
-    return parts.scheme == "file" and Path(unquote(parts.path)).resolve().is_relative_to(folder.resolve())
 
 
 # A message counts as so many bytes at least: a batch has at most 4,096.
@@ -155,21 +140,8 @@ def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
     folder = settings.folder
     if not folder.is_dir():
         raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
-    with _counted("plan", settings) as (reads, _):
-        segments = CountedLog(folder, reads=reads).segments()
-    for segment in segments:
+    for segment in list_segments(folder):
         yield Stretch(segment.start, segment.end, str(folder))
-
-
-@contextlib.contextmanager
-def _counted(kind: str, settings: MessageSettings) -> Iterator[tuple[FileReads, Line]]:
-    """Count what is read of local files, and tell it where the option explain says."""
-    reads = FileReads()
-    if settings.explain is None:
-        yield reads, Line()
-        return
-    with telling(settings.explain, kind, None, reads) as line:
-        yield reads, line
 
 
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -188,9 +160,7 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
 @contextlib.contextmanager
 def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
     if stretch.archived is None:
-        with _counted("task", settings) as (reads, line):
-            chunk = chunk_bytes(stretch.end - stretch.begin)
-            yield CountedLog(Path(stretch.folder), chunk, check_crc=True, reads=reads), line
+        yield CommitLogReader(Path(stretch.folder), chunk_bytes(stretch.end - stretch.begin), check_crc=True), Line()
         return
     assert settings.archive is not None
     with settings.archive.open("task") as (storage, line):
@@ -288,10 +258,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if settings.archive is not None:
             raise InvalidArgument(
                 f"a stream follows a local commit log, and {settings.path} is an archive of closed segments"
-            )
-        if settings.explain is not None:
-            raise InvalidArgument(
-                "option explain tells what a batch read asks; for a stream look at the progress of its query"
             )
         require_columns(schema, settings.columns, f"the commit log in {settings.path}")
         self._settings, self._schema, self._folder = settings, schema, settings.folder

@@ -11,9 +11,8 @@ import json
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark import TaskContext
@@ -21,8 +20,6 @@ from pyspark.sql.datasource import InputPartition
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, TieredIndexError
-from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.segments import Segment, list_segments, pread
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
@@ -93,39 +90,6 @@ class Options:
         return StorageAddress(told) if told else None
 
 
-@dataclass(slots=True)
-class FileReads:
-    """Listings of a commit log's folder (``list``) and reads of its files (``read``), failed ones too; no price."""
-
-    requests_by_kind: Counter[str] = field(default_factory=Counter)
-    bytes_read: int = 0
-    cost_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _CountedFile(Segment):
-    reads: FileReads
-
-    def read(self, size_bytes: int, position: int) -> bytes:
-        self.reads.requests_by_kind["read"] += 1
-        data = pread(self.path, size_bytes, position)
-        self.reads.bytes_read += len(data)
-        return data
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedLog(CommitLogReader):
-    """Reads the segments in `folder`, counted in `reads`."""
-
-    reads: FileReads = field(default_factory=FileReads)
-
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the segments there are, oldest first."""
-        self.reads.requests_by_kind["list"] += 1
-        found = list_segments(self.folder)
-        return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in found)
-
-
 class TaskPartition(InputPartition):
     """What one task reads: a `Stretch` or a `TaskPlan`."""
 
@@ -181,8 +145,8 @@ class ExplainedAddress:
 
 
 @contextlib.contextmanager
-def telling(explain: StorageAddress, kind: str, index: str | None, request_stats: Usage | FileReads) -> Iterator[Line]:
-    """Put the line of one call by Spark when the block ends; `index` is its URI, None for local files."""
+def telling(explain: StorageAddress, kind: str, index: str, request_stats: Usage) -> Iterator[Line]:
+    """Put the line of one call by Spark when the block ends; `index` is its URI."""
     line, begin, ended = Line(), time.perf_counter(), "failed"
     try:
         yield line
