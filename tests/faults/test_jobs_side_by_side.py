@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.property.published import Published, mark
+from tests.spark.in_process import GENESIS, planned, shards_of, written
 from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging
 from tiered_index.clock import ManualClock
 from tiered_index.retention import Retention
@@ -21,6 +24,7 @@ from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
 from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import merge
+from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 KEYS = ("k", "k2")
@@ -41,7 +45,8 @@ def make_life(tmp_path: Path) -> Iterator[Callable[[], Merging]]:
     lives: list[Merging] = []
 
     def make() -> Merging:
-        life = Merging(tmp_path / str(len(lives)))
+        # as many as the plan of a build has
+        life = Merging(tmp_path / str(len(lives)), settings={"slots": GENESIS.layout.slots})
         lives.append(life)
         put(life, range(2))
         life.later()
@@ -79,7 +84,24 @@ def writing(life: Merging, storage: Storage, log: StorageLog) -> None:
     put(life, range(1, 6))
 
 
-JOBS = {job.__name__: job for job in (merging, expiring, erasing)}
+def building(life: Merging, storage: Storage, log: StorageLog) -> None:
+    """Tables of a build are added, of hours that others have and of one that nobody has."""
+    rows = [
+        (topic, 2, key, 1_000 + hour, 1, BASE_MS + hour * HOUR_MS)
+        for hour in (1, 3, 6)
+        for topic in TOPICS
+        for key in KEYS
+    ]
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    assert log.state.genesis is not None
+    plan = replace(planned(table), genesis=log.state.genesis)
+    publish_tables(shards_of(written(table, plan, storage, now_ms=life.clock.now_ms())), "append", storage, log)
+    for row in rows:
+        life.model.put(*row)
+
+
+JOBS = {job.__name__: job for job in (merging, expiring, erasing, building)}
 BESIDE = {**JOBS, "writing": writing}
 
 

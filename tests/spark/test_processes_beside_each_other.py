@@ -18,7 +18,6 @@ import pytest
 from tests.property.published import Published, mark
 from tests.spark.beside_program import BUILT_ROWS, KEYS, TOPIC, built, message
 from tests.spark.entries import sweep
-from tests.spark.side_by_side import check_records
 from tests.support.model import Answer, ModelEntry, ReferenceModel
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader
@@ -112,6 +111,24 @@ def check(reader: IndexReader, log: StorageLog, key: int) -> int:
         )
         assert (item.queue_id, item.size, item.timestamp_ms) == (expected[1], expected[4], expected[5] // 1000 * 1000)
     return position
+
+
+def check_records(log: StorageLog) -> None:
+    """Each object was added once and removed once at most, each merge added what it removed, and the state is what is
+    left.
+    """
+    counts: dict[str, int] = {}
+    gone: set[str] = set()
+    for number in range(1, log.refresh().number + 1):
+        record = log.record(number)
+        added = {stored.name: stored.count for stored in record.add}
+        assert not added.keys() & counts.keys() and not gone & set(record.remove)
+        assert set(record.remove) <= counts.keys()
+        if record.kind == "merge":
+            assert sum(added.values()) == sum(counts[name] for name in record.remove)
+        counts |= added
+        gone |= set(record.remove)
+    assert counts.keys() - gone == set(log.refresh().objects)
 
 
 def model() -> ReferenceModel:

@@ -3,12 +3,12 @@
 `ReferenceModel` keeps every entry that was put and answers a lookup by looking at each. It has no files, no order of
 work and no state but the list, so whatever an engine does to its entries (buffering, flushing, compacting, uploading,
 merging), its answers must equal these. `ReferenceModel.problem_with` judges an answer where some entries may be there
-or not. `Moments` keeps what threads put, and when, so that answers beside puts are judged as well.
+or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -22,22 +22,6 @@ from tiered_index.types import IndexItem, Lookup, QueryResult
 OrderKey = tuple[int, int, int, tuple[int, ...]]
 # ("lost" or "wrong", a sentence)
 Problem = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one call of `put` takes; `keys` may repeat a key."""
-
-    topic: str
-    queue_id: int
-    keys: tuple[str, ...]
-    offset: int
-    size: int
-    timestamp_ms: int
-
-    @property
-    def arguments(self) -> tuple[str, int, tuple[str, ...], int, int, int]:
-        return (self.topic, self.queue_id, self.keys, self.offset, self.size, self.timestamp_ms)
 
 
 @dataclass(frozen=True)
@@ -215,81 +199,6 @@ class ReferenceModel:
     def _answer(self, entry: ModelEntry, topic: str, key: str) -> Answer:
         extra = tuple((name, entry.extra[name]) for name in self.extra)
         return Answer(topic, entry.queue_id, entry.offset, entry.size, entry.second * 1000, key_hash(topic, key), extra)
-
-
-class Moments:
-    """What threads put to one index, and when.
-
-    A message is offered before its put begins and acknowledged after that returned. An answer holds what was
-    acknowledged when the lookup began, and nothing but what was offered when it ended. Any number of threads.
-    """
-
-    def __init__(self) -> None:
-        # lists that only grow, one pair a key: their lengths are a moment in time
-        self._keys: dict[tuple[str, str], tuple[list[ModelEntry], list[ModelEntry]]] = {}
-
-    def _of(self, topic: str, key: str) -> tuple[list[ModelEntry], list[ModelEntry]]:
-        # in one step: two threads that meet a new key at once share its lists
-        return self._keys.setdefault((topic, key), ([], []))
-
-    def offer(self, messages: Iterable[Message]) -> None:
-        """Note that a put of these begins."""
-        self._note(0, messages)
-
-    def acknowledge(self, messages: Iterable[Message]) -> None:
-        """Note that the put has returned."""
-        self._note(1, messages)
-
-    def _note(self, which: int, messages: Iterable[Message]) -> None:
-        for message in messages:
-            for entry in ReferenceModel().put(*message.arguments):
-                self._of(entry.topic, entry.key)[which].append(entry)
-
-    @property
-    def entries(self) -> list[ModelEntry]:
-        """What was acknowledged, as often as it was."""
-        return [entry for _, known in list(self._keys.values()) for entry in known]
-
-    def moment(self, topic: str, key: str) -> int:
-        """Return the moment: a lookup that begins now must find what was acknowledged so far."""
-        return len(self._of(topic, key)[1])
-
-    def check(self, asked: Lookup, result: QueryResult, since: int, after: OrderKey | None = None) -> OrderKey | None:
-        """Check a page behind `after` that was asked for at the moment `since`; return where it ends."""
-        offered, known = self._of(asked.topic, asked.key)
-        model = ReferenceModel()
-        model.entries = known[:since]
-        problem = model.problem_with(result, asked, offered, after)
-        assert problem is None, problem
-        return model.order_key_of(Answer.of(result.items[-1])) if len(result) else after
-
-    def check_pages(self, ask: Callable[..., QueryResult], asked: Lookup) -> None:
-        """Ask page after page with cursors, and check that all pages together are one answer."""
-        since, after, cursor = self.moment(asked.topic, asked.key), None, None
-        for _ in range(10**5):
-            result = ask(asked.topic, asked.key, asked.begin_ms, asked.end_ms, asked.max_count, cursor)
-            after, cursor = self.check(asked, result, since, after), result.cursor
-            if cursor is None:
-                return
-        raise AssertionError(f"pages without end: {asked}")
-
-    def check_whole(self, ask: Callable[..., QueryResult]) -> int:
-        """At rest: every key answers as the model does, and nothing of a refused put; return how many entries that
-        are.
-        """
-        names = list(self._keys)
-        # in preset rocketmq keys of one hash answer for each other
-        assert len({key_hash(*name) for name in names}) == len(names)
-        compared = 0
-        for topic, key in names:
-            model, asked = ReferenceModel(), Lookup(topic=topic, key=key, max_count=10**6)
-            model.entries = self._of(topic, key)[1]
-            result = ask(topic, key, max_count=asked.max_count)
-            assert result.status == "complete", (topic, key)
-            problem = model.problem_with(result, asked)
-            assert problem is None, problem
-            compared += len(result)
-        return compared
 
 
 @lru_cache(maxsize=1 << 16)
