@@ -163,13 +163,13 @@ def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
     page.get_by_role("button", name="Try again").click()
     expect(status(page)).to_have_text("25 entries so far; there are more.")
     expect(alert).to_have_count(0)
-    page.get_by_label("From (UTC)").fill("yesterday")
+    page.get_by_label("From", exact=True).fill("a while ago")
     page.get_by_role("button", name="Search").click()
     wrong = page.get_by_role("alert").filter(has_text="(400)")
-    expect(wrong).to_contain_text("From: 'yesterday' is neither")
+    expect(wrong).to_contain_text("From: 'a while ago' is neither")
     expect(page.get_by_role("button", name="Try again")).to_have_count(0)
-    page.get_by_label("From (UTC)").fill("2025-11-02")
-    page.get_by_label("To (UTC)").fill("2025-11-01")
+    page.get_by_label("From", exact=True).fill("2025-11-02")
+    page.get_by_label("To", exact=True).fill("2025-11-01")
     page.get_by_role("button", name="Search").click()
     expect(wrong).to_contain_text("From 2025-11-02 00:00:00Z is after To 2025-11-01 23:59:59Z")
     expect(page.locator("#ready")).to_have_text("ready")
@@ -202,6 +202,73 @@ def test_what_an_index_holds_is_never_html(opened, service):
     expect(page.locator("#cost-table")).to_contain_text(HOSTILE)
     assert page.evaluate("window.hacked") is None
     assert page.locator("main img, main script").count() == 0
+
+
+def test_a_key_is_searched_in_every_topic(opened, service):
+    page = opened(service)
+    search(page, "", "order-4711")
+    expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    expect(page.locator("#said")).to_contain_text("Searched 3 topics.")
+    expect(page.get_by_role("columnheader", name="Topic")).to_be_visible()
+    expect(rows(page)).to_contain_text("orders")
+    check_access(page)
+    rows(page).get_by_role("button").click()
+    expect(page.locator("#message")).to_contain_text("read from the store’s own files")
+    page.reload()
+    expect(page.locator("#message")).to_contain_text("read from the store’s own files")
+    search(page, "", "busy")
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    page.get_by_role("link", name="More in topic orders").click()
+    page.get_by_role("button", name="Next").click()
+    expect(status(page)).to_have_text("50 entries so far; there are more.")
+    search(page, "", "nothing has it")
+    expect(status(page)).to_have_text("No match for key nothing has it of any topic: the answer is complete.")
+
+
+def test_a_miss_offers_the_key_that_was_meant(opened, service):
+    page = opened(service)
+    page.get_by_text("Key templates").click()
+    page.get_by_label("Templates, separated by spaces").fill("payment-{} order-{}")
+    for topic, key in (("orders", " Order-4711 "), ("ORDERS", "order-4711"), ("orders", "#4711"), ("", "004711")):
+        search(page, topic, key)
+        expect(page.locator("#said")).to_contain_text("Keys are exact. These have entries:")
+        page.get_by_role("link", name="key order-4711 of topic orders").click()
+        expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    # they are there the next time
+    page.reload()
+    expect(page.locator("#templates")).to_have_value("payment-{} order-{}")
+
+
+def test_times_are_as_people_say_them(opened, service):
+    page = opened(service, timezone_id="Asia/Tokyo", locale="en-GB")
+    # Tuesday, 4 November 2025, 08:00 in Tokyo: Monday in London
+    page.clock.set_fixed_time(BEGIN_MS // 1000 + 71 * 3600)
+    begin, end = page.get_by_label("From", exact=True), page.get_by_label("To", exact=True)
+    for zone, given, asked in (
+        ("UTC", "Saturday", ("2025-11-01T00:00:00Z", "2025-11-01T23:59:59Z")),
+        ("UTC", "yesterday", ("2025-11-02T00:00:00Z", "2025-11-02T23:59:59Z")),
+        ("UTC", "2025-11-01 01:30", ("2025-11-01T01:30:00Z", "")),
+        ("here (Asia/Tokyo)", "sat", ("2025-10-31T15:00:00Z", "2025-11-01T14:59:59Z")),
+        ("here (Asia/Tokyo)", "today", ("2025-11-03T15:00:00Z", "2025-11-04T14:59:59Z")),
+        ("here (Asia/Tokyo)", "1761955200000", ("1761955200000", "")),
+    ):
+        page.get_by_label("Times are of").select_option(zone)
+        begin.fill(given)
+        end.fill("")
+        search(page, key="order-4711")
+        expect(begin).to_have_value(asked[0])
+        expect(end).to_have_value(asked[1])
+    expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    expect(rows(page)).to_contain_text("2025-11-01 03:00:00Z")
+    expect(rows(page)).to_contain_text("Sat 1 Nov, 12:00:00 here")
+    check_access(page)
+    # by the calendar, in the chosen zone
+    page.locator("#begin-picker").evaluate(
+        "picker => { picker.value = '2025-11-01T12:00'; picker.dispatchEvent(new Event('change')); }"
+    )
+    expect(begin).to_have_value("2025-11-01 12:00")
+    page.get_by_role("button", name="Search").click()
+    expect(begin).to_have_value("2025-11-01T03:00:00Z")
 
 
 def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made):

@@ -32,7 +32,7 @@ export function exact(text) {
     Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value);
 }
 
-async function ask(path, asked, { accept = "application/json", signal, also = [] } = {}) {
+async function ask(path, asked, { accept = "application/json", signal, also = [], body = null } = {}) {
   const url = new URL(`../${path}`, document.baseURI);
   const given = Object.entries(asked).filter(([, value]) => value !== "" && value !== null);
   for (const [name, value] of given) url.searchParams.set(name, value);
@@ -40,7 +40,9 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
   const headers = { accept, ...(sent ? { authorization: `Bearer ${sent}` } : {}) };
   let response;
   try {
-    response = await fetch(url, { headers, signal, cache: "no-store" });
+    const sending = body === null ? {} : { method: "POST", body: JSON.stringify(body) };
+    if (body !== null) headers["content-type"] = "application/json";
+    response = await fetch(url, { headers, signal, cache: "no-store", ...sending });
   } catch (error) {
     if (signal?.aborted) throw error;
     if (path !== "readyz") document.dispatchEvent(new CustomEvent("no-answer"));

@@ -1,11 +1,14 @@
 // The search: entries of a key as they come, what the answer lacks, and what was done with each file.
 import { Problem, json, lines } from "./api.js";
 import { Lanes } from "./chart.js";
+import { found } from "./meant.js";
 import * as message from "./message.js";
 import { NUMBER, Table, ago, bytes, cents, column, count, counted, fileList, find, make, tell, time } from "./page.js";
+import { here, isDay, isLocal, moment, ownZone, setLocal } from "./times.js";
 
 const PAGE = 25;
 const MANY = 1000;
+const TEMPLATES = "tiered-index-templates";
 const HOUR_MS = 3_600_000;
 const NAMES = ["topic", "key", "begin_ms", "end_ms"];
 const COSTS = ["requests", "bytes", "cost_usd", "elapsed_ms", "matched"];
@@ -45,7 +48,12 @@ export function start() {
   ]);
   find("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    go(NAMES.map((name) => [name, event.target.elements[name].value]), search);
+    const given = Object.fromEntries(NAMES.map((name) => [name, event.target.elements[name].value]));
+    // "Tuesday" is all of it
+    if (isDay(given.begin_ms) && !given.end_ms.trim()) given.end_ms = given.begin_ms;
+    given.begin_ms = moment(given.begin_ms);
+    given.end_ms = moment(given.end_ms, { isEnd: true });
+    go(Object.entries(given), search);
   });
   find("id-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -56,6 +64,16 @@ export function start() {
     find("begin").value = since ? `${since.slice(0, 19)}Z` : "";
     find("end").value = "";
   });
+  find("own-zone").textContent = `here (${ownZone()})`;
+  find("zone").value = isLocal() ? "local" : "";
+  find("zone").addEventListener("change", ({ target }) => setLocal(target.value === "local"));
+  for (const button of document.querySelectorAll(".pick")) {
+    const picker = find(`${button.dataset.of}-picker`);
+    button.addEventListener("click", () => picker.showPicker());
+    picker.addEventListener("change", () => { find(button.dataset.of).value = picker.value.replace("T", " "); });
+  }
+  find("templates").value = localStorage.getItem(TEMPLATES) ?? "";
+  find("templates").addEventListener("change", ({ target }) => localStorage.setItem(TEMPLATES, target.value.trim()));
   find("every").addEventListener("click", () => read(true));
   find("stop").addEventListener("click", () => stopping?.abort());
   find("close").addEventListener("click", leave);
@@ -70,10 +88,10 @@ const placeOf = ({ timestamp_ms: at, queue_id: queue, offset, source }) =>
 const addressOf = (named) => `#search?${new URLSearchParams(named.filter(([, value]) => value))}`;
 
 // The address with the open message, or without one.
-function note(place) {
+function note(place, topic = null) {
   chosen = place;
-  if (asked.topic) history[place ? "pushState" : "replaceState"](null, "",
-    addressOf([...NAMES.map((name) => [name, asked[name]]), ["at", place]]));
+  if (asked.key) history[place ? "pushState" : "replaceState"](null, "",
+    addressOf([...NAMES.map((name) => [name, asked[name]]), ["at", place], ["of", asked.topic ? null : topic]]));
 }
 
 function leave() {
@@ -96,12 +114,12 @@ async function copyLink() {
   find("copied").textContent = "Copied.";
 }
 
-function openAt(place, from) {
+function openAt(place, topic, from) {
   const [, at, queue, offset, source] = /^(\d+)-(\d+)-(\d+)(?:-(.*))?$/s.exec(place) ?? [];
   if (at === undefined) return;
   chosen = place;
   find("copied").textContent = "";
-  message.showEntry({ timestamp_ms: at, queue_id: queue, offset, source }, asked, from);
+  message.showEntry({ timestamp_ms: at, queue_id: queue, offset, source }, { topic, key: asked.key }, from);
 }
 
 // The address is the question, to be sent to somebody else; the one that is there already is asked again.
@@ -131,14 +149,14 @@ export function show(params) {
     return showId();
   }
   // without a question the one before stays
-  if (!params.has("topic")) return find("topic").focus();
+  if (!params.has("key")) return find("topic").focus();
   const isNew = NAMES.some((name) => (params.get(name) ?? "") !== (asked[name] ?? "")) || !items.length;
   for (const name of NAMES) find("search-form").elements[name].value = params.get(name) ?? "";
   find("within").value = "";
   if (isNew) search();
   // back and forth among messages, the entries stay
   else message.close();
-  if (params.has("at")) openAt(params.get("at"), find("topic"));
+  if (params.has("at")) openAt(params.get("at"), asked.topic || params.get("of"), find("topic"));
   return null;
 }
 
@@ -164,7 +182,60 @@ function forget() {
 function search() {
   forget();
   asked = Object.fromEntries(NAMES.map((name) => [name, find("search-form").elements[name].value]));
-  read(false);
+  if (asked.topic) read(false);
+  else readEverywhere();
+}
+
+const times = () => Object.fromEntries(["begin_ms", "end_ms"].filter((name) => asked[name]).map((name) =>
+  [name, /^\d+$/.test(asked[name]) ? Number(asked[name]) : asked[name]]));
+
+// Reads the first answers of the key in every topic that the token sees.
+async function readEverywhere() {
+  const mine = (stopping = new AbortController());
+  find("answer").hidden = find("stop").hidden = false;
+  find("status").textContent = "Searching…";
+  table.more = null;
+  try {
+    const { topics, status, failed } = await json("v1/topics", { allow_partial: true }, { signal: mine.signal });
+    const lookups = topics.map(({ topic }) => ({ topic, key: asked.key, max_count: PAGE, ...times() }));
+    const nothing = { results: [], status: "complete", failed: [], lost: [], freshness: [], explain: { files: [] } };
+    const whole = lookups.length ? await json("v1/query:batch", {}, {
+      signal: mine.signal, body: { lookups, explain: true, allow_partial: true },
+    }) : nothing;
+    items = whole.results.flatMap((one) => one.items).sort((a, b) => b.timestamp_ms - a.timestamp_ms);
+    known = items.length;
+    explain(whole.explain);
+    const isPartial = whole.status === "partial" || status === "partial";
+    const open = topics.filter((_, n) => whole.results[n].cursor !== null).map(({ topic }) => topic);
+    conclude({ unknown_topics: [], as_of_ms: null, expired_before_ms: null, ...whole, cursor: null,
+      failed: [...failed, ...whole.failed], status: isPartial ? "partial" : open.length ? "truncated" : "complete" });
+    find("said").prepend(make("p", {}, `Searched ${counted(topics.length, "topic")}.`), ...open.map((topic) =>
+      make("p", {}, make("a", { href: addressOf([["topic", topic], ...NAMES.slice(1).map((n) => [n, asked[n]])]) },
+        `More in topic ${topic}`))));
+  } catch (problem) {
+    if (mine !== stopping) return;
+    find("status").textContent = mine.signal.aborted ? "Stopped." : "It went wrong.";
+    if (!mine.signal.aborted) fail(problem, false);
+  } finally {
+    if (mine === stopping) {
+      find("entries").hidden = !items.length;
+      table.show(items, columnsOf(items));
+      find("stop").hidden = true;
+    }
+  }
+}
+
+// Offers keys and topics under which there is something, where the key that was asked for has nothing.
+async function offer(mine) {
+  const { key, topic } = asked;
+  const templates = (localStorage.getItem(TEMPLATES) ?? "").split(/\s+/).filter(Boolean);
+  const known = (suggested?.topics ?? []).map((one) => one.topic);
+  const some = await found({ key, topic }, templates, known, times()).catch(() => []);
+  if (mine !== stopping || !some.length) return;
+  const link = (one) => make("li", {}, make("a", { href: addressOf([
+    ["topic", one.topic], ["key", one.key], ["begin_ms", asked.begin_ms], ["end_ms", asked.end_ms]]) },
+  `key ${one.key} of topic ${one.topic}`));
+  find("said").append(make("p", {}, "Keys are exact. These have entries:"), make("ul", {}, ...some.map(link)));
 }
 
 // Reads the next answers of the question, or every one.
@@ -268,13 +339,14 @@ function title({ name, files: some }) {
 // Says what an answer is, and what it lacks.
 function conclude(end) {
   const { as_of_ms: until, expired_before_ms: expired } = end;
-  const found = items.length ? entries(items.length) : `No match for key ${asked.key} of topic ${asked.topic}`;
+  const where = asked.topic ? `topic ${asked.topic}` : "any topic";
+  const said = items.length ? entries(items.length) : `No match for key ${asked.key} of ${where}`;
   const state = {
     complete: `: the answer is complete${until === null ? "" : ` as of ${time(until)} (${ago(until)})`}.`,
     truncated: items.length ? " so far; there are more." : " so far; the search is not at its end.",
     partial: items.length ? ", and some may be missing." : " in what could be read; the rest may have some.",
   };
-  find("status").textContent = found + state[end.status];
+  find("status").textContent = said + state[end.status];
   find("every").hidden = cursor === null;
   table.more = cursor === null ? null : () => read(false);
   const notes = [];
@@ -298,6 +370,7 @@ function conclude(end) {
   const lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
   warn("This answer is partial: these files could not be read", end.failed);
   warn("The storage has lost these for good, and they were given up", lost);
+  if (!items.length) offer(stopping);
 }
 
 function warn(said, some) {
@@ -307,7 +380,8 @@ function warn(said, some) {
 function columnsOf(rows) {
   const extra = Object.keys(rows[0] ?? {}).filter((name) => !STANDARD.has(name));
   return [
-    column("Message of (UTC)", "timestamp_ms", time, { of: opening }), column("Queue", "queue_id", String, NUMBER),
+    column("Message of (UTC)", "timestamp_ms", time, { of: opening }),
+    ...(asked.topic ? [] : [column("Topic", "topic")]), column("Queue", "queue_id", String, NUMBER),
     column("Offset", "offset", String, NUMBER), column("Size", "size", bytes, NUMBER),
     ...extra.map((name) => column(name, name)),
     ...(rows.some((item) => item.source) ? [column("Index", "source")] : []),
@@ -317,11 +391,13 @@ function columnsOf(rows) {
 function opening(item) {
   const at = time(item.timestamp_ms);
   const open = ({ target }) => {
-    note(placeOf(item));
+    note(placeOf(item), item.topic);
     find("copied").textContent = "";
     for (const row of target.closest("tbody").rows) row.className = row.contains(target) ? "chosen" : "";
-    message.showEntry(item, asked, target);
+    message.showEntry(item, { topic: item.topic, key: asked.key }, target);
   };
   const label = `Message of ${at}, queue ${item.queue_id}, offset ${item.offset}`;
-  return make("button", { type: "button", class: "link", onclick: open, "aria-label": label }, at);
+  const button = make("button", { type: "button", class: "link", onclick: open, "aria-label": label }, at);
+  const local = here(item.timestamp_ms);
+  return local ? make("span", {}, button, make("span", { class: "here" }, `${local} here`)) : button;
 }
