@@ -1,30 +1,17 @@
-"""The parts of the benchmark: goals, sections and profiles, keys, pinning, and figures of suites that are made up."""
+"""The parts of the benchmark: goals, sections and profiles, and figures of suites that are made up."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import typing
 
 import numpy as np
 import pytest
 
 from tests.benchmarks import command as benchmarks
-from tests.benchmarks.machine import setting as messages
-from tests.benchmarks.machine.figures import (
-    Figure,
-    MemoryWatch,
-    Meter,
-    Spec,
-    at_least,
-    at_most,
-    cores,
-    percentiles_us,
-    pinned,
-)
+from tests.benchmarks.machine.figures import Figure, MemoryWatch, Meter, Spec, at_least, at_most, percentiles_us
 from tests.benchmarks.machine.reading import require_answers
-from tests.benchmarks.machine.setting import Setting, WatchedDisk, fill, require
+from tests.benchmarks.machine.setting import Setting, require
 from tests.benchmarks.running import print_report, run_suites
 from tests.benchmarks.setting import SparkSetting
 from tiered_index.cli.output import Output
@@ -61,25 +48,6 @@ def test_a_figure_is_the_median_of_its_rounds():
     assert Figure("s", Spec("f", "us"), (1.0,)).to_dict()["met"] is None
 
 
-def test_keys_are_distinct_and_of_24_to_36_characters_and_made_alike_in_any_company():
-    numbers = np.arange(50_000)
-    keys = messages.keys_of(numbers)
-    assert len(set(keys)) == len(keys)
-    assert {len(key) for key in keys} == set(range(24, 37))
-    assert all(key.isascii() and key.isprintable() for key in keys)
-    assert messages.keys_of(numbers[777:778]) == keys[777:778]
-    assert not set(messages.keys_of(numbers + messages.ABSENT)) & set(keys)
-    assert len(messages.TOPIC) == 12
-
-
-def test_a_batch_holds_its_messages():
-    batch = messages.batch(np.arange(20, 30))
-    assert batch.column("key").to_pylist() == messages.keys_of(np.arange(20, 30))
-    assert batch.column("offset").to_pylist() == [number * 1000 for number in range(20, 30)]
-    assert batch.column("topic").to_pylist() == [messages.TOPIC] * 10
-    assert set(batch.column("timestamp_ms").to_pylist()) == {messages.START_MS + 2}
-
-
 def test_a_section_counts_only_what_is_between_start_and_stop():
     section = Meter(1, lambda: None).section("s")
     with section:
@@ -96,28 +64,6 @@ def test_percentiles_are_microseconds():
     assert percentiles_us([0.001, 0.002, 0.003], 0, 50, 100) == pytest.approx([1000, 2000, 3000])
 
 
-def test_every_thread_is_pinned_and_set_free_again():
-    usable = os.sched_getaffinity(0)
-    measured, other = cores()
-    assert {measured, other} <= usable
-    started, end, seen = threading.Event(), threading.Event(), []
-
-    def look():
-        started.set()
-        end.wait(60)
-        seen.append(os.sched_getaffinity(0))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    assert started.wait(60)
-    with pinned(measured):
-        assert os.sched_getaffinity(0) == {measured}
-        end.set()
-        thread.join()
-    assert seen == [{measured}]
-    assert os.sched_getaffinity(0) == usable
-
-
 def test_memory_that_is_taken_is_seen():
     with MemoryWatch() as memory:
         held = np.ones(8 << 20)  # 64 MiB
@@ -127,16 +73,6 @@ def test_memory_that_is_taken_is_seen():
             if memory.peak_mib >= 40 or deadline.wait(0.01):
                 break
     assert memory.peak_mib >= 40, held.nbytes
-
-
-def test_a_watched_disk_counts_states(setting, tmp_path):
-    seen = []
-    disk = WatchedDisk(seen.append)
-    with setting.open(tmp_path, disk=disk) as index:
-        fill(index, 0, setting.entries)
-        index.run_lifecycle()
-    assert seen == ["unsealed", "compacted", "uploaded"]
-    assert disk.counts == {"unsealed": 1, "compacted": 1, "uploaded": 1}
 
 
 def test_wrong_work_is_no_figure():
@@ -211,11 +147,6 @@ def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
     assert len(goals) == len(small_goals) + extra
     if name != "spark":  # its goals are of requests and memory, which no profile of time explains
         assert all(s.sections for s in suite.specs(full) if s.goal is not None and s.unit != "MiB")
-
-
-def test_annotations_of_the_suites_are_those_of_the_protocol():
-    for suite in ALL_SUITES:
-        assert typing.get_type_hints(suite.run)["meter"] is Meter
 
 
 def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_better(setting):

@@ -277,6 +277,6 @@ MUTANTS = (
         "_honours_put_if_absent",
         'is_honoured = storage.get(unique) == b"first"',
         "is_honoured = bool(storage.get(unique))",
-        ("tests/unit/storage/test_faults.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
+        ("tests/unit/storage/test_probe.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
     ),
 )

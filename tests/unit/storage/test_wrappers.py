@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import statistics
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,23 +163,6 @@ def test_scopes_nest_and_belong_to_their_storage() -> None:
     one.put("a", b"4444")
     assert (outer.bytes_written, inner.bytes_written, both.bytes_written) == (3, 2, 6)
     assert (outer.requests, inner.requests, both.requests) == (2, 1, 3)
-
-
-def test_latency_is_lognormal_and_repeatable() -> None:
-    def waits(seed: int) -> list[float]:
-        recorded: list[float] = []
-        slow = LatencyStorage(MemoryStorage(), seed, median_ms=20.0, sigma=0.5, sleep=recorded.append)
-        slow.put("a", b"x")
-        for _ in range(2000):
-            slow.get("a")
-        slow.get_range("a", 0, 0)
-        return recorded
-
-    recorded = waits(7)
-    assert len(recorded) == 2001
-    assert recorded == waits(7) != waits(8)
-    assert statistics.median(recorded) == pytest.approx(0.020, rel=0.1)
-    assert statistics.quantiles(recorded, n=100)[98] > 0.045
 
 
 def test_a_prefix_tells_only_its_own_foreign_keys() -> None:
