@@ -80,9 +80,9 @@ class SlotMap:
         return _READ(document)
 
     @classmethod
-    def for_count(cls, base: int, count: int, per_slot: int = 4) -> SlotMap:
-        """Return the map that gives `count` entries about `per_slot` a slot."""
-        wanted = max(1, count // per_slot)
+    def for_count(cls, base: int, count: int) -> SlotMap:
+        """Return the map that gives `count` entries about 4 a slot."""
+        wanted = max(1, count // 4)
         if wanted >= base:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
         # powers of two, so that every border of the largest `join` is one of all

@@ -246,7 +246,7 @@ class EntryReader:
         keys = rows.column(key) if key in rows.schema.names else None
         place = rows.schema.metadata
         if listed:
-            places, keys = _each_key(keys)
+            places, keys = each_key(keys)
             rows = rows.take(places)
             place |= {ROWS: places.astype(np.int64).tobytes()}
         columns = []
@@ -266,7 +266,7 @@ class EntryReader:
         return pa.RecordBatch.from_arrays(columns, list(names), metadata=place)
 
 
-def _each_key(lists: pa.ListArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
+def each_key(lists: pa.ListArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
     """Return each different key of each list with its row (i64); of a row that has none, null."""
     flat, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
     codes = flat.dictionary_encode()

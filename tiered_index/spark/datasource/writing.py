@@ -34,6 +34,7 @@ from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.build import publish_batch, publish_tables, stored_genesis
+from tiered_index.spark.build.parquet import each_key
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
@@ -88,14 +89,9 @@ class EntryColumns:
 def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a row for each different key of each row."""
     at = batch.schema.get_field_index("key")
-    lists = batch.column(at)
-    pairs = pa.table({"row": pc.list_parent_indices(lists), "key": pc.list_flatten(lists)})
-    pairs = pairs.filter(pc.is_valid(pairs["key"])).group_by(["row", "key"]).aggregate([]).combine_chunks()
-    rows = pa.array(pairs["row"].to_numpy().astype(np.int64))
-    keys = pairs["key"].combine_chunks()
-    if not isinstance(keys, pa.Array):
-        keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
-    return batch.drop_columns(["key"]).take(rows).add_column(at, "key", keys)
+    rows, keys = each_key(batch.column(at))
+    whole = batch.drop_columns(["key"]).take(pa.array(rows)).add_column(at, "key", keys)
+    return whole.filter(pc.is_valid(keys))
 
 
 @dataclass(frozen=True, slots=True)
