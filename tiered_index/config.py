@@ -77,60 +77,58 @@ class IndexConfig(BaseSettings):
     storage: str | None = Field(
         None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name"
     )
-    preset: Literal["native", "rocketmq"] = Field(
-        "native", description="file family; rocketmq writes RocketMQ's bytes exactly"
-    )
+    preset: Literal["native", "rocketmq"] = Field("native", description="file format; rocketmq writes RocketMQ's own")
     hash: Literal["abs", "mask"] | None = Field(
-        None, description="hash rule of new files of preset rocketmq; None: the index's, of a new index mask"
+        None, description="hash rule of new files of preset rocketmq; None: that of the index, for a new index mask"
     )
-    slots: int | None = Field(None, gt=0, description="hash slots a file; None: the preset's")
-    items: int | None = Field(None, gt=1, description="items a file, one of them unused; None: the preset's")
-    item_type: type[IndexItem] | None = Field(None, exclude=True, description="class of entries; None: the preset's")
-    offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field("custom", description="what `offset` means")
-    flush_interval_s: float = Field(0.5, gt=0, description="how long an entry may stay in the write buffer only")
+    slots: int | None = Field(None, gt=0, description="hash slots per file; None: those of the preset")
+    items: int | None = Field(None, gt=1, description="items per file, one of them unused; None: those of the preset")
+    item_type: type[IndexItem] | None = Field(
+        None, exclude=True, description="class of entries; None: that of the preset"
+    )
+    offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field("custom", description="meaning of `offset`")
+    flush_interval_s: float = Field(0.5, gt=0, description="longest time that an entry stays only in the write buffer")
     buffer_max_entries: int = Field(2_000_000, gt=0, description="bound of the write buffer")
     buffer_max_bytes: int = Field(512 << 20, gt=0, description="bound of the write buffer, estimated")
-    disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the disk's")
-    seal_after_s: float = Field(3 * 3600, gt=0, description="a file older than this is sealed")
+    disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the size of the disk")
+    seal_after_s: float = Field(3 * 3600, gt=0, description="age at which a file is sealed")
     compaction: Literal["local", "spark"] = Field(
-        "local", description="who compacts sealed files: this host, or jobs of `spark compact`"
+        "local", description="where sealed files are compacted: on this host, or by jobs of `spark compact`"
     )
     compact_timeout_s: float = Field(
-        3600, gt=0, description="how long a staged file waits for a job before this host compacts it"
+        3600, gt=0, description="time that a staged file waits for a job before this host compacts it"
     )
-    local_keep_s: float = Field(86400, ge=0, description="how long an uploaded file keeps its local copy")
+    local_keep_s: float = Field(86400, ge=0, description="time that an uploaded file keeps its local copy")
     local_keep_bytes: int | None = Field(
-        None, ge=0, description="bound of the local copies of uploaded files; oldest go first"
+        None, ge=0, description="bound of the local copies of uploaded files; the oldest are deleted first"
     )
     max_late_s: float = Field(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")
     max_early_s: float = Field(86400, gt=0, description="entries further in the future than this go to quarantine")
     upload_part_bytes: int = Field(16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size")
-    query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage at once")
-    coalesce_gap_bytes: int = Field(
-        256 << 10, ge=0, description="slot groups at most this far apart are read by one range"
-    )
+    query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage at a time")
+    coalesce_gap_bytes: int = Field(256 << 10, ge=0, description="largest gap between slot groups that one range reads")
     block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
     directory_cache_bytes: int = Field(
         256 << 20, ge=0, description="memory for directories of stored files, half as much for filters"
     )
     cache_dir: Path | None = Field(
-        None, description="local cache of directories and filters; None: below the root, none without a root"
+        None, description="local cache of directories and filters; None: in the root, or no cache without a root"
     )
     cache_max_bytes: int = Field(4 << 30, gt=0, description="bound of the local cache")
     filter_after_probes: int = Field(
-        8, gt=0, description="reads in vain of one stored file before its filter is fetched"
+        8, gt=0, description="reads of a stored file that find nothing before its filter is fetched"
     )
     prices: PriceTable = Field(
         default_factory=PriceTable, description="price list for estimated costs; S3 Standard's as of 2026-11"
     )
-    retention: Retention = Field(
-        default_factory=Retention, description="what is kept and how long; the rest expires. Nothing does by default"
+    retention: Retention = Field(default_factory=Retention, description="rule of expiry; by default nothing expires")
+    lease_ttl_s: float = Field(
+        60, gt=0, description="time to live of the writer's lease: another host waits this long after a crash"
     )
-    lease_ttl_s: float = Field(60, gt=0, description="how long a dead writer keeps another host waiting")
     lifecycle_interval_s: float = Field(
         1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring"
     )
-    refresh_interval_s: float = Field(30, ge=0, description="how often the log is read for others' records")
+    refresh_interval_s: float = Field(30, ge=0, description="time between reads of the log for records of others")
     checkpoint_every: int | None = Field(
         None, gt=0, description="log records between checkpoints; None: one, more for each 6 MiB of state"
     )
@@ -238,7 +236,7 @@ class IndexConfig(BaseSettings):
             except OSError as error:
                 raise ConfigError(f"{config_file} can't be read: {error.strerror}") from error
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{config_file} is no TOML: {error}") from error
+                raise ConfigError(f"{config_file} is not TOML: {error}") from error
         for name in _variables() if environment else ():
             if not name.upper().startswith(_TESTS_PREFIX):
                 field, *inner = name[len(_PREFIX) :].lower().split("__")

@@ -59,7 +59,7 @@ def load(data: bytes | memoryview, file: str, what: str) -> Any:
         return json.loads(bytes(data))
     # ValueError also for bytes that are not UTF-8 and for numbers of thousands of digits
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(file, f"{what} is no document: {error}") from error
+        raise CorruptFile(file, f"{what} is not a valid document: {error}") from error
 
 
 def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int | None = None) -> T:

@@ -10,7 +10,7 @@
 | restore it     | `ObjectArchived` |
 | repair         | `CorruptFile`, `UnsupportedVersion`, `StorageBehind`, `RootBehind` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
-| open it anew   | `IndexClosed` |
+| open it again   | `IndexClosed` |
 
 Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as
 a short list.
@@ -73,13 +73,13 @@ class InvalidArgument(TieredIndexError, ValueError):
 
 
 class InvalidCursor(InvalidArgument):
-    """A cursor that was altered, or that belongs to another query."""
+    """The cursor was altered, or belongs to another query."""
 
 
 class IndexClosed(TieredIndexError):
-    """The index was closed before or during the call, or another process opened it, of which this one is a fork.
+    """The index was closed before or during the call, or this process is a fork of the one that opened it.
 
-    The call itself was right: open the index anew and repeat it.
+    The call itself was right: open the index again and repeat it.
     """
 
 
@@ -96,17 +96,17 @@ class SetupUnavailable(ConfigError):
 
 
 class NotAnIndex(ConfigError):
-    """A directory or a storage prefix that does not hold a tiered index of ours."""
+    """A folder or storage prefix holds no tiered index, or another one."""
 
 
 class SchemaMismatch(ConfigError):
-    """A file's or an index's stored schema differs from the one that was asked for."""
+    """The stored schema of a file or index differs from the requested one."""
 
 
 class LockHeld(ConfigError):
     """Another writer holds the root's lock or the storage's lease.
 
-    Attributes: `pid` and `host` of the holder where known.
+    Attributes: `pid` and `host` of the holder, if known.
     """
 
     exit_code = 5
@@ -127,23 +127,23 @@ class LockHeld(ConfigError):
 
 
 class WriterFenced(ConfigError):
-    """A newer writer has taken the index over; this one publishes nothing more and keeps its local files."""
+    """A newer writer has taken over the index. This one publishes nothing more and keeps its local files."""
 
     exit_code = 5
 
 
 class StorageError(TieredIndexError):
-    """Base of what a storage backend raises."""
+    """Base of the errors of a storage."""
 
     exit_code = 3
 
 
 class StorageUnavailable(StorageError):
-    """The backend did not answer, or answered with a transient fault, within the bounded retries. Retry later."""
+    """The storage did not answer, or answered with a transient fault, at every retry. Retry later."""
 
 
 class StorageMisconfigured(StorageError, ConfigError):
-    """No credentials, no such bucket, access denied, or a server that breaks a promise the engine builds on."""
+    """No credentials, no such bucket, access denied, or a server that breaks a promise that the engine needs."""
 
     exit_code = 3
 
@@ -153,7 +153,7 @@ class ObjectArchived(StorageMisconfigured):
 
 
 class ObjectNotFound(StorageError):
-    """No object of that name. Attribute: `name`."""
+    """There is no object with that name. Attribute: `name`."""
 
     def __init__(self, name: str, where: str = "") -> None:
         super().__init__(f"no object {name!r}" + (f" in {where}" if where else ""))
@@ -161,7 +161,7 @@ class ObjectNotFound(StorageError):
 
 
 class ObjectExists(StorageError):
-    """Put-if-absent found an object of that name. Attribute: `name`."""
+    """Put-if-absent found an object with that name. Attribute: `name`."""
 
     def __init__(self, name: str, where: str = "") -> None:
         super().__init__(f"object {name!r} exists already" + (f" in {where}" if where else ""))
@@ -169,10 +169,10 @@ class ObjectExists(StorageError):
 
 
 class CorruptFile(TieredIndexError):
-    """Bytes that contradict their checksum or their structure; none of them were used.
+    """Bytes contradict their checksum or structure. None of them were used.
 
     Attributes: `file` (path or object name), `problem`, `offset` (byte position or None), `expected`, `found`. The text
-    never quotes stored bytes: a `found` of bytes is not in it.
+    never quotes stored bytes: it leaves out a `found` of bytes.
     """
 
     exit_code = 4
@@ -195,33 +195,35 @@ class CorruptFile(TieredIndexError):
     def unless_equal(
         cls, file: str, problem: str, expected: object, found: object, *, offset: int | None = None
     ) -> None:
-        """Raise it where `found` is not `expected`."""
+        """Raise it if `found` differs from `expected`."""
         if found != expected:
             raise cls(file, problem, offset=offset, expected=expected, found=found)
 
 
 class UnsupportedVersion(CorruptFile):
-    """A file or record written by a newer version of the format; it is intact, this version cannot read it."""
+    """A newer version wrote this file or record. It is intact, but this version can't read it."""
 
 
 class StorageBehind(CorruptFile):
-    """The storage's log is not the one that was seen before: the storage was restored to an earlier state, or it holds
-    another history. Nothing local was deleted. `tiered-index recover` sends what the storage lacks.
+    """The storage's log differs from the one seen before: it was restored to an earlier state, or has another history.
+
+    Nothing local was deleted. `tiered-index recover` sends the entries that the storage lacks.
     """
 
 
 class RootBehind(CorruptFile):
-    """The root is older than records that it has written itself: it was restored from a backup, or it is a clone.
-    Nothing was changed. `tiered-index recover` begins the root anew and keeps what the storage lacks.
+    """The root is older than records that it has written itself: it is a backup or a clone.
+
+    Nothing was changed. `tiered-index recover` begins the root again and keeps the entries that the storage lacks.
     """
 
 
 class BackPressure(TieredIndexError):
-    """The write buffer or the disk budget is at its bound; the call was refused whole. Slow down and repeat it.
+    """The write buffer or the local disk is at its bound. The call was refused whole: slow down and repeat it.
 
-    Attributes: `reason` says what holds entries up: ``buffer`` (puts outrun the disk), ``disk`` (no room on it) or
-    ``storage`` (uploads, which would make room, fail). `number` and `bound` are what there is and what there may be:
-    entries or bytes of the buffer, else bytes of local files; None where only the file system knows.
+    Attributes: `reason` is the bottleneck: ``buffer`` (puts outrun the disk), ``disk`` (no room) or ``storage``
+    (uploads, which make room, fail). `number` and `bound` are the present and the highest number of entries or bytes of
+    the buffer, or of bytes of local files; None if only the file system knows.
     """
 
     exit_code = 7
@@ -236,8 +238,8 @@ class BackPressure(TieredIndexError):
 
 
 class DiskFull(BackPressure):
-    """The file system has no room left, or the local files are at `disk_max_bytes`; the call was refused whole, or the
-    data waits in the write buffer.
+    """The file system is full, or the local files are at `disk_max_bytes`. The call was refused whole, or the entries
+    wait in the write buffer.
     """
 
     def __init__(
@@ -260,10 +262,9 @@ class PartialAnswer(TieredIndexError):
 
 
 class BudgetExceeded(PartialAnswer):
-    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a
-    reader was not opened within its `timeout_s`.
+    """A lookup reached `max_requests`, `max_bytes` or `timeout_s`, or an opening its `timeout_s`.
 
-    Attributes: `failed` as in `PartialAnswer`; `result`, what a lookup had found until then (a partial `QueryResult` or
+    Attributes: `failed` as in `PartialAnswer`; `result` has the entries found so far (a partial `QueryResult` or
     `QueryResults`).
     """
 

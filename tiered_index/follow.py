@@ -56,7 +56,7 @@ class Lag:
 
 
 class Torn(NamedTuple):
-    """Positions [begin, end) at the end of a source that hold no whole message: what stands there, and why."""
+    """Positions [begin, end) at the end of a source without a whole message: their content, and the reason."""
 
     begin: int
     end: int
@@ -66,7 +66,7 @@ class Torn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Messages of a source up to a position. The counts are of this batch alone."""
+    """Messages of a source up to a position. Counts are those of this batch."""
 
     # The name under which the index keeps the position.
     source: str
@@ -92,7 +92,9 @@ _NOTHING = Batch(source="", position=0)
 
 
 class Source(Protocol):
-    """Messages in order that can be read again from a position. One thread uses it; `lag` and `positions`: any."""
+    """Messages in order that can be read again from a position. One thread uses it; any thread may call `lag` and
+    `positions`.
+    """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.
     place: str
@@ -100,13 +102,15 @@ class Source(Protocol):
     offsets: str
 
     def positions(self) -> Mapping[str, int]:
-        """Return the position behind all that was put, by the names that the index keeps. Begin at its durable ones."""
+        """Return the positions after the last put messages, by the names that the index keeps. Begin at its durable
+        ones.
+        """
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Yield what is new, for about half a second at most. A batch counts as put once you ask for the next one.
+        """Yield new messages, for about half a second at most. A batch counts as put once you ask for the next one.
 
-        A round that is closed early is repeated from the last batch that was put. Raises the error of a source that
-        can't be read on, once all before it was put.
+        A round that is closed early is repeated from the last put batch. If the source can't be read any more, its
+        error is raised once all earlier messages are put.
         """
 
     def lag(self) -> Lag:
@@ -117,7 +121,9 @@ class Source(Protocol):
 
 
 class Archiver(Protocol):
-    """Archives what a source has closed. `archived` counts, `losses` grows, `passed_over` are losses that remain."""
+    """Archives the closed segments of a source. `archived` counts them, `losses` lists losses, `passed_over` those that
+    remain.
+    """
 
     archived: int
     losses: list[Loss]
@@ -126,7 +132,7 @@ class Archiver(Protocol):
     def passed_over(self) -> Sequence[Loss]: ...
 
     def run_once(self) -> int:
-        """Archive what is closed, and return how much that was."""
+        """Archive closed segments, and return their number."""
 
     def stop(self) -> None:
         """End the round soon. Any thread."""
@@ -138,9 +144,9 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index; each put waits out back-pressure for `patience_s` at most, or until `stop`.
+    """Puts into one index, and waits while it pushes back: at most `patience_s`, or until `stop`.
 
-    `quarantined` are the first messages, `FIRST` at most, whose time the index finds implausible: JSON-ready.
+    `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready.
     """
 
     index: IndexService
@@ -185,7 +191,7 @@ class PatientPut:
                     return
 
     def flush(self) -> bool:
-        """Flush; return whether the buffer is empty now. At the disk's bound only the life cycle makes room."""
+        """Flush. Return whether the buffer is empty. At the disk's bound only the life cycle makes room."""
         try:
             self.index.flush()
         except BackPressure:
@@ -253,11 +259,11 @@ class Archiving:
 
 
 class Follower:
-    """Puts what a source has into an index. Use it as a context manager, which closes the source.
+    """Puts the messages of a source into an index. Use it as a context manager, which closes the source.
 
-    `run` takes the source to its end or, with `follow`, until `stop` is set; `in_background` runs it in a thread.
-    `losses` keeps the first ones, `loss_count` counts all. `note` is called with each sentence for people. Set `status`
-    to be called about once a second.
+    `run` reads the source to its end or, with `follow`, until `stop` is set. `in_background` runs it in a thread.
+    `losses` keeps the first losses, `loss_count` counts all. `note` is called with each sentence for people. `status`
+    is called about once a second.
     """
 
     def __init__(
@@ -362,7 +368,7 @@ class Follower:
             self.status(self)
 
     def finish_archiving(self) -> None:
-        """Archive what is closed now. Raises any error that prevents it."""
+        """Archive all closed segments. Raises any error that prevents it."""
         if self.archiving is not None:
             try:
                 self.archiving.finish()
@@ -399,7 +405,7 @@ class Follower:
         return sum(self.source.positions().values())
 
     def problems(self, max_lag_s: float | None = None) -> list[str]:
-        """Return what is wrong beside the index: failed archiving, and a lag of more than `max_lag_s`."""
+        """Return problems other than the index's: failed archiving, and a lag of more than `max_lag_s`."""
         archiving = self.archiving
         found = [f"archive: {archiving.problem}"] if archiving is not None and archiving.problem is not None else []
         return [*found, *filter(None, [self.behind(max_lag_s)])]
@@ -415,7 +421,7 @@ class Follower:
         return f"{behind} and {lag.seconds:g} seconds behind the store" if lag.seconds > max_lag_s else None
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return the metrics of the following: the meaning of each number, and the number."""
+        """Return the metrics of the follower: for each name its meaning and its value."""
         lag = self.source.lag()
         seconds = math.nan if lag.seconds is None else lag.seconds
         return {

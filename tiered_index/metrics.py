@@ -34,9 +34,9 @@ _USES = (("hits", "Hits of"), ("misses", "Misses of"), ("evictions", "Evictions 
 
 
 def collector(index: IndexService[Any] | IndexReader[Any]) -> Collector:
-    """Return a collector of the state of a writer or a reader; each index needs a registry of its own.
+    """Return a Prometheus collector of a writer or a reader. Each index needs a registry of its own.
 
-    In a forked child a writer's collector yields nothing.
+    In a forked child the collector of a writer yields nothing.
     """
     return _OwnCollector(index)
 
@@ -70,14 +70,14 @@ class StateCollector(Collector):
         yield _by("cache", "cache_bytes", "Bytes in caches in memory.", sizes)
         yield _one(
             "filter_false_positives_total",
-            "Searches of stored files that found nothing though a cached filter let them.",
+            "Searches of stored files that found nothing although a cached filter allowed them.",
             lookups.filter_false_positives,
         )
         yield from self._files()
         states = lookups._log_states()
         newest_ms = [state.newest_ms or 0 for state in states]
-        yield _one("log_number", "The log's newest record that was read.", sum(state.number for state in states))
-        meaning = "Time of the newest published entry, epoch seconds, of several indexes the least; 0: there is none."
+        yield _one("log_number", "Number of the newest log record read.", sum(state.number for state in states))
+        meaning = "Time of the newest published entry, epoch seconds; the least of several indexes; 0 without entries."
         yield _one("published_timestamp_seconds", meaning, min(newest_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):
             yield from _of_writer(lookups)
@@ -92,7 +92,7 @@ class StateCollector(Collector):
             counts[file["state"]] += 1
             sizes[file["state"]] += file["bytes"] or 0
         yield _by("state", "files", "Files by state.", counts)
-        yield _by("state", "file_bytes", "Bytes of files by state, as far as they are known.", sizes)
+        yield _by("state", "file_bytes", "Known bytes of files by state.", sizes)
 
 
 class _OwnCollector(StateCollector):
@@ -111,33 +111,31 @@ def _of_writer(index: IndexService) -> Iterator[Metric]:
     lease_left_s = health["lease_left_s"]
     values: dict[str, tuple[str, float]] = {
         "put_entries_total": ("Entries that were put.", health["put_entries"]),
-        "put_refusals_total": ("Puts that were pushed back by a full buffer.", health["refused_puts"]),
+        "put_refusals_total": ("Puts refused because of a full buffer.", health["refused_puts"]),
         "buffered_entries": ("Entries in the write buffer.", health["buffered_entries"]),
         "buffered_bytes": ("Bytes of the write buffer.", health["buffered_bytes"]),
         "local_bytes": ("Bytes of local files.", health["local_bytes"]),
         "unpublished_files": ("Files that the storage does not have yet.", health["unpublished"]["files"]),
         "unpublished_entries": ("Entries that the storage does not have yet.", health["unpublished"]["entries"]),
-        "quarantined_entries_total": ("Entries with a time that can't be right.", health["quarantined_entries"]),
+        "quarantined_entries_total": ("Entries with an implausible time.", health["quarantined_entries"]),
         "problems": ("Present errors of the writer.", len(health["problems"])),
-        "fenced": ("1 where another writer has taken the index over.", health["fenced"]),
-        "writer_epoch": ("The epoch that the writer claimed; 0: none yet.", health["writer_epoch"]),
+        "fenced": ("1 if another writer has taken over the index.", health["fenced"]),
+        "writer_epoch": ("Epoch of the writer; 0: none yet.", health["writer_epoch"]),
         "lease_held": ("1 while the writer's lease holds.", lease_left_s is not None and lease_left_s > 0),
-        "lease_remaining_seconds": ("Until the lease ends, unless it is renewed; 0: none.", lease_left_s or 0.0),
+        "lease_remaining_seconds": ("Seconds until the lease ends unless it is renewed; 0: none.", lease_left_s or 0.0),
     }
     for name, (meaning, value) in values.items():
         yield _one(name, meaning, value)
-    steps = SummaryMetricFamily(
-        "tiered_index_lifecycle_seconds", "Time of steps in the life of files.", labels=["step"]
-    )
+    steps = SummaryMetricFamily("tiered_index_lifecycle_seconds", "Time of life-cycle steps.", labels=["step"])
     for step, done in health["steps"].items():
         steps.add_metric([step], done["count"], done["seconds"])
     yield steps
     failures = {step: done["errors"] for step, done in health["steps"].items()}
-    yield _by("step", "lifecycle_errors_total", "Steps in the life of files that failed.", failures)
-    yield _by("worker", "worker_errors_total", "Rounds of workers that failed.", health["failed_rounds"])
+    yield _by("step", "lifecycle_errors_total", "Failed life-cycle steps.", failures)
+    yield _by("worker", "worker_errors_total", "Failed rounds of workers.", health["failed_rounds"])
     positions, ages = index.durable_positions(), health["position_age_s"]
-    yield _by("source", "durable_position", "Up to where sources are durable.", positions)
-    meaning = "Since when the durable position stands; at most since the process began."
+    yield _by("source", "durable_position", "Durable position of each source.", positions)
+    meaning = "Seconds since the durable position moved, at most since the process began."
     yield _by("source", "durable_position_age_seconds", meaning, ages)
 
 

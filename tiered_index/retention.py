@@ -40,9 +40,9 @@ def parse_duration(text: str) -> int:
         # days may be meant, and what deletes would take everything older than some minutes
         raise ValueError(f"{text!r} has no unit: give {text}d, {text}h, {text}m or {text}s")
     if not (number.isascii() and number.isdigit()):
-        raise ValueError(f"{text!r} is no duration: give a whole number and d, h, m or s, such as 1d or 12h")
+        raise ValueError(f"{text!r} is not a duration: give a whole number and d, h, m or s, such as 1d or 12h")
     if (seconds := int(number) * _UNITS_S[unit]) > _LONGEST_S:
-        raise ValueError(f"{text!r} is longer than all time there is")
+        raise ValueError(f"{text!r} is too long")
     return seconds
 
 
@@ -50,17 +50,16 @@ def parse_bytes(text: str) -> int:
     """Return the bytes of ``100GiB`` (or KiB, MiB, TiB) or of a number. Raises `ValueError` naming the text."""
     number, unit = (text[:-3], text[-3:]) if text[-3:] in _UNITS_BYTES else (text, "")
     if not (number.isascii() and number.isdigit() and len(number) <= 18):
-        raise ValueError(f"{text!r} is no size: give a whole number of bytes, or of KiB, MiB, GiB or TiB")
+        raise ValueError(f"{text!r} is not a size: give a whole number of bytes, or of KiB, MiB, GiB or TiB")
     return int(number) * _UNITS_BYTES.get(unit, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """A rule of how long entries are kept, in seconds, and how many bytes.
+    """A rule of expiry: how long entries are kept, and how many bytes.
 
-    As settings, ages are given with their unit, as ``7d``, and bytes as a number or as ``100GiB``.
-
-    Raises `ConfigError` for a value that can't be right.
+    In settings, ages have a unit, such as ``7d``; bytes are a number or, for example, ``100GiB``. Raises `ConfigError`
+    for an impossible value.
     """
 
     # Entries older than this expire; None: they don't.

@@ -42,12 +42,12 @@ Status = Literal["complete", "truncated", "partial"]
 def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MISSING) -> Any:
     """Declare a stored column of an `IndexItem` subclass.
 
-    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``); numbers are stored
-    big-endian. `identity` columns (integers only) take part in deciding whether two entries are the same answer: with
-    ``event: int = column(">i8", identity=True)`` entries are told apart by (topic, queue_id, offset, event).
+    `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``). Numbers are stored
+    big-endian. A value of bytes that is shorter than the column is filled with NUL bytes. `default` is stored if a put
+    gives no value; without it each put must give one.
 
-    Bytes are stored and answered at their width: a shorter value is filled with NUL bytes. `default` is stored where a
-    put gives no value; without it the column must be given.
+    `identity` columns (integers only) are part of the identity of an entry: with ``event: int = column(">i8",
+    identity=True)`` it is (topic, queue_id, offset, event).
     """
     given = {} if default is dataclasses.MISSING else {"default": default}
     return field(default=given.get("default", 0), metadata={"dtype": dtype, "identity": identity, **given})
@@ -55,11 +55,11 @@ def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MIS
 
 @dataclass(frozen=True, kw_only=True)
 class IndexItem:
-    """The position of one message that carries the looked-up key.
+    """The position of one message that has the key of the lookup.
 
-    `offset` is a position in the index's declared `offset_space`; `size` is in bytes; `timestamp_ms` is store time in
-    epoch milliseconds with a resolution of one second; `source` is the URI of the entry's index where several are read
-    together. Source: RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    `offset` is a position in the index's `offset_space`, `size` is in bytes, and `timestamp_ms` is store time in epoch
+    milliseconds by whole seconds. `source` is the URI of the entry's index if several are read. Source: RocketMQ's
+    `org.apache.rocketmq.tieredstore.index.IndexItem`.
     """
 
     topic: str
@@ -115,7 +115,8 @@ class KeyedIndexItem(IndexItem):
 class Lookup:
     """One lookup of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`].
 
-    Epoch milliseconds; None: no bound. `max_count` bounds the answer's entries; `cursor` continues a truncated answer.
+    Bounds are epoch milliseconds; None is no bound. `max_count` bounds the entries of the answer; `cursor` continues a
+    truncated answer.
     """
 
     topic: str
@@ -130,14 +131,13 @@ class Lookup:
 class FileReport:
     """The outcome of a lookup for one file.
 
-    `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``,
-    ``skipped_filter``, ``skipped_budget`` (it could no longer change the answer). ``refreshed`` is the storage's log,
-    where the lookup read it. ``outdated`` is a file that was read before the log turned out to have moved on, so that
-    the lookup was restarted.
+    `outcome` is ``read`` or ``failed``, or the reason why the file was not read: ``skipped_time``, ``skipped_topic``,
+    ``skipped_filter`` or ``skipped_budget`` (it could not change the answer any more). ``refreshed`` is a read of the
+    storage's log. ``outdated`` is a file of a first pass that the lookup repeated because the log had changed.
 
-    `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache`` (a
-    stored file, no request was needed) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
-    `source` is the URI of the file's index where several are read together. `cost_usd` is by the index's price table.
+    `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache``
+    (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
+    `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price table.
     """
 
     file: str
@@ -160,10 +160,10 @@ class FileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LostFile:
-    """A file, or a part of a window table, that the storage lost and that was given up (`recover --lost`).
+    """A file, or a part of a window table, that the storage lost and that `recover --lost` gave up.
 
-    Answers miss what it held of their key: of its `entries`, whose times are within [`begin_ms`, `end_ms`], inclusive
-    epoch milliseconds. `source` is the URI of its index where several are read together.
+    Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in [`begin_ms`,
+    `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.
     """
 
     file: str
@@ -179,10 +179,11 @@ class LostFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Explain:
-    """What a lookup cost: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
+    """The cost of a lookup: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
 
-    `folded_entries`: how many entries it left out because another one of the same identity, with other content (time,
-    size, further columns), is the answer; at least, for what was read. Not 0 means that identities aren't unique.
+    `folded_entries` counts entries that were left out because another entry of the same identity, with other content
+    (time, size, further columns), is the answer. It counts only what was read. If it is not 0, identities are not
+    unique.
     """
 
     requests: int = 0
@@ -202,14 +203,14 @@ class Explain:
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
-    """How far the storage of one index was filled: a lookup over it can't see what its writer has not published yet.
+    """How recent the storage of one index was. A lookup can't see entries that the writer has not published yet.
 
-    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds with a
-    resolution of one second; None: nothing is published. `positions` say for each source of entries (a RocketMQ store,
-    a file, a stream) up to where, exclusive, all of it is published.
+    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
+    seconds; None: no entry is published. `positions` has, for each source of entries (a RocketMQ store, a file, a
+    stream), the position before which all of it is published.
 
-    `not_asked` is why the storage could not be asked, where a root was read without it: the answer has everything that
-    the root's writer wrote; of what others published it has what that writer knew, of which the other fields tell.
+    `not_asked` is set if a root was read without its storage, and says why. The answer then has all entries of the
+    root's writer, and those of others that this writer knew. The other fields describe that state.
     """
 
     source: str
@@ -315,7 +316,7 @@ RowT = TypeVar("RowT", covariant=True, default=Any)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Answer(Sequence[RowT]):
-    """Base of the answers to lookups: a sequence of rows; the fields and properties are as in `QueryResult`."""
+    """Base of the answers to lookups: a sequence of rows. Fields and properties are as in `QueryResult`."""
 
     status: Status
     failed: tuple[FileReport, ...] = ()
@@ -372,8 +373,10 @@ class Answer(Sequence[RowT]):
 
     @property
     def as_of_ms(self) -> int | None:
-        """Up to which time the answer can be complete, epoch milliseconds: of several indexes the least. None: it has
-        all that was written, as its root was read; or no index has published anything.
+        """The time up to which the answer can be complete, in epoch milliseconds; the least of several indexes.
+
+        None: the answer has all written entries, because the writer's root was read; or no index has published an
+        entry.
         """
         return self.seen.as_of_ms
 
@@ -396,12 +399,12 @@ class QueryResult(Answer[ItemT]):
     """The answer to one lookup: a sequence of its entries.
 
     `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
-    (nothing is missing), ``truncated`` (not proven complete: pass `cursor` to go on; the last page may be empty), or
-    ``partial`` (only where the caller allowed it: `failed` names each file that could not be read, and why).
+    (nothing is missing), ``truncated`` (not proven complete: continue with `cursor`; the last page may be empty), or
+    ``partial`` (only with `allow_partial`: `failed` names each file that could not be read, and why).
 
-    Of entries of one identity the newest is answered; within a second the one of the greatest `size`, then of the
-    greatest further columns. Each page is folded by itself: an identity that was put at two times can be on two pages.
-    `query_all` answers it once. `seen` is its provenance.
+    Of entries of one identity the newest is the answer; within a second the one with the greatest `size`, then the
+    greatest further columns. Each page is folded by itself, so an identity that was put at two times can be on two
+    pages; `query_all` answers it once. `seen` is the provenance.
     """
 
     items: tuple[ItemT, ...]
@@ -428,10 +431,10 @@ class QueryResult(Answer[ItemT]):
         return self.items
 
     def to_arrow(self) -> pa.Table:
-        """Return the entries as an Arrow table: a row each, a column for each field, whether there are rows or not.
+        """Return the entries as an Arrow table, with a row per entry and a column per field. It builds no item objects.
 
-        `timestamp_ms` is int64 (epoch milliseconds), `offset` int64, other numbers have their stored width, `source`
-        is null where one index is read. The answer's items aren't made for it.
+        `timestamp_ms` (epoch milliseconds) and `offset` are int64; other numbers have their stored width. `source` is
+        null if one index is read. An empty answer has the same columns.
         """
         later: LaterFields[ItemT] | None = self.__dict__.get("_later")
         return items_table(self.items, self.item_type) if later is None else later.table()
@@ -466,12 +469,12 @@ class QueryResult(Answer[ItemT]):
 class TopicSummary:
     """The contents of an index for one topic.
 
-    `entries`, the `bytes` of their messages (one with two keys counts twice), and
-    the first and last entry's time, inclusive epoch milliseconds to the second.
+    `entries`, the `bytes` of their messages (a message with two keys counts twice), and the first and last entry's time
+    in inclusive epoch milliseconds.
 
-    An entry that was put twice counts twice where its files have not been merged. `uncounted_files` is how many files
-    have the topic and do not say how much of it, since an older version wrote them; what they hold is not in the sums,
-    and `begin_ms` and `end_ms` are None where no file says.
+    An entry that was put twice counts twice until its files are merged. `uncounted_files` counts files of an older
+    version that have the topic but no number of entries. Their entries are not in the sums. `begin_ms` and `end_ms` are
+    None if no file states them.
     """
 
     topic: str
@@ -488,9 +491,9 @@ class TopicSummary:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicsResult(Answer[TopicSummary]):
-    """A sequence of the topics of an index, by name; the other fields are as in `QueryResult`.
+    """The topics of an index by name, as a sequence. Other fields are as in `QueryResult`.
 
-    `expired_before_ms` is of the topics that expire first: of others older entries may be there.
+    `expired_before_ms` belongs to the topics that expire first; of others, older entries may be there.
     """
 
     topics: tuple[TopicSummary, ...]

@@ -1,6 +1,4 @@
-"""Rewrites the measured parts of docs/profiles.md out of a document of `python -m tests.benchmarks.profiles`; called by
-its `--page`.
-"""
+"""Writes documents of `python -m tests.benchmarks.profiles` into docs/performance.md; called by its `--page`."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from docs.generators.measured_pages import ROOT, about, markdown, number, rewrit
 
 __all__ = ["PAGE", "rewrite_page"]
 
-PAGE = ROOT / "docs" / "profiles.md"
+PAGE = ROOT / "docs" / "performance.md"
 # a part smaller than this is not told
 _LEAST = 0.03
 

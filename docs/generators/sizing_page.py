@@ -28,7 +28,7 @@ _TIER_1_GIB, _TIER_2_GIB = 50 * 1024, 450 * 1024
 
 
 def inputs_of(page: str) -> dict[str, float]:
-    """Return the inputs of a page by name. Raises `ValueError` for one that stands there twice."""
+    """Return the inputs of a page by name. Raises `ValueError` for one that appears twice."""
     found: dict[str, float] = {}
     for name, value in _ROW.findall(page):
         if name in found:

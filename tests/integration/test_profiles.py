@@ -1,4 +1,4 @@
-"""The program behind docs/profiles.md measures every operation that the page tells of."""
+"""The program behind docs/performance.md measures every operation that the page tells of."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ _PAGES_OF_PROGRAMS = (
     "README.md",
     "docs/using.md",
     "docs/embedding.md",
-    "docs/several-indexes.md",
     "docs/merge.md",
     "docs/lifetime.md",
     "docs/export.md",

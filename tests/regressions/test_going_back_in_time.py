@@ -379,7 +379,7 @@ def test_a_flush_into_a_folder_that_was_replaced_confirms_nothing_there(life: Li
     life.ingest(index, 15, upload=False)
     shutil.move(life.root / "unsealed", life.folder / "moved")
     shutil.copytree(life.folder / "moved", life.root / "unsealed")
-    with pytest.raises(StorageUnavailable, match="another file took its place"):
+    with pytest.raises(StorageUnavailable, match="another file replaced it"):
         life.ingest(index, 5, upload=False)
     index.flush()  # into a file of the folder that is there now
     index.abandon()

@@ -95,7 +95,7 @@ def test_a_log_of_only_a_blank(followed):
 def test_a_folder_that_is_no_store(tmp_path, parts):
     for part in parts:
         (tmp_path / part).mkdir()
-    with pytest.raises(InvalidArgument, match="no RocketMQ store"):
+    with pytest.raises(InvalidArgument, match="not a RocketMQ store"):
         StoreDirectory.open(tmp_path)
     with pytest.raises(InvalidArgument, match="not a folder"):
         StoreDirectory.open(tmp_path / "absent")

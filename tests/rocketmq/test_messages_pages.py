@@ -219,7 +219,7 @@ def test_the_first_and_the_last_time_there_are_can_be_asked_for(tmp_path, index,
     write_log(folder / "commitlog", SEGMENT, {0: full([now], SEGMENT)})
     (fetched,) = pages(index, RocketmqMessages(folder), 3)
     assert (fetched.state, fetched.message) == ("missing", None)
-    assert "another message lies there" in (fetched.problem or "")
+    assert "another message is there" in (fetched.problem or "")
     index.put("TopicA", 1, KEY, 0, now.size, store_ms)
     assert [one.message.encode() if one.message else None for one in pages(index, RocketmqMessages(folder), 3)] == [
         now.encode()

@@ -72,7 +72,7 @@ def test_a_range_that_the_message_is_not_of_has_none(index, place):
     source = place(now)
     (fetched,) = ask(index, source, begin_ms=NOW_MS + 1_000).messages
     assert (fetched.state, fetched.message) == ("missing", None)
-    assert "another message lies there" in fetched.problem
+    assert "another message is there" in fetched.problem
     assert stored_bytes(ask(index, source, end_ms=NOW_MS)) == [now.encode()]
     assert stored_bytes(ask(index, source, begin_ms=NOW_MS)) == [now.encode()]
 
@@ -91,7 +91,7 @@ def test_another_size_in_the_same_second_is_found_with_a_word(index, place):
     entries(index, before, now)
     (fetched,) = ask(index, place(now)).messages
     assert fetched.message.encode() == now.encode()
-    assert "another message lies there" in fetched.problem
+    assert "another message is there" in fetched.problem
 
 
 def test_an_archived_copy_that_agrees_comes_before_a_local_one_that_does_not(tmp_path, index):

@@ -378,7 +378,7 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
     [
         (105, {}, "the custom field <topic> is null"),
         (105, {"topic": " "}, "topic is empty"),
-        (105, {"topic": "\ud800"}, "the custom field <topic> is no Unicode text"),
+        (105, {"topic": "\ud800"}, "the custom field <topic> is not Unicode text"),
         (12, {"topic": "t", **FOREVER, "maxNum": "1"}, "the custom field <key> is null"),
         (
             12,
@@ -386,9 +386,9 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
             "the custom field <beginTimestamp> is null",
         ),
         (12, {"topic": "t", "key": "k", **FOREVER}, "the custom field <maxNum> is null"),
-        (12, by_key("t", "k", maxNum="1e3"), "the custom field <maxNum> is no number"),
-        (12, by_key("t", "k", maxNum="\u0661"), "the custom field <maxNum> is no number"),
-        (12, by_key("t", "k", beginTimestamp="9" * 4000), "the custom field <beginTimestamp> is no number"),
+        (12, by_key("t", "k", maxNum="1e3"), "the custom field <maxNum> is not a number"),
+        (12, by_key("t", "k", maxNum="\u0661"), "the custom field <maxNum> is not a number"),
+        (12, by_key("t", "k", beginTimestamp="9" * 4000), "the custom field <beginTimestamp> is not a number"),
         (33, {}, "the custom field <offset> is null"),
         (33, {"offset": "-1"}, "can not find message by the offset, -1"),
         (33, {"offset": "9223372036854775807"}, "can not find message by the offset, 9223372036854775807"),

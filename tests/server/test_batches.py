@@ -159,7 +159,7 @@ def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     for data in (sink.getvalue(), sink.getvalue()[:-20], b"{}"):
-        with pytest.raises(StorageUnavailable, match="is none of an index's service"):
+        with pytest.raises(StorageUnavailable, match="is this a tiered_index service"):
             decoded(table_of_stream, data)
 
 

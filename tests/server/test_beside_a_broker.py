@@ -72,9 +72,9 @@ def test_an_id_may_have_any_characters(sidecar):
         for other in (".", "..", "a/../b"):
             with pytest.raises(NotThere, match=f"no message {re.escape(other)}"):
                 asking.message(other, "odd")
-        with pytest.raises(InvalidArgument, match="no UTF-8"):
+        with pytest.raises(InvalidArgument, match="not UTF-8"):
             asking.message("\ud800", "odd")
-        with pytest.raises(InvalidArgument, match="no UTF-8"):
+        with pytest.raises(InvalidArgument, match="not UTF-8"):
             asking.query("odd", "\ud800")
     # a path tells metrics nothing of what was asked
     assert 'route="/v1/messages/{id}",status="200"' in client.get("/metrics").text

@@ -392,7 +392,9 @@ def test_the_page_names_each_metric_and_its_labels(exported: dict[str, set[str]]
     page = (DEPLOY.parent / "docs/service.md").read_text()
     named = {
         name: set(re.findall(r"`(\w+)`", labels))
-        for names, labels in re.findall(r"^\| (`[^|]*) \|([^|]*)\|", page.partition("## How it is")[2], re.M)
+        for names, labels in re.findall(
+            r"^\| (`[^|]*) \|([^|]*)\|", page.partition("## Health, metrics and logs")[2], re.M
+        )
         for name in re.findall(r"`(\w+)`", names)
     }
     suffixes = re.compile(r"_(bucket|sum|count)$")

@@ -169,7 +169,7 @@ def test_a_token_that_is_taken_out_ends(index, tmp_path, monkeypatch):
     rows = json.loads(path.read_text())
     assert known.find(first).name == "first"
     path.write_text("[")
-    assert known.find(first) is not None and "no JSON" in known.problem()
+    assert known.find(first) is not None and "not JSON" in known.problem()
     path.write_text(json.dumps(rows[1:]))
     assert known.find(first) is None and known.find(second) is not None and known.problem() is None
     # also where size and time are as they were, as after copies that keep them
@@ -183,7 +183,7 @@ def test_a_token_that_is_taken_out_ends(index, tmp_path, monkeypatch):
 def test_a_damaged_token_file_is_refused(tmp_path, text):
     path = tmp_path / "tokens.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="is no file of tokens"):
+    with pytest.raises(ConfigError, match="is not a file of tokens"):
         Tokens(path)
 
 

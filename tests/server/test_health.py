@@ -129,7 +129,7 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             assert {one["part"] for one in client.get("/v1/health").json()["problems"]} == {"storage", "tokens"}
             assert any("scripted fault" in one for one in got.json()["problems"])
             assert [one.message for one in caplog.records if "tokens known before stay" in one.message] == [
-                f"{file} is no file of tokens: it is no JSON; the tokens known before stay"
+                f"{file} is not a file of tokens: it is not JSON; the tokens known before stay"
             ]
             # the client is told what is wrong, and when to come back
             got = client.get("/v1/query", params=KNOWN)

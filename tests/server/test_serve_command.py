@@ -180,15 +180,19 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
             (2, ("--answer-bytes", "8MiB"), "give 16MiB or more"),
             # a later start may find these well
             (3, ("--tokens", tmp_path / "none.json"), "can't be read"),
-            (3, ("--tokens", tmp_path / "halved.json"), "is no file of tokens"),
+            (3, ("--tokens", tmp_path / "halved.json"), "is not a file of tokens"),
             (3, ("--tls-cert", "a.pem", "--tls-key", "a.pem"), "the TLS files can't be used"),
             (3, ("--audit-log", tmp_path / "none" / "audit"), "can't be written"),
             (3, ("--port", port), f"{busy} --port"),
             (3, ("--port", 0, "--rocketmq-port", port), f"{busy} --rocketmq-port"),
             (3, ("--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", tmp_path / "none.json"), "can't be read"),
             (3, ("--port", 0, "--store", tmp_path / "none"), "none is not a folder"),
-            (3, ("--port", 0, "--store", tmp_path / "unmounted"), "is no RocketMQ store"),
-            (3, ("--port", 0, "--root", tmp_path / "root", "--follow", tmp_path / "unmounted"), "is no RocketMQ store"),
+            (3, ("--port", 0, "--store", tmp_path / "unmounted"), "is not a RocketMQ store"),
+            (
+                3,
+                ("--port", 0, "--root", tmp_path / "root", "--follow", tmp_path / "unmounted"),
+                "is not a RocketMQ store",
+            ),
             (3, ("--port", 0, "--root", tmp_path / "unmounted"), "holds no tiered index"),
             (3, ("--port", 0, "--storage", (tmp_path / "unmounted").as_uri()), "holds no tiered index"),
         ):

@@ -103,23 +103,23 @@ TWICE = ONE.append_column("topic", ONE["topic"])
 WRONG = [
     (LINES, lines(message(1)) + "{", "line 2: not JSON: "),
     (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),
-    (LINES, lines(message(1), message(2, body="x")), "line 2: 'body' is no field of a message"),
+    (LINES, lines(message(1), message(2, body="x")), "line 2: 'body' is not a field of a message"),
     (LINES, lines(message(1), [1]), "line 2: not a JSON object: b'[1]"),
     (LINES, lines(message(1), message(2, topic_id=7)), "either all messages have a topic_id, or none"),
     (LINES, "[" * 100_000, "line 1: not JSON: "),
     # which no lookup over HTTP could ask for
     (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),
-    (ARROW, "no arrow", "the body is no Arrow stream"),
-    (ARROW, arrow(message(1))[:-200], "the body is no Arrow stream"),
-    (ARROW, arrow(message(1)) + arrow(message(2)), "goes on behind the end of the Arrow stream"),
+    (ARROW, "no arrow", "the body is not an Arrow stream"),
+    (ARROW, arrow(message(1))[:-200], "the body is not an Arrow stream"),
+    (ARROW, arrow(message(1)) + arrow(message(2)), "has data after the end of the Arrow stream"),
     (ARROW, arrow({"topic": "orders", "key": "k"}), "column 'queue_id' is missing"),
-    (ARROW, arrow(message(1, body="x")), "'body' is no column of messages"),
+    (ARROW, arrow(message(1, body="x")), "'body' is not a column of messages"),
     (ARROW, arrow({**message(1), "size": None}), "a value is missing"),
     (ARROW, arrow(message(1), message(2, size=-1)), "size"),
     (ARROW, arrow(message(1, topic=["orders"])), "column 'topic' has the type list<item: string>, and text must be"),
     (ARROW, arrow(message(1, keys="k")), "column 'keys' has the type string, and a list of text must be there"),
     (ARROW, arrow(message(1, size="10")), "column 'size' has the type string, and integers must be there"),
-    (ARROW, arrow_of(TWICE), "the body: column 'topic' stands there twice"),
+    (ARROW, arrow_of(TWICE), "the body: column 'topic' appears twice"),
 ]
 
 
@@ -282,7 +282,7 @@ def test_a_reader_takes_no_entries(index):
     put_entries(index)
     with IndexReader.open(root=index.config.root) as reader, serving(reader) as client:
         got = client.post("/v1/entries", content=ENTRY, headers=LINES)
-        assert (got.status_code, "only reads" in got.json()["detail"]) == (409, True)
+        assert (got.status_code, "read-only" in got.json()["detail"]) == (409, True)
         assert len(client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}).json()["items"]) == 2
 
 

@@ -93,7 +93,7 @@ def test_sources_that_are_no_archive(spark, archived, storage, tmp_path):
         ),
         ("archive:/tmp", InvalidArgument, "archive:STORAGE-URI"),
         (f"archive:{archived.uri}?store=", InvalidArgument, "given once, and not empty"),
-        ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "stands beside others"),
+        ([f"archive:{archived.uri}", archived.folders[0]], InvalidArgument, "is mixed with others"),
         (f"archive:file://{tmp_path}/nothing", NotAnIndex, "nothing"),
     ):
         with pytest.raises(error, match=message):

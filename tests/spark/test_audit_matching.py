@@ -38,9 +38,7 @@ def test_what_the_index_has_more_often_is_counted() -> None:
     source = digests([1, 1, 2, 3])
     assert compare_range(source, digests([1, 2, 3, 3, 3, 2, 9, 9]))[3] == 1 + 2 + 1
     assert compare_range(source, digests([3, 1, 2, 1]))[3] == 0
-    assert (
-        Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("4 entries of the index stand there more than")
-    )
+    assert Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("4 entries of the index are there more than")
 
 
 def test_an_entry_under_another_topic_differs() -> None:

@@ -77,7 +77,7 @@ BAD_FRAMES = {
         r"'order\.id' \(key\) is missing; .* as F\.col\('order\.id'\)$",
     ),
     "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' is binary; text or a list of text is needed"),
-    "unknown_field": (None, {"kye": "key"}, "'kye' is no field of an entry"),
+    "unknown_field": (None, {"kye": "key"}, "'kye' is not a field of an entry"),
 }
 
 
@@ -379,8 +379,8 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
         (("--mode", "often"), "mode is error, append, replace, replace-all, not 'often'"),
         (("--shards", "0"), "shards is 'auto' or how many a window has, not 0"),
         (("--window", "fortnight"), "fortnight"),
-        (("--column", "kye=key"), "columns: 'kye' is no field of an entry"),
-        (("--constant", "part=5"), "columns: 'part' is no field of an entry"),
+        (("--column", "kye=key"), "columns: 'kye' is not a field of an entry"),
+        (("--constant", "part=5"), "columns: 'part' is not a field of an entry"),
         (("--column", "key=order"), "column 'order' (key) is missing; the source has topic, queue_id, key, "),
         (("--source", "{folder}/none.parquet"), "none.parquet: no such file or folder"),
         (("--source", "{folder}/rows.csv"), "sources are all Parquet (.parquet) or all NDJSON"),
@@ -408,7 +408,7 @@ def test_arguments_of_a_build_are_checked_before_spark_starts(tmp_path, monkeypa
     [
         (("--source", "{folder}/none.parquet"), "none.parquet: no such file or folder"),
         (("--source", "{folder}/m.parquet", "--column", "key=order"), "column 'order' (key) is missing"),
-        (("--source", "{folder}/m.parquet", "--constant", "part=5"), "'part' is no field of an entry"),
+        (("--source", "{folder}/m.parquet", "--constant", "part=5"), "'part' is not a field of an entry"),
     ],
     ids=["source", "column", "constant"],
 )

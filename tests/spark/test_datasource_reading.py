@@ -285,7 +285,7 @@ def test_a_scan_has_no_key_that_could_be_compared(written):
     for options, columns in (({}, []), ({"key": "key-0"}, ["key"])):
         made = EntrySource({"path": uri, **options})
         assert [name for name in made.schema().names if name == "key"] == columns
-    with pytest.raises(SchemaMismatch, match="column 'key' was wanted as string, and there is no such column"):
+    with pytest.raises(SchemaMismatch, match="column 'key' was requested as string, and there is no such column"):
         EntrySource({"path": uri}).reader(StructType().add("key", "string")).partitions()
 
 

@@ -71,5 +71,5 @@ def test_a_query_takes_each_message_once_across_restarts(spark, tmp_path):
     data[at + puts[-1].size - 4] ^= 1
     last.write_bytes(data)
     fill(store, 5, first=310)
-    with pytest.raises(CorruptFile, match="written anew"):
+    with pytest.raises(CorruptFile, match="rewritten"):
         run()

@@ -78,7 +78,11 @@ def test_lists_of_keys_timestamps_and_times_that_are_wrong_on_s3(session, s3):
 
 BAD = {
     "missing": (lambda f: f.drop("size"), InvalidArgument, "column 'size' is missing; the DataFrame has"),
-    "unknown": (lambda f: f.withColumn("colour", F.lit(1)), InvalidArgument, "column 'colour' is no field of an entry"),
+    "unknown": (
+        lambda f: f.withColumn("colour", F.lit(1)),
+        InvalidArgument,
+        "column 'colour' is not a field of an entry",
+    ),
     "type": (
         lambda f: f.withColumn("offset", F.col("offset").cast("string")),
         InvalidArgument,

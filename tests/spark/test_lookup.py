@@ -214,7 +214,7 @@ def test_names_of_answers_are_taken_however_they_are_written(spark):
 BAD = {
     "missing": ("topic string", {}, "column 'key' is missing; the keys have topic"),
     "missing_named": ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
-    "unknown": ("topic string, key string", {"offset": "key"}, "'offset' is no field of a lookup"),
+    "unknown": ("topic string, key string", {"offset": "key"}, "'offset' is not a field of a lookup"),
     "number": ("topic string, key int", {}, "column 'key' is int; text is needed"),
     "nested": ("topic string, key struct<id: string>", {}, "column 'key' is struct<id:string>; text is needed"),
     "list": ("topic string, key array<string>", {}, "column 'key' is array<string>; text is needed"),
@@ -472,7 +472,7 @@ def test_the_command(told, index, tmp_path):
     arguments = ("--keys", str(tmp_path / "keys.csv"), "--column", "key=order_id", "--topic", "orders", "--nested")
     stored = f"sqlite:///{tmp_path}/out.db"
     assert told(*arguments, "--out", stored)["rows"] == 2
-    assert "holds objects already" in told(*arguments, "--out", stored, code=2)["error"]["message"]
+    assert "has objects already" in told(*arguments, "--out", stored, code=2)["error"]["message"]
     assert "no place for the answers" in told(*arguments, code=2)["error"]["message"]
     assert (
         "by --column and for all rows"

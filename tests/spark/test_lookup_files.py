@@ -285,7 +285,7 @@ def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
             "SQLSTATE: KD001\n"
             "Caused by: x: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed",
             InvalidArgument,
-            "reading: file:///d/bad ü [1], x.json has a line that is no NDJSON",
+            "reading: file:///d/bad ü [1], x.json has a line that is not NDJSON",
         ),
         (
             "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/my%20x.json.  SQLSTATE: KD001\n",
@@ -303,7 +303,7 @@ def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
             CorruptFile,
             "file:/d/a.x: can't be read as Parquet (reading)",
         ),
-        ("[MALFORMED_RECORD_IN_PARSING.X] Malformed", InvalidArgument, "reading: a file has a line that is no NDJSON"),
+        ("[MALFORMED_RECORD_IN_PARSING.X] Malformed", InvalidArgument, "reading: a file has a line that is not NDJSON"),
     ],
 )
 def test_files_that_spark_names(told, kind, text):

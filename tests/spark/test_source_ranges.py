@@ -27,7 +27,7 @@ def test_builds_continue_a_source_where_the_index_stands(
 ) -> None:
     first, second = (write_parquet(t, tmp_path / f"{n}.parquet") for n, t in enumerate((TABLE, OTHER)))
     more: dict[str, Any] = {"storage": storage, "config": config, "mode": "append"}
-    with pytest.raises(InvalidArgument, match="table up to position 0, and the build would go on from 2"):
+    with pytest.raises(InvalidArgument, match="table up to position 0, but the build would continue from 2"):
         build(spark, second, source_range=SourceRange("table", 2, 3), **more)
     build(spark, first, source_range=SourceRange("table", 0, 2), **more)
     build(spark, second, source_range=SourceRange("table", 2, 5), **more)
@@ -38,7 +38,7 @@ def test_builds_continue_a_source_where_the_index_stands(
     # a repeat is refused before the source is read
     monkeypatch.setattr(build_module, "entries_of", None)
     for again in (SourceRange("table", 0, 2), SourceRange("table", 2, 5), SourceRange("table", 4, 6)):
-        with pytest.raises(InvalidArgument, match=f"table up to position 5, .* go on from {again.begin}"):
+        with pytest.raises(InvalidArgument, match=f"table up to position 5, .* continue from {again.begin}"):
             build(spark, second, source_range=again, **more)
     assert (total(storage), states(storage).positions) == (500, {"table": 5})
 
@@ -57,7 +57,9 @@ def test_of_two_builds_that_continue_at_once_one_is_published(
         return publish(*arguments, **options)
 
     monkeypatch.setattr(build_module, "publish_tables", beaten)
-    with pytest.raises(InvalidArgument, match="table up to position 2, and the build would go on from 0: another one"):
+    with pytest.raises(
+        InvalidArgument, match="table up to position 2, but the build would continue from 0: another one"
+    ):
         build(spark, paths[0], source_range=SourceRange("table", 0, 1), **more)
     check(storage, OTHER, keys=5)
     assert (total(storage), states(storage).positions) == (200, {"table": 2})

@@ -448,17 +448,17 @@ def test_an_endpoint_that_is_no_s3_is_said_to_be_none(
     s3: S3Storage, scripted: ScriptedServer, status: int, body: bytes, kind: str, error_type: type[TieredIndexError]
 ) -> None:
     scripted.answers(Answer(status, body, {"Content-Type": kind}))
-    with pytest.raises(error_type, match="this is no S3 service: correct the endpoint's URL"):
+    with pytest.raises(error_type, match="this is not an S3 service: correct the endpoint's URL"):
         list(s3.list())
     assert len(scripted.requests) == 1
     if status >= 400:
-        with pytest.raises(error_type, match="no S3 service"):
+        with pytest.raises(error_type, match="not an S3 service"):
             s3.get_range("object", 0, 10)
 
 
 def test_a_bare_404_of_a_listing_is_no_lost_object(s3: S3Storage, scripted: ScriptedServer) -> None:
     scripted.answers(Answer(404))
-    with pytest.raises(StorageMisconfigured, match=r"listing.*no S3 service"):
+    with pytest.raises(StorageMisconfigured, match=r"listing.*not an S3 service"):
         list(s3.list())
     with pytest.raises(ObjectNotFound, match="'object'"):
         s3.get_range("object", 0, 10)

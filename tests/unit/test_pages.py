@@ -76,9 +76,9 @@ def test_short_pages_stay_short():
 def test_troubleshooting_has_every_error_and_exit_code():
     text = (DOCS / "troubleshooting.md").read_text()
     by_code, by_error = text.split("\n## By error\n")
-    codes = re.findall(r"^\| (\d+) \|", (DOCS / "using.md").read_text(), re.M)
+    codes = {"0", "1", "130", *(str(getattr(errors, name).exit_code) for name in errors.__all__)}
     rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", by_code, re.M))
-    assert codes and set(codes) <= set(rows)
+    assert codes <= set(rows)
     sections = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=\n### |\Z)", by_error, re.M | re.S))
     for name in errors.__all__:
         code = str(getattr(errors, name).exit_code)

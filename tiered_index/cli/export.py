@@ -62,7 +62,8 @@ def rocketmq_layout(schema: Schema, rule: HashRule, slots: int | None, items: in
         )
     if rule == "both":
         raise InvalidArgument(
-            "keys are hashed by both rules here, and RocketMQ finds those of one: export a range whose files have one"
+            "keys of this range are hashed by both rules, but RocketMQ finds only one: export a range whose files "
+            "have one rule"
         )
     return Layout(ROCKETMQ, ROCKETMQ.schema, slots or ROCKETMQ.slots, items or ROCKETMQ.items, rule)
 
@@ -275,12 +276,12 @@ def _tell_missing(session: Session, entries: Export) -> int:
     if entries.not_asked is not None:
         session.out.note(f"of the root alone, since the storage could not be asked: {entries.not_asked}")
     for name in entries.missing:
-        session.out.note(f"MISSING {name}: it lies in the storage alone")
+        session.out.note(f"MISSING {name}: only the storage has it")
     return PartialAnswer.exit_code if entries.missing else 0
 
 
 def _without(lost: Sequence[object]) -> str:
-    return f"without what {counted(len(lost), 'file')} held that the storage lost for good"
+    return f"without the entries of {counted(len(lost), 'file')}, which the storage lost permanently"
 
 
 def _format_of(out: Path) -> Format:
@@ -289,7 +290,7 @@ def _format_of(out: Path) -> Format:
         return "ndjson"
     ending = out.suffix.lower()
     if ending in (".gz", ".zst", ".bz2", ".xz"):
-        raise InvalidArgument(f"--out {out}: an export is not compressed so; write `--out - | gzip > {out}`")
+        raise InvalidArgument(f"--out {out}: an export is not compressed by its name; use `--out - | gzip > {out}`")
     return _ENDINGS.get(ending, "parquet")
 
 

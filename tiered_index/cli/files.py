@@ -309,8 +309,8 @@ def du(
         brief=(*groups, "entries", "bytes", "$ a month"),
     )
     session.out.line(
-        f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}; what of it lies in the "
-        f"storage costs ${_dollars(totals['usd_a_month'])} a month at ${document['usd_per_gib_month']:g} a GiB"
+        f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}; objects in the "
+        f"storage cost ${_dollars(totals['usd_a_month'])} a month at ${document['usd_per_gib_month']:g} a GiB"
     )
     return 0
 

@@ -42,7 +42,7 @@ def open_follower(
     if source.selected_before is not None:
         session.out.note(
             f"from commit log offset {source.position} on {source.fingerprints.selection} is indexed, before it "
-            f"{source.selected_before}: --restart takes the log from its beginning"
+            f"{source.selected_before}: --restart reads the log from its beginning"
         )
     chosen: dict[str, Any] = {"skip_corrupt": skip_corrupt, "dispatcher": source, "queues": archive_queues}
     archiver = SegmentArchiver(index, store.name, store.commitlog, **chosen)
@@ -152,13 +152,12 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
         "behind": human_bytes(lag_bytes) if lag_bytes else None,
         "messages": document["messages"],
         "entries": document["entries"],
-        "folded": f"{document['folded']:,} have topic, key, queue and offset of another one: the newest is answered"
+        "folded": f"{document['folded']:,} share topic, key, queue and offset with another entry: only the newest "
+        f"is an answer"
         if document.get("folded")
         else None,
         "skipped": f"{skipped:,}: {reasons}" if skipped else None,
-        "quarantined": f"{counted(quarantined, 'entry', 'entries')} with a time that can't be right"
-        if quarantined
-        else None,
+        "quarantined": f"{counted(quarantined, 'entry', 'entries')} with an implausible time" if quarantined else None,
         "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
         "left out": f"{document['left_out']:,} of other topics or RocketMQ's own" if document.get("left_out") else None,
         "lost": f"{losses:,} ranges of the commit log, named above" if losses else None,

@@ -75,20 +75,19 @@ class ExportedFile:
             return cls(
                 place, "ndjson", None, frozenset(json_object(line, f"{place}, line 1: ") if line else _PLAIN), None
             )
-        raise InvalidArgument(f"{place} is no file that `export` writes: neither Parquet nor Arrow nor NDJSON")
+        raise InvalidArgument(f"{place} is not a file that `export` writes (Parquet, Arrow or NDJSON)")
 
     @classmethod
     def _exported(cls, place: LocalFile | StoredFile, kind: Any, rows: int, schema: Any) -> ExportedFile:
         names = frozenset(schema.names)
         if METADATA not in (schema.metadata or {}) and "key_hash" in names and "fingerprint" not in names:
             raise InvalidArgument(
-                f"{place} has hashes of keys without their fingerprints, as a table that Spark wrote of an index: "
-                f"`tiered-index export` the index that it came from, and import that file"
+                f"{place} has hashes of keys without fingerprints, like a table that Spark wrote: export its "
+                f"index with `tiered-index export`, and import that file"
             )
         if METADATA not in (schema.metadata or {}):
             raise InvalidArgument(
-                f"{place} doesn't say of which index its entries are: `export` did not write it. A table of messages "
-                "with their keys is for `ingest`"
+                f"{place} names no index: `export` did not write it. For a table of messages with keys use `ingest`"
             )
         about = json.loads(schema.metadata[METADATA])
         if about["offset_space"] not in get_args(IndexConfig.model_fields["offset_space"].annotation):
@@ -103,23 +102,23 @@ class ExportedFile:
         """
         if self.about is not None:
             if preset or rule:
-                raise InvalidArgument(f"{'--preset' if preset else '--hash'} is for NDJSON; this file says its own")
+                raise InvalidArgument(f"{'--preset' if preset else '--hash'} is for NDJSON; this file states its own")
             layout = Layout.from_json(self.about["layout"])
             preset, rule = layout.preset.name, layout.hash
             more = {"item_type": layout.schema.item_type(), "offset_space": self.about["offset_space"]}
         else:
             more = {}
             if preset == "rocketmq" and rule is None:
-                raise InvalidArgument("NDJSON doesn't say how its keys are hashed: --hash says it")
+                raise InvalidArgument("NDJSON does not state the hash rule of its keys: give --hash")
             is_known = root is not None and Root(root, Disk()).read_marker() is not None
             if preset is None and not is_known and self.columns != frozenset(export_schema(KEYED_SCHEMA).names):
                 raise InvalidArgument(
-                    f"{self.place} doesn't say of which schema its entries are: --preset rocketmq says it, a root that "
-                    "has an index of it, or an export as parquet or arrow"
+                    f"{self.place} does not state the schema of its entries: give --preset rocketmq or a root "
+                    f"with such an index, or export as parquet or arrow"
                 )
         if rule == "both":
             raise InvalidArgument(
-                f"{self.place}: its keys are hashed by both rules, and an index would not find those of one: export "
+                f"{self.place}: its keys are hashed by both rules, but an index finds only one: export "
                 "ranges whose files have one rule"
             )
         return {"preset": preset, "hash": rule if preset == "rocketmq" else None, **more}
@@ -131,11 +130,13 @@ class ExportedFile:
         wanted = frozenset(export_schema(schema).names)
         if self.columns == wanted:
             if self.about is None and rule is None and schema == ROCKETMQ_SCHEMA:
-                raise InvalidArgument(f"{self.place} doesn't say how its keys are hashed: --preset and --hash say it")
+                raise InvalidArgument(
+                    f"{self.place} does not state the hash rule of its keys: give --preset and --hash"
+                )
             return
         lacks, more = sorted(wanted - self.columns), sorted(self.columns - wanted)
         problem = f"lacks column {lacks[0]!r}" if lacks else f"has a column {more[0]!r} more"
-        hint = "" if self.about else "; NDJSON doesn't say its schema: --preset says it, or export as parquet or arrow"
+        hint = "" if self.about else "; NDJSON does not state its schema: give --preset, or export as parquet or arrow"
         raise InvalidArgument(f"{self.place} {problem} than entries of {schema.name} in this index{hint}")
 
     def name(self) -> str:
@@ -259,5 +260,5 @@ def import_(
         )
     session.out.answer(document)
     write_put(session.out, document, {each: document[each] for each in ("source", "entries", "checksum", "put")})
-    session.out.remark("not taken: source positions, tombstones and horizons of the exported index; `copy` takes them")
+    session.out.remark("not imported: source positions, tombstones and horizons; `copy` copies them")
     return 0

@@ -93,7 +93,7 @@ def given_fields(
     for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
         if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
             raise InvalidArgument(
-                f"{option}: {unknown[0]!r} is no field of a message; these are {', '.join(known)}"
+                f"{option}: {unknown[0]!r} is not a field of a message; these are {', '.join(known)}"
                 f"{'' if own else '; --item-type declares more'}"
             )
     columns, constants = given_columns(column, constant, texts=("topic", "key", *own))
@@ -477,7 +477,7 @@ def import_classic(
         "entries": work.entries,
         "messages missing": f"{human_count(work.missing)} (at {named})" if work.missing else None,
         "messages hidden": work.hidden or None,
-        "hashes of nobody": work.mismatched or None,
+        "no such key": work.mismatched or None,
     }
     write_put(session.out, document, fields)
     return 0

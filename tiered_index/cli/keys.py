@@ -54,8 +54,8 @@ def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
     counts = np.array([len(answer) for answer in answers], np.int64)
     if clash := [name for name in entries.column_names if name.lower() in _ASKED.names]:
         raise InvalidArgument(
-            f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: look the keys "
-            "up from Python, by query_many"
+            f"the index's entries have a column {clash[0]!r}, which clashes with a column of answers: look the "
+            f"keys up from Python by query_many"
         )
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
     first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
@@ -77,7 +77,7 @@ class KeysOut:
 
     def __init__(self, path: Path) -> None:
         if not path.name.endswith((*_PARQUET, *_NDJSON)):
-            raise InvalidArgument(f"--out {path}: answers are written as .parquet or .ndjson (.jsonl, .json)")
+            raise InvalidArgument(f"--out {path}: its name must end in .parquet or .ndjson (.jsonl, .json)")
         check_new(path, "answers are written to a file of their own")
         self.path = path
 
@@ -204,7 +204,7 @@ def look_up_keys(
         f"{entries:,} found{pages.as_of()}"
     )
     if pages.last.lost:
-        out.line(f"lost for good: {lost_text(pages.last.lost)}")
+        out.line(f"lost permanently: {lost_text(pages.last.lost)}")
     if target is not None:
         out.line(f"written to {target.path}")
     if truncated := asking.statuses["truncated"]:

@@ -65,7 +65,7 @@ def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpti
     session.out.answer({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
     if len(options) > 1:
         session.out.remark(
-            "each tier is planned by what is there now; a longer one will also merge what the shorter ones have made"
+            "the plan shows present files only; a longer tier also merges the tables of the shorter ones"
         )
 
 

@@ -227,7 +227,7 @@ def message(
     if not answer.messages and pages.exceeded is None:
         session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
     if answer.lost:
-        session.out.line(f"lost for good: {lost_text(answer.lost)}")
+        session.out.line(f"lost permanently: {lost_text(answer.lost)}")
     if answer.cursor is not None:
         session.out.line(f"{len(answer.messages)} found, {answer.status}")
         session.out.line(f"more with --cursor {answer.cursor}")

@@ -203,7 +203,7 @@ class Pages(Generic[R]):
         """The status for people: ``complete except T to T (...)`` where something was given up."""
         status = self.status
         if self.last.lost:
-            told = " except" if status == "complete" else "; lost for good:"
+            told = " except" if status == "complete" else "; lost permanently:"
             status = f"{status}{told} {lost_text(self.last.lost)}"
         return status
 
@@ -215,7 +215,7 @@ class Pages(Generic[R]):
             return ""
         # others may expire later
         some = ", of some topics at least" if isinstance(self.last, TopicsResult) else ""
-        return f"; what was before {format_time(expired_ms)} has expired{some}"
+        return f"; entries before {format_time(expired_ms)} have expired{some}"
 
     def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""

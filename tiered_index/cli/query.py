@@ -125,17 +125,15 @@ def query(
             "--body": body,
         }
         if wrong := [name for name, value in given.items() if value is not None]:
-            raise InvalidArgument(f"--keys names the keys and shows their entries: leave {wrong[0]} out")
+            raise InvalidArgument(f"{wrong[0]} can't be used with --keys")
         if service.url is not None:
-            raise InvalidArgument(
-                "--keys reads the index itself: leave --url out, or call IndexClient.query_many from Python"
-            )
+            raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
     elif topic is None or key is None:
         raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
     elif keys_out is not None:
-        raise InvalidArgument("--out says where answers to --keys go: give --keys, too")
+        raise InvalidArgument("--out needs --keys")
     if not messages and (store is not None or body is not None):
-        raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
+        raise InvalidArgument("--store and --body need --messages")
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=store)
     config = session.reader_config()

@@ -224,10 +224,10 @@ def missing_text(one: Missing) -> str:
 
 _DOING = {
     "restore": "put back from {source}",
-    "salvage": "written anew of what verifies of it",
+    "salvage": "salvaged from the parts that verify",
     "fetch": "fetched again from {source}",
     "recompact": "dropped; the writer's next start compacts {source} again",
-    "drop": "deleted: the log decides, and the next record makes one anew",
+    "drop": "deleted: the next log record writes a new one",
     "give up": "given up, it has no good copy: messages at {source} are missing from now on",
 }
 
@@ -269,7 +269,7 @@ def _opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Itera
         except ConfigError as error:
             raise type(error)(f"--copy {uri}: {error}") from error
         if state is not None and not _origins(state) & _origins(other):
-            raise InvalidArgument(f"--copy {uri}: it holds another index, neither a copy of this one nor its origin")
+            raise InvalidArgument(f"--copy {uri}: it holds another index, not a copy of this one or its origin")
         yield storage
 
 
@@ -294,7 +294,7 @@ def _check_places(config: IndexConfig, store: Path | None, store_name: str | Non
     if store is not None:
         StoreDirectory.open(store, store_name)
     elif store_name is not None:
-        raise InvalidArgument("--store-name is the name of the store at --source, which is not given")
+        raise InvalidArgument("--store-name needs --source")
     if standby is not None:
         with _opened_copy(config, standby, None):
             pass
@@ -333,9 +333,9 @@ def _write_repairs(
     for defect in left:
         out.line(f"{defect.file}: nothing can be done about it ({defect.part})")
     if any(one.missing is not None for one in repairs) and not yes and not has_root:
-        out.remark("a writer's root may have copies of what would be lost: run it there, with --root, first")
+        out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
     if repairs and not yes:
-        out.remark("nothing was changed: --yes does that")
+        out.remark("nothing was changed: pass --yes to apply")
 
 
 def _file_id(name: str) -> str:

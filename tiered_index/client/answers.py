@@ -48,7 +48,7 @@ def decoded(decode: Callable[[D], T], document: D) -> T:
     try:
         return decode(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StorageUnavailable(f"the answer is none of an index's service: {error!r:.200}") from error
+        raise StorageUnavailable(f"unexpected response: is this a tiered_index service? {error!r:.200}") from error
 
 
 @functools.cache

@@ -60,9 +60,10 @@ _TOKEN = re.compile("[!-~]+")
 
 
 class IndexClient:
-    """Asks one service. `url` is its address, `token` what it lets in, `ca_file` (PEM) whom its certificate is of.
+    """A client of one service.
 
-    Raises `InvalidArgument` for no such URL or token.
+    `url` is its address, `token` the token, `ca_file` the CA of the service's certificate (PEM). Raises
+    `InvalidArgument` for an invalid URL or token.
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
@@ -70,7 +71,7 @@ class IndexClient:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise InvalidArgument(f"the URL of a service is like http://host:8080, not {url!r:.80}")
         if token is not None and not _TOKEN.fullmatch(token):
-            raise InvalidArgument("this is no token: it is one word of printable ASCII")
+            raise InvalidArgument("invalid token: a token is one word of printable ASCII")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token is not None else {}
         self._ca_file = ca_file
@@ -94,10 +95,11 @@ class IndexClient:
         explain: bool = False,
         **limits: Any,
     ) -> QueryResult:
-        """Look a key up, as `IndexReader.query`; `limits` are its `max_requests`, `max_bytes`, `timeout_s`, and
-        `max_cost_usd`. With `explain` the answer tells what was done with each file.
+        """Look up a key, as `IndexReader.query`.
 
-        The service may have lesser limits. Raises as `IndexReader.query`, `ConfigError` where the token is not for it.
+        `limits` are `max_requests`, `max_bytes`, `timeout_s` and `max_cost_usd`; the service may have lower ones. With
+        `explain` the answer has a report of each file. Raises as `IndexReader.query`, and `ConfigError` if the token
+        does not allow it.
         """
         asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, explain, limits)
         return decoded(result_of, self._json("GET", "/v1/query", asked))
@@ -112,7 +114,7 @@ class IndexClient:
         allow_partial: bool = False,
         **limits: Any,
     ) -> Iterator[QueryResult]:
-        """Yield an answer page by page to its end; arguments and errors as `query`. An entry stands on one page."""
+        """Yield an answer page by page. An entry is on one page only. Arguments and errors: see `query`."""
         seen: set[tuple[object, ...]] = set()
         cursor = None
         while True:
@@ -130,10 +132,10 @@ class IndexClient:
         allow_partial: bool = False,
         **limits: Any,
     ) -> Iterator[IndexItem]:
-        """Yield every entry of a key as it comes, newest first, by one request.
+        """Yield all entries of a key as they arrive, newest first, by one request.
 
-        Raises as `query`; `StorageUnavailable` where the answer breaks off, `PartialAnswer` at the end of one that is
-        partial, so that what was yielded can't pass for the whole.
+        Raises as `query`; `StorageUnavailable` if the answer breaks off; `PartialAnswer` at the end of a partial one,
+        so it can't be mistaken for the whole.
         """
         asked = _one_key(topic, key, begin_ms, end_ms, 1000, None, allow_partial, False, limits) | {"all": "true"}
         response = self._ask("GET", "/v1/query", asked, accept=NDJSON, preload=False)
@@ -164,10 +166,10 @@ class IndexClient:
         max_count: int = 64,
         **limits: Any,
     ) -> list[QueryResult]:
-        """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness are of all of them.
+        """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness apply to all of them.
 
-        Raises as it does, and `InvalidArgument` where there are more lookups, or they may have more answers together,
-        than a service gives at once (10,000, and a million).
+        Raises the same errors, and `InvalidArgument` beyond the service's limits (10,000 lookups, a million entries
+        together).
         """
         given = check_lookups(lookups, max_count)
         if not given:
@@ -185,13 +187,13 @@ class IndexClient:
         allow_spent: bool = False,
         **limits: Any,
     ) -> tuple[pa.Table, dict[str, Any]]:
-        """Answer many lookups, one at least, by one request, as one table and what is of all of them.
+        """Answer one or more lookups by one request, as one Arrow table and a dict about all of them.
 
-        The table has `lookup` (int32: the lookup's number, from 0) and the entries' columns as `QueryResult.to_arrow`,
-        by lookup and in answer order, also where there is no row. The other value has ``status``, ``cursors`` (of
-        truncated answers, by the lookup's number as text), ``partial`` (the numbers of partial ones), ``failed``,
-        ``explain``, and what each answer has else. With `allow_spent`, where a bound was reached before the end, they
-        have what was found until then, and ``exceeded`` says so; else that raises `BudgetExceeded`.
+        The table has `lookup` (int32: the lookup's number, from 0) and the columns of `QueryResult.to_arrow`, by lookup
+        and in answer order. The dict has ``status``, ``cursors`` (of truncated answers, by the lookup's number as
+        text), ``partial`` (numbers of partial lookups), ``failed``, ``explain`` and the other members of an answer. At
+        a bound the call raises `BudgetExceeded`; with `allow_spent` it returns the entries found so far, and
+        ``exceeded`` names the bound.
         """
         spent = {"allow_spent": True} if allow_spent else {}
         body = _batch_body(check_lookups(lookups, max_count), allow_partial, explain, limits | spent)
@@ -212,17 +214,17 @@ class IndexClient:
         explain: bool = False,
         **limits: Any,
     ) -> MessagesResult:
-        """Look a key up and fetch the messages themselves; `body` (text, json, hex, none) says how bodies come.
+        """Look up a key and fetch its messages. `body` (text, json, hex, none) is the form of the bodies.
 
-        Each `message` has its document as `to_dict()`. Raises as `query`.
+        `to_dict()` of each `message` is its document. Raises as `query`.
         """
         asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, explain, limits)
         return decoded(messages_of, self._json("GET", "/v1/messages", asked | {"body": body}))
 
     def message(self, msg_id: str, topic: str | None = None, *, body: str = "text", **limits: Any) -> MessagesResult:
-        """Show one message: by the id that names its place, or with `topic` by its unique key.
+        """Return one message: by the id of its place, or with `topic` by its unique key.
 
-        Raises `NotThere` where there is none.
+        Raises `NotThere` if there is none.
         """
         asked = _given({"topic": topic, "body": body, **limits})
         # an id of dots alone would be a step in the path
@@ -244,20 +246,22 @@ class IndexClient:
         return decoded(topics_of, self._json("GET", "/v1/topics", asked))
 
     def files(self) -> dict[str, Any]:
-        """List every file of the index: the document of ``tiered-index files --json``."""
+        """List all files of the index: the document of ``tiered-index files --json``."""
         return self._json("GET", "/v1/files", {})
 
     def du(self, by: str = "topic,day,state") -> dict[str, Any]:
-        """Return what is stored and what it costs: the document of ``tiered-index du --json``."""
+        """Return stored entries, bytes and cost: the document of ``tiered-index du --json``."""
         return self._json("GET", "/v1/du", {"by": by})
 
     def verify(self, *, deep: bool = False) -> dict[str, Any]:
-        """Begin to check every checksum of the index; return the job, whose ``id`` `verification` takes."""
+        """Start a check of all checksums of the index. Return the job; pass its ``id`` to `verification`."""
         body = json.dumps({"deep": deep}).encode()
         return self._json("POST", "/v1/verify", {}, body, repeatable=False)
 
     def verification(self, job_id: str) -> dict[str, Any]:
-        """Return a job of `verify`: its ``state`` (running, done, failed), progress, and once it is done ``report``."""
+        """Return a job of `verify`: its ``state`` (running, done, failed), its progress, and at its end the
+        ``report``.
+        """
         return self._json("GET", f"/v1/verify/{quote(job_id, safe='')}", {})
 
     def put_batch(
@@ -269,10 +273,11 @@ class IndexClient:
         after: int | None = None,
         durable: bool = False,
     ) -> dict[str, Any]:
-        """Put entries: an Arrow table or a dict of columns, as `IndexService.put_batch`, or ``keys``, lists of text.
+        """Put entries: an Arrow table or a dict of columns, as `IndexService.put_batch`; or with ``keys``, lists of
+        text.
 
-        With a source and its position it is taken once, however often it is sent; with `after` the service refuses a
-        gap. Raises `BackPressure` (repeat it later), `InvalidArgument`.
+        With a source and its position a batch is taken once, however often you send it. With `after` the service
+        refuses a gap. Raises `BackPressure` (repeat it later), `InvalidArgument`.
         """
         import pyarrow as pa
 
@@ -375,7 +380,9 @@ def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
 
 
 class AsyncIndexClient:
-    """An `IndexClient` for asyncio: same arguments, answers and errors. Calls run in threads of the event loop."""
+    """An `IndexClient` for asyncio, with the same arguments, answers and errors. Calls run in threads of the event
+    loop.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what `IndexClient` takes."""
@@ -452,4 +459,4 @@ def _parsed(data: bytes, url: str) -> dict[str, Any]:
         document = json.loads(data)
         if isinstance(document, dict):
             return document
-    raise StorageUnavailable(f"what {url} answered is no answer of an index's service")
+    raise StorageUnavailable(f"unexpected response from {url}: is this a tiered_index service?")

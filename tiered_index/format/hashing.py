@@ -173,10 +173,10 @@ def java_string_hash(text: str) -> int:
 
 
 def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
-    """Return a key's hash, 0 to 2**31 - 1, made of Java's of topic#key by `rule`.
+    """Return the hash of a key, 0 to 2**31 - 1, from Java's string hash of topic#key by `rule`.
 
-    ``abs``: its absolute value, 0 where that has none; ``mask``: its lower 31 bits. Raises `InvalidArgument` for
-    another rule.
+    ``abs`` is its absolute value (0 if there is none), ``mask`` its lower 31 bits. Raises `InvalidArgument` for another
+    rule.
     """
     return lookup_numbers(topic, key)[known_rule(rule) == "mask"]
 

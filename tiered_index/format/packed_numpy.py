@@ -157,7 +157,7 @@ def _first_items(runs: _Runs, counts: Int64, number: Int64, run: Int64, file: st
     wrong = (keys != runs.keys[marked]) | (np.bincount(owners, marks == 0, len(marked)) != 1)
     wrong |= np.bincount(owners, marks >= counts[marked][owners], len(marked)) > 0
     for place in marked[wrong][:1].tolist():
-        raise CorruptFile(file, f"a packed run has not the {runs.keys[place]} keys that it says")
+        raise CorruptFile(file, f"a packed run's number of keys differs from the {runs.keys[place]} of its header")
     starts[(runs.keys < counts)[run]] = marks
     return starts
 

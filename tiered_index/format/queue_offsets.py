@@ -129,7 +129,7 @@ def decode_directory(data: bytes, queues_bytes: int, file: str) -> QueueDirector
     except (struct.error, ValueError) as error:
         raise CorruptFile(file, f"the directory of queue offsets can't be read: {error}") from error
     CorruptFile.unless_equal(
-        file, "queue offsets have another size than their directory says", queues_bytes - length, begin
+        file, "the size of the queue offsets differs from their directory", queues_bytes - length, begin
     )
     return QueueDirectory(start, topics, begin)
 

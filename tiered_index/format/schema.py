@@ -114,7 +114,8 @@ class Schema:
             own = _declared(owner)
             if own and "__dataclass_fields__" not in vars(owner):
                 raise ConfigError(
-                    f"{owner.__name__} has fields of its own and is no dataclass: put @dataclass(frozen=True) above it"
+                    f"{owner.__name__} has fields of its own and is not a dataclass: put @dataclass(frozen=True) "
+                    f"above it"
                 )
             for parent in filter(dataclasses.is_dataclass, owner.__mro__[1:]):
                 for f in dataclasses.fields(parent):

@@ -125,7 +125,7 @@ class _FileCheck:
             self._add("filter", "CRC32 does not match", tail.position)
             return None
         if tail.filter_length % FILTER_BLOCK_BYTES:
-            self._add("filter", f"{tail.filter_length} bytes are no whole number of blocks", tail.position)
+            self._add("filter", f"{tail.filter_length} bytes are not a whole number of blocks", tail.position)
             return None
         return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
 
@@ -157,7 +157,7 @@ class _FileCheck:
             low, high = self.interval or (int(seconds[0]), int(seconds[0]))
             self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
             outside = (seconds < meta.second_min) | (seconds > meta.second_max)
-            self._report_each("interval", outside, "lie outside the file's interval", sound)
+            self._report_each("interval", outside, "are outside the file's interval", sound)
             if len(topics):
                 nameless = ~np.isin(items["topic_id"], topics)
                 self._report_each("topic", nameless, "have a topic id without name", sound)
@@ -171,7 +171,7 @@ class _FileCheck:
             self._bounds(sound, bounds)
             yield sound
         if denied:
-            self._add("filter", f"{denied} items are absent, says the filter", first_denied)
+            self._add("filter", f"{denied} items are excluded by the filter", first_denied)
 
     def _neighbours(self, trailer: Trailer) -> Iterator[_SoundRuns]:
         """Yield as `_sound_runs`; reports the other runs."""
@@ -257,7 +257,7 @@ class _FileCheck:
             groups = np.searchsorted(starts, [run.offset for run in sound.runs], "right") - 1
             lies_in = np.repeat(groups, np.diff(sound.ends, prepend=0))
             wrong = (slots < first[lies_in]) | (slots >= first[lies_in + 1])
-            self._report_each("slot", wrong, "lie in a slot group that is not their hash's", sound)
+            self._report_each("slot", wrong, "are in the wrong slot group", sound)
             if not _misplaced(sound.joined, meta).any():
                 continue
             for run, rows, joined in sound.each():
@@ -351,7 +351,7 @@ class _CompactedCheck(_FileCheck):
         for run, items, joined in ((run, one.items[rows], joined) for one in sound for run, rows, joined in one.each()):
             lies_in = self._slots_at(run.offset, items, starts)
             wrong = normal_hashes(items["key_hash"]) % meta.layout.slots != lies_in
-            self._report("slot", wrong, "lie in a slot that is not their hash's", run.offset)
+            self._report("slot", wrong, "are in the wrong slot", run.offset)
             if not meta.layout.preset.newest_first:
                 self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
         if self.whole and self.interval != (meta.second_min, meta.second_max):
@@ -398,7 +398,7 @@ class _ShardCheck(_FileCheck):
         before = len(self.findings)
         missing = [name for name in ("slot_map", "window_s", "checksum") if name not in meta.more]
         if missing:
-            self._add("metadata", f"no {missing[0]}: this is no shard")
+            self._add("metadata", f"no {missing[0]}: this is not a shard")
             return False
         window_s = meta.more["window_s"]
         if meta.begin_ms % 1000 or meta.end_ms != meta.begin_ms + 1000 * window_s - 1:

@@ -76,7 +76,7 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
         try:
             fields = json_object(line)
             if unknown := fields.keys() - _COLUMNS:
-                raise InvalidArgument(f"{min(unknown)!r:.80} is no field of a message")
+                raise InvalidArgument(f"{min(unknown)!r:.80} is not a field of a message")
             messages.append(message := checked_message(fields))
             check_unicode(message)
         except InvalidArgument as error:
@@ -95,7 +95,7 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
         raise Refused(413, str(error)) from error
     names = table.column_names
     if unknown := [name for name in names if name not in _COLUMNS]:
-        raise InvalidArgument(f"{unknown[0]!r:.80} is no column of messages")
+        raise InvalidArgument(f"{unknown[0]!r:.80} is not a column of messages")
     check_names(names, names, "the body")
     if missing := [name for name in FIELDS if name not in names]:
         raise InvalidArgument(f"column {missing[0]!r} is missing")
@@ -175,7 +175,7 @@ class EntryHandlers(Handlers):
             caller.need_source(asked.source)
         form = need_type(request, wire.NDJSON, wire.ARROW)
         if (intake := self._intake) is None:
-            raise Refused(409, "this service only reads: the one beside the index's writer takes entries")
+            raise Refused(409, "this service is read-only: send entries to the writer's service")
         body = await request.body()
 
         def act() -> bytes:

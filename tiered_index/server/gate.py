@@ -187,7 +187,7 @@ class Gate:
             if self._hosts is not None and name not in self._hosts:
                 raise Refused(403, "this service has no tokens and is asked by an address that is not its own")
             if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-                raise Refused(403, "this service has no tokens and is asked by the page of another one")
+                raise Refused(403, "this service has no tokens, and a page of another site calls it")
             self._rate.take(client[0] if client else "")
             return ANYONE
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -230,7 +230,7 @@ class _Body:
             async with asyncio.timeout(until_s - time.monotonic()):
                 message = await self._receive()
         except TimeoutError:
-            raise Refused(408, "the body comes too slowly") from None
+            raise Refused(408, "the body arrives too slowly") from None
         size = len(message.get("body", b""))
         self.taken += size
         self._gate.held_bytes += size
@@ -268,7 +268,7 @@ def _check_text(scope: Scope) -> None:
         unquote_to_bytes(scope["query_string"]).decode()
         unquote_to_bytes(scope.get("raw_path") or b"").decode()
     except UnicodeDecodeError:
-        raise Refused(400, "the URL is no UTF-8 once it is decoded") from None
+        raise Refused(400, "the decoded URL is not UTF-8") from None
 
 
 class _BrokeOff(Exception):

@@ -82,7 +82,7 @@ def need_type(request: Request, *kinds: str) -> str:
     """Return the content type of a request's body. Raises `Refused` for another one than `kinds`."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise Refused(415, f"the body is sent as it is, not in the encoding {encoding!r:.80}")
+        raise Refused(415, f"send the body unencoded, not in the encoding {encoding!r:.80}")
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in kinds:
         raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {given or 'none'!r:.80}")

@@ -43,7 +43,7 @@ class LookupHandlers(Handlers):
         caller_of(request).need_topic(asked.topic)
         form = wire.form_of(request.headers.get("accept"))
         if asked.all and form == wire.JSON:
-            raise InvalidArgument("all answers come as a stream: give Accept: application/x-ndjson, or Arrow's")
+            raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
         if asked.all and "max_count" not in asked.model_fields_set:
             # what a page finds it looks for anew: larger ones take less time in all
             asked = asked.model_copy(update={"max_count": min(parameters.PAGE, self.served.caps.max_count)})

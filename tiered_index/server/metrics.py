@@ -50,12 +50,12 @@ class Metrics:
         self._lookups = counter(
             "lookups", "Lookups, by kind, the farthest place that was read, and status.", "kind", "place", "status"
         )
-        self._requests = histogram("lookup_storage_requests", "Requests to the storage a lookup.", _REQUESTS)
-        self._read = histogram("lookup_storage_bytes", "Bytes read from the storage a lookup.", _BYTES)
+        self._requests = histogram("lookup_storage_requests", "Storage requests per lookup.", _REQUESTS)
+        self._read = histogram("lookup_storage_bytes", "Bytes read from the storage per lookup.", _BYTES)
         self._bytes = counter("lookup_bytes", "Bytes read from the storage by lookups.")
-        self._cost = counter("lookup_cost_usd", "Estimated dollars that lookups cost.")
-        self._files = counter("lookup_files", "Files that lookups read, by where they lie.", "place")
-        self._skipped = counter("lookup_files_skipped", "Files that lookups skipped, by why.", "reason")
+        self._cost = counter("lookup_cost_usd", "Estimated cost of lookups in dollars.")
+        self._files = counter("lookup_files", "Files read by lookups, by place.", "place")
+        self._skipped = counter("lookup_files_skipped", "Files skipped by lookups, by reason.", "reason")
         # a series that is not there until something happened has no rate when it does
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:

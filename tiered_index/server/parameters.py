@@ -41,8 +41,8 @@ PAGE = 1000
 _MAX_COUNT = 64
 # Errors of one request of which the first ones are told: pydantic makes all of them, a KiB each.
 _MOST_ERRORS = 20_000
-BEGIN = "From here on, inclusive to the second: epoch milliseconds or ISO 8601."
-END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601; a date alone is its whole day."
+BEGIN = "Earliest time, inclusive, by the second: epoch milliseconds or ISO 8601."
+END = "Latest time, inclusive, by the second: epoch milliseconds or ISO 8601; a date alone is its whole day."
 
 
 def _is_no_truth(value: Any) -> Any:
@@ -65,12 +65,12 @@ class Nothing(BaseModel):
 class Bounds(Nothing):
     """Bounds of one request; the service has bounds of its own, and the lesser one holds."""
 
-    allow_partial: bool = Field(False, description="Answer from what can be read, and name the rest in `failed`.")
-    explain: bool = Field(False, description="Tell in `explain.files` what was done with each file.")
-    max_requests: Count | None = Field(None, ge=0, description="Requests to the storage at most.")
-    max_bytes: Count | None = Field(None, ge=0, description="Bytes read from the storage at most.")
-    max_cost_usd: Amount | None = Field(None, ge=0, description="Estimated US dollars at most.")
-    timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds at most.")
+    allow_partial: bool = Field(False, description="Answer from the readable files, and name the others in `failed`.")
+    explain: bool = Field(False, description="List each file with its requests, bytes and time in `explain.files`.")
+    max_requests: Count | None = Field(None, ge=0, description="Most requests to the storage.")
+    max_bytes: Count | None = Field(None, ge=0, description="Most bytes read from the storage.")
+    max_cost_usd: Amount | None = Field(None, ge=0, description="Highest estimated cost in US dollars.")
+    timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False, description="Time limit in seconds.")
 
     def narrow(self, allowance: Allowance) -> None:
         """Lower what a request may spend to these bounds."""
@@ -88,36 +88,34 @@ class OneKey(Range):
     """One key of one topic, and how many answers are wanted."""
 
     topic: Topic = Field(description="Topic of the messages.")
-    key: Key = Field(description="Key that they carry.")
-    max_count: int = Field(64, ge=1, description="Answers at most; with `all`, answers a page, by default 1,000.")
+    key: Key = Field(description="Key of the messages.")
+    max_count: int = Field(64, ge=1, description="Most entries; with `all`, entries per page (default 1,000).")
     cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
 
 
 class QueryParameters(OneKey):
     """Parameters of `GET /v1/query`."""
 
-    all: bool = Field(False, description="Every answer, page by page; of NDJSON and Arrow only.")
+    all: bool = Field(False, description="Return all entries, page by page. Only as NDJSON or Arrow.")
 
 
 class DuParameters(Nothing):
     """Parameters of `GET /v1/du`."""
 
-    by: str = Field(
-        "topic,day,state",
-        description="What rows are of: some of these words, with commas between them.",
-        examples=["topic"],
-    )
+    by: str = Field("topic,day,state", description="Columns to group by, separated by commas.", examples=["topic"])
 
 
 class EntriesParameters(Nothing):
     """Parameters of `POST /v1/entries`."""
 
-    source: str | None = Field(None, min_length=1, max_length=1024, description="What the entries come from.")
+    source: str | None = Field(None, min_length=1, max_length=1024, description="Name of the source of the entries.")
     position: int | None = Field(
-        None, ge=0, lt=2**63, description="Up to where, exclusive, the source is read with it."
+        None, ge=0, lt=2**63, description="Position of the source after these entries (exclusive)."
     )
-    after: int | None = Field(None, ge=0, lt=2**63, description="Where it begins: refused unless taken up to here.")
-    durable: bool = Field(False, description="Answer when it is on the local disk.")
+    after: int | None = Field(
+        None, ge=0, lt=2**63, description="Position of the source before these entries. A gap is refused."
+    )
+    durable: bool = Field(False, description="Answer once the entries are on the local disk.")
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -138,15 +136,17 @@ Body = Literal["text", "json", "hex", "none"]
 class MessagesParameters(OneKey):
     """Parameters of `GET /v1/messages`."""
 
-    body: Body = Field("text", description="How bodies are shown.")
+    body: Body = Field("text", description="Form of message bodies.")
 
 
 class MessageParameters(Bounds):
     """Parameters of `GET /v1/messages/{id}`."""
 
-    topic: Topic | None = Field(None, description="The id is a unique key of this topic, else it names a place.")
+    topic: Topic | None = Field(
+        None, description="Topic: the id is then a unique key. Without it the id names a place in a log."
+    )
     cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
-    body: Body = Field("text", description="How bodies are shown.")
+    body: Body = Field("text", description="Form of message bodies.")
 
 
 # a mapping: of a thousand, a model or dataclass each took as long as the answers
@@ -170,12 +170,12 @@ class BatchBody(Bounds):
 
     allow_spent: bool = Field(
         False,
-        description="Where a bound was reached, answer with what was found until then, as `allow_partial` does, and "
-        "say so in `exceeded`.",
+        description="At a bound, answer with the entries found so far, as with `allow_partial`, and name the "
+        "bound in `exceeded`.",
     )
     lookups: list[OneLookup] = Field(
         min_length=1,
-        description="10,000 at most, whose `max_count` together are a million at most.",
+        description="At most 10,000 lookups, with at most a million `max_count` together.",
         examples=[[{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712"}]],
     )
 
@@ -207,12 +207,12 @@ def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyT
         for name, limit in most.items() if isinstance(values, dict) else ():
             if isinstance(listed := values.get(name), list) and len(listed) > limit:
                 # before something is made of each of them
-                raise Refused(413, f"{len(listed):,} {name}, and this service takes {limit:,}")
+                raise Refused(413, f"{len(listed):,} {name}; the limit of this service is {limit:,}")
         return _checked(model, values)
     except (ValueError, RecursionError) as error:
         if isinstance(error, InvalidArgument):
             raise
-        raise InvalidArgument("the body is no JSON") from error
+        raise InvalidArgument("the body is not JSON") from error
 
 
 def _json(body: bytes) -> Any:
@@ -235,7 +235,7 @@ def _checked(model: type[M], values: Any) -> M:
 def _said(error: Any) -> str:
     place = ".".join(map(str, error["loc"])) or "the body"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{place:.80} is no parameter of this request"
+        return f"{place:.80} is not a parameter of this request"
     if error["type"] == "missing":
         return f"{place} is missing"
     return f"{place:.80}: {in_our_words(error)}"

@@ -114,11 +114,11 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
     except OSError as error:
         raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        problem = "its form is another one" if isinstance(error, Malformed) else "it is no JSON"
-        text = f'{path} is no file of keys, {{"NAME": {{"secret": "...", "topics": ["PREFIX"]}}}}: {problem}'
+        problem = "it has another form" if isinstance(error, Malformed) else "it is not JSON"
+        text = f'{path} is not a file of keys, {{"NAME": {{"secret": "...", "topics": ["PREFIX"]}}}}: {problem}'
         raise SetupUnavailable(text) from None
     if not rows:
-        raise SetupUnavailable(f"{path} has no keys: nobody could ask")
+        raise SetupUnavailable(f"{path} has no keys: every request would be refused")
     return {name: AccessKey(row["secret"], row["topics"]) for name, row in rows.items()}
 
 

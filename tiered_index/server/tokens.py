@@ -144,7 +144,7 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
     path = path.resolve()
     rows = _rows(path) if path.exists() else []
     if any(row["name"] == name for row in rows):
-        raise InvalidArgument(f"{path} has a token called {name}: take it out, or choose another name")
+        raise InvalidArgument(f"{path} has a token called {name}: remove it, or choose another name")
     token = f"ti_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(token.encode()).hexdigest()
     rows.append({"name": name, "sha256": digest, "role": role, "topics": list(topics) if topics else None})
@@ -195,8 +195,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        problem = str(error) if isinstance(error, Malformed) else "it is no JSON"
-        raise SetupUnavailable(f"{path} is no file of tokens: {problem}") from error
+        problem = str(error) if isinstance(error, Malformed) else "it is not JSON"
+        raise SetupUnavailable(f"{path} is not a file of tokens: {problem}") from error
 
 
 def _load(path: Path) -> dict[str, Caller]:

@@ -112,10 +112,11 @@ class AsyncExport:
 
 
 class AsyncIndexReader:
-    """Answers lookups as `IndexReader` does, to be awaited: ``async with await AsyncIndexReader.open(...) as reader``.
+    """Answers lookups as `IndexReader` does, with awaited calls: ``async with await AsyncIndexReader.open(...) as
+    reader``.
 
-    Each call runs in a thread, up to 32 at once, and is bounded by its own arguments. Cancelling its task ends the
-    await at once and keeps the call from sending further requests to the storage. `reader` is the reader beneath.
+    Calls run in threads, up to 32 at a time. If you cancel the task of a call, the await ends at once and the call
+    sends no further requests. `reader` is the `IndexReader`.
     """
 
     def __init__(self, reader: IndexReader) -> None:

@@ -75,10 +75,11 @@ _log = logging.getLogger(__name__)
 
 
 class IndexService(Lookups[ItemT]):
-    """One writer's index: open it with `IndexService.open`, close it or use it as a context manager.
+    """The writer of an index, which also answers lookups. Open it with `IndexService.open`; close it or use it as a
+    context manager.
 
-    Threads: every public method from any thread. Only one service may have a root open, and only one root may write an
-    index.
+    Every public method may be called from any thread. A root has one writer at a time, and an index has one root that
+    writes.
     """
 
     _has_view = True
@@ -178,12 +179,13 @@ class IndexService(Lookups[ItemT]):
         environment: bool = True,
         **settings: Unpack[IndexSettings],
     ) -> IndexService[ItemT]:
-        """Open an index for writing, creating it where there is none, and recover what a crash left.
+        """Open an index for writing. Create it if it does not exist, and recover after a crash.
 
-        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...); the environment supplies those not given,
-        unless `environment` is false. Raises `ConfigError`, `NotAnIndex`,
-        `SchemaMismatch`, `LockHeld` (another writer has the root or the index), `StorageUnavailable` (a new root needs
-        its storage), `CorruptFile`.
+        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...). The environment supplies settings that you
+        do not give, unless `environment` is false.
+
+        Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`, `LockHeld` (another writer has the root or the index),
+        `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
         """
         if config is None:
             config = IndexConfig.load(
@@ -209,20 +211,22 @@ class IndexService(Lookups[ItemT]):
         topic_id: int | None = None,
         **extra: Any,
     ) -> int:
-        """Index one message under each of `keys` and return how many entries that made.
+        """Index one message under each of `keys`. Return the number of entries.
 
-        `keys` is text or an iterable of text, each indexed once. `offset` is the message's position in the index's
-        offset space, `size` its bytes, `timestamp_ms` its store time in epoch milliseconds (kept to the second).
-        `source_position` becomes durable with the message. `topic_id` is assigned where not given; `extra` are the
-        schema's further columns by name.
+        - `keys` is a text or an iterable of texts; each different one makes an entry.
+        - `offset` is the message's position in the index's offset space, `size` its bytes.
+        - `timestamp_ms` is its store time in epoch milliseconds, kept by whole seconds.
+        - `source_position` becomes durable with the message.
+        - `topic_id` is assigned if you do not give it.
+        - `extra` are further columns of the schema by name.
 
-        (topic, queue_id, offset), and the schema's identity columns, are an entry's identity: of entries of one key
-        that agree in them only the newest is answered, so that putting a message again is harmless. Within a second the
-        greatest `size` wins, not the last put. What has no position of its own needs a number that is unique
-        (`column(identity=True)`), or it is lost to lookups.
+        The identity of an entry is (topic, queue_id, offset) and the schema's identity columns. Of entries of one key
+        with the same identity only the newest is an answer, so putting a message again is harmless. Within a second the
+        greatest `size` wins, not the last put. A message without a position needs a unique number as `offset`, or an
+        identity column (`column(identity=True)`): otherwise it hides earlier entries.
 
-        The call is accepted whole or refused whole and never waits for a disk. Raises `InvalidArgument` (fix the call),
-        `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
+        The call is accepted whole or refused whole, and never waits for a disk. Raises `InvalidArgument` (fix the
+        call), `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
         """
         if self._closed or self._pid != os.getpid() or self._session.fenced is not None:
             self._check_writable()
@@ -256,16 +260,16 @@ class IndexService(Lookups[ItemT]):
         return len(checked)
 
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
-        """Index a batch and return how many entries that made.
+        """Index a batch of entries. Return their number.
 
-        `columns` is an Arrow RecordBatch or Table, a data frame of pandas or Polars (or what else has
-        `__arrow_c_stream__`), or a dict of arrays.
+        `columns` is an Arrow RecordBatch or Table, a data frame of pandas or Polars, another object with
+        `__arrow_c_stream__`, or a dict of arrays. It has one row per entry, with the columns topic, queue_id, key,
+        offset, size (bytes), timestamp_ms (epoch milliseconds, or timestamps of Arrow, NumPy or Python, UTC without a
+        zone), optionally topic_id, and the further columns of the schema. In place of key it may have key_hash, and
+        fingerprint if the schema has it, as `export` gives them.
 
-        Columns, one row an entry: topic, queue_id, key, offset, size (bytes), timestamp_ms (epoch milliseconds, or
-        timestamps of Arrow, NumPy or Python, UTC without a zone), optionally topic_id, and the schema's further ones.
-        Instead of key there may be key_hash and, where the schema has it, fingerprint, as `export` gives them.
-        `source_position` becomes durable with the whole batch.
-        Accepted whole or refused whole; errors and threads as `put`.
+        `source_position` becomes durable with the whole batch. The call is accepted whole or refused whole. Errors and
+        threads: see `put`.
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
@@ -277,12 +281,12 @@ class IndexService(Lookups[ItemT]):
         return len(batch["second"])
 
     def flush(self) -> None:
-        """Return when everything put before is durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
+        """Wait until all entries put so far are durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
         self._check_open()
         self._writer.call(self._flusher.flush)
 
     def seal(self) -> None:
-        """Flush, then close the active files to further entries; the life cycle compacts and uploads them."""
+        """Flush, then close the active files to further entries. The life cycle then compacts and uploads them."""
         self._check_open()
         self._writer.call(self._flusher.seal)
 
@@ -301,19 +305,19 @@ class IndexService(Lookups[ItemT]):
         rewritten_ms: int | None = None,
         queues: QueuesOf | None = None,
     ) -> bool:
-        """Upload a closed segment of a source's log unless it is archived; return whether it was uploaded.
+        """Upload a closed segment of a source's log unless it is archived already. Return whether it was uploaded.
 
-        The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes and
-        is called from a thread of the service.
+        The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes; a
+        thread of the service calls it. `queues()` returns the queue offsets to archive with the segment; a copy without
+        them is replaced.
 
-        An archived segment is compared with its copy: the first MiB, and all of it where `modified_ms` (when the
-        segment's file was last changed, epoch milliseconds) is missing or not before the upload. `rewritten_ms` is when
-        the source's log was found to have been rewritten within this segment: a copy from before that differs is
-        replaced by one log record. `queues()` returns the queue offsets that are archived with the segment. A copy that
-        has none is replaced likewise.
+        An archived segment is compared with its copy: the first MiB, or all of it if `modified_ms` (the last change of
+        the segment's file, epoch milliseconds) is missing or not before the upload. `rewritten_ms` is the time at which
+        the source's log was found to be rewritten within this segment: an older copy that differs is replaced by one
+        log record.
 
-        Raises `CorruptFile` where the segment differs from its copy or overlaps another one, `StorageUnavailable`
-        (repeat the call), `WriterFenced`.
+        Raises `CorruptFile` if the segment differs from its copy or overlaps another one, `StorageUnavailable` (repeat
+        the call), `WriterFenced`.
         """
         self._check_open()
         return self._archiver.call(
@@ -328,19 +332,19 @@ class IndexService(Lookups[ItemT]):
         *,
         allow_partial: bool = False,
     ) -> Export:
-        """Flush, then do as `Lookups.export`."""
+        """Flush, then export as `Lookups.export`."""
         self.flush()
         return super().export(topics, begin_ms, end_ms, allow_partial=allow_partial)
 
     def durable_position(self, source: str) -> int | None:
-        """Return the greatest position of `source` before which everything is durable; None: unknown source."""
+        """Return the greatest position of `source` before which all entries are durable. None: unknown source."""
         if not isinstance(source, str):
             raise InvalidArgument(f"source must be text, not {source!r:.80}")
         self._check_process()
         return self._flusher.positions.get(source)
 
     def durable_positions(self) -> dict[str, int]:
-        """Return the durable position of every source ever given to this index."""
+        """Return the durable position of every source of this index."""
         self._check_process()
         return dict(self._flusher.positions)
 
@@ -358,7 +362,7 @@ class IndexService(Lookups[ItemT]):
 
     @property
     def recovery_notes(self) -> tuple[str, ...]:
-        """What recovery dropped or moved when this service was opened, one line each."""
+        """Actions of the recovery when this service was opened, one line each."""
         return self._notes
 
     @property
@@ -381,14 +385,17 @@ class IndexService(Lookups[ItemT]):
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
-        """Return a JSON-ready summary of buffer, disk and files; `problems` lists every present error.
+        """Return a JSON-ready summary of buffer, disk and files. `problems` lists all present errors.
 
-        `unpublished` counts the files, and the entries in them and in the buffer, that a reader of the storage does not
-        see yet. `quarantined_entries` and `folded_entries` (see `Explain`) count since this service was opened, the
-        latter at each lookup that meets them, as `put_entries`, `refused_puts` (by back-pressure), `steps` in the life
-        of files and `failed_rounds` of the workers do. `position_age_s` is since when each durable position stands,
-        `lease_left_s` how long the lease holds unless it is renewed (None: there is none). In a forked child it has
-        `index_id` and `problems` alone.
+        - `unpublished` counts files, and entries in them and in the buffer, that a reader of the storage does not see
+          yet.
+        - These count since the service was opened: `put_entries`, `refused_puts` (by back-pressure),
+          `quarantined_entries`, `folded_entries` (see `Explain`, at each lookup), `steps` of the life cycle,
+          `failed_rounds` of the workers.
+        - `position_age_s` is the time since each durable position moved.
+        - `lease_left_s` is the time until the lease ends unless it is renewed (None: no lease).
+
+        In a forked child it has only `index_id` and `problems`.
         """
         if self._writer.is_foreign:
             return {"index_id": self.index_id, "problems": [f"process: {FORKED}"]}
@@ -396,9 +403,9 @@ class IndexService(Lookups[ItemT]):
         return parts.health((self._writer, self._rounds))
 
     def close(self) -> None:
-        """Flush, stop the workers, release lease and lock; raise the first error after everything is released.
+        """Flush, stop the workers, and release lease and lock. Raise the first error after everything is released.
 
-        Idempotent. An interrupted call still completes on the worker thread, and the next call waits for it.
+        Idempotent. An interrupted call completes on the worker thread; the next call waits for it.
         """
         self._closed = True
         if self._writer.is_foreign:
@@ -415,7 +422,7 @@ class IndexService(Lookups[ItemT]):
             raise trouble[0]
 
     def abandon(self) -> None:
-        """Release everything without flushing, as a crash would: for tests and for fenced writers."""
+        """Release everything without flushing, as a crash would. For tests and for fenced writers."""
         self._closed = True
         with contextlib.suppress(IndexClosed):
             self._writer.call(self._abandon)

@@ -299,7 +299,7 @@ def open_parts(
             raise RootBehind(
                 str(root.path / ASIDE),
                 f"files of this root wait here to be put in again: `tiered-index recover --root {root.path}` was "
-                f"broken off, run it again",
+                f"interrupted, run it again",
             )
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s, lock.place)
@@ -345,7 +345,7 @@ def open_parts(
             try:
                 parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
             except StorageError as error:
-                _log.warning("what earlier uploads left was not swept, the next start will: %s", error)
+                _log.warning("leftovers of earlier uploads were not deleted, the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()
             apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
         undo.pop_all()

@@ -78,9 +78,9 @@ class _Archives(Mapping[str | None, SegmentArchive]):
 class IndexReader(Lookups[ItemT]):
     """Answers lookups over one or several indexes that others write.
 
-    Several indexes must have one schema. Their entries are merged into one answer order, and each entry's `source` is
-    the URI of its index. Threads: every method from any thread. In a forked child the first call opens it anew, with
-    threads, locks and connections of the child's own; one over a `storage_backend` raises `IndexClosed` there.
+    Several indexes must have one schema. Their entries have one answer order, and `source` of an entry is the URI of
+    its index. Every method may be called from any thread. In a forked child the first call opens the reader again; a
+    reader over a `storage_backend` raises `IndexClosed` there.
     """
 
     def __init__(
@@ -169,16 +169,15 @@ class IndexReader(Lookups[ItemT]):
         environment: bool = True,
         **settings: Unpack[IndexSettings],
     ) -> IndexReader[ItemT]:
-        """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
+        """Open an index by its storage URI, by a writer's root, or by both.
 
-        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. A prefix is
-        listed one level deep, again with every refresh, so that an index which appears is read, too. The bounds of the
-        caches are for all indexes together. `timeout_s` bounds the opening only, in seconds; without it the storages'
-        own time-outs apply. Entries are of `item_type` where it is given, for type checkers, too. The environment
-        supplies settings that are not given, unless `environment` is false.
+        A list of URIs, or a prefix above several indexes, is read as one index. A prefix is listed one level deep, at
+        opening and at each refresh. The bounds of the caches apply to all indexes together. `timeout_s` bounds the
+        opening in seconds; without it the time-outs of the storages apply. `item_type` is the class of the entries. The
+        environment supplies settings that you do not give, unless `environment` is false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
-        `ConfigError`, `InvalidArgument`; `BudgetExceeded` where `timeout_s` was reached.
+        `ConfigError`, `InvalidArgument`, and `BudgetExceeded` after `timeout_s`.
         """
         limits = LookupLimits(timeout_s=timeout_s)
         several = None
@@ -205,7 +204,7 @@ class IndexReader(Lookups[ItemT]):
             return cls(config, clock=clock, storage=storage_backend, storages=several)
 
     def refresh(self) -> LogState:
-        """Read the log's new records and return its state (of several indexes the first one's)."""
+        """Read new log records and return the state of the log (of several indexes that of the first)."""
         self._check_open()
         views = self._views
         if len(views) == 1 and self._prefix is None:
@@ -232,9 +231,9 @@ class IndexReader(Lookups[ItemT]):
         return tuple([view.storage.uri for view in self._views])
 
     def writers(self) -> dict[str, Writer | None]:
-        """Return who writes each index, or wrote it last, by its URI. None: nobody, or its storage did not answer.
+        """Return the present or last writer of each index, by URI. None: no writer, or no answer from the storage.
 
-        At least two requests an index.
+        The call costs at least two requests per index.
         """
         self._check_open()
 
@@ -330,10 +329,10 @@ class IndexReader(Lookups[ItemT]):
         try:
             return self._opened([(shared.uri, partial(self._open_view, config, shared))], undo)
         except NotAnIndex as error:
-            [below] = self._parts.in_time([(f"listing what lies below {shared.uri}", partial(children, shared))])
+            [below] = self._parts.in_time([(f"listing the objects below {shared.uri}", partial(children, shared))])
             views = self._opened([(child.uri, partial(self._open_child, child)) for child in below], undo)
             if not views:
-                raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
+                raise NotAnIndex(f"{error}, and no index is directly below it") from None
         self._shared = shared
         return views
 
@@ -371,7 +370,7 @@ class IndexReader(Lookups[ItemT]):
             if next(iter(child.list(epoch_name(1))), None) is not None:
                 with contextlib.suppress(NotAnIndex):  # a writer may have begun it in between
                     return self._open_view(self.config, child)
-                raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
+                raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "belongs to an index without a log") from None
             return None
 
     def _opened(

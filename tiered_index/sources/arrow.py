@@ -15,7 +15,7 @@ import pyarrow as pa
 from tiered_index.errors import InvalidArgument
 from tiered_index.sources.columns import is_list, text_bytes
 
-_NO_STREAM = "the body is no Arrow stream"
+_NO_STREAM = "the body is not an Arrow stream"
 # Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
 _MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 2, 2, 3, 1, 2
 _BUFFER_BYTES = 16
@@ -40,7 +40,7 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
                 raise _too_large(most_bytes)
         if source.tell() < len(body):
             # another stream, perhaps, of which nobody would miss the entries
-            raise InvalidArgument("the body goes on behind the end of the Arrow stream")
+            raise InvalidArgument("the body has data after the end of the Arrow stream")
         with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
             for field in stream.schema:
                 _check_type(field)

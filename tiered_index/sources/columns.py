@@ -145,7 +145,7 @@ def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
         raise InvalidArgument(f"{whose} has {len(names):,} columns; at most {MAX_COLUMNS:,} are read")
     counts = Counter(names)
     if twice := [name for name in used if counts[name] > 1]:
-        raise InvalidArgument(f"{whose}: column {twice[0]!r} stands there twice")
+        raise InvalidArgument(f"{whose}: column {twice[0]!r} appears twice")
 
 
 def check_kinds(

@@ -76,7 +76,7 @@ class ParquetSource:
         """Yield the rows from number `start` on."""
         if self.total is not None and start > self.total:
             raise InvalidArgument(
-                f"{self.place} is not what it was when it was taken up to row {start}: it has {self.total} rows"
+                f"{self.place} has changed since it was read up to row {start}: it has {self.total} rows"
             )
         for first, rows in self._table.read(self._names, start):
             yield self._batch(rows, first + len(rows))
@@ -211,7 +211,7 @@ class TextSource(ABC):
     def _seek(self, handle: IO[bytes], start: int) -> None:
         if not start:
             return
-        changed = f"{self.place} is not what it was when it was taken up to byte {start}: "
+        changed = f"{self.place} has changed since it was read up to byte {start}: "
         if self._checked(handle.seek, start - 1) != start - 1:
             raise InvalidArgument(changed + "it is shorter")
         before = self._checked(handle.read, 1)
@@ -420,7 +420,7 @@ def open_source(place: Place, fields: Fields | None = None) -> Source:
         head = _head(place, handle)
     if head.startswith(MAGIC):
         if isinstance(place, Stdin):
-            raise InvalidArgument("Parquet can't be read from stdin, whose end has to be read first: give a file")
+            raise InvalidArgument("Parquet can't be read from stdin, because its end must be read first: give a file")
         return ParquetSource(place, fields)
     if name.endswith(".parquet"):
         raise CorruptFile(name, "not a Parquet file", offset=0, expected=MAGIC, found=head[:4])
@@ -455,7 +455,7 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
     """
     if isinstance(source.place, Stdin):
         if called is not None:
-            raise InvalidArgument("--store-name is for what can be read again: stdin is taken from its start each time")
+            raise InvalidArgument("--store-name can't be used with stdin, which is read from its start each time")
         return None
     place = str(source.place) if called is None else called
     fields = source.fields.fingerprint()
@@ -473,8 +473,8 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
             same = True
     if changed and not same and not restart:
         raise InvalidArgument(
-            f"{source.place} is not the file that was taken before: its beginning differs. Give it another name, "
-            "or take it from its start with --restart"
+            f"{source.place} is not the file that was read before: its beginning differs. Give it another name, "
+            f"or read it from its start with --restart"
         )
     length, found = source.fingerprint(None)
     return f"file:{place}#{length}-{found}{fields}"

@@ -57,7 +57,7 @@ class _Thrift:
 
     def struct(self, depth: int) -> dict[int, Any]:
         if depth > _DEPTH:
-            raise ValueError("values lie too deep in each other")
+            raise ValueError("values are nested too deeply")
         fields: dict[int, Any] = {}
         number = 0
         while head := self._byte():

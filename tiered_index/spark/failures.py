@@ -61,7 +61,7 @@ def typed_errors(what: str) -> Iterator[None]:
                 f"{what}: Spark reads no Parquet column of {illegal['type']}: {what_to_do}"
             ) from error
         if any(sign in text for sign in _NO_LINES):
-            raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON") from error
+            raise InvalidArgument(f"{what}: {file} has a line that is not NDJSON") from error
         if any(sign in text for sign in _NO_PARQUET):
             raise CorruptFile(file, f"can't be read as Parquet ({what})") from error
         if _UNREAD in text:

@@ -181,7 +181,7 @@ class MeteredStorage(WrapperStorage):
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         if self._pid != os.getpid():
             # its connections are the parent's, too: both would read the same answers
-            raise IndexClosed(f"a parent process opened {self.uri}, and this process is its fork: open it anew")
+            raise IndexClosed(f"a parent process opened {self.uri}, and this process is its fork: open it again")
         context = active_context()
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
         # Whether a further page is a request is known only when it is sent or, with a backend that doesn't report its

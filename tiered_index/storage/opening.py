@@ -89,7 +89,7 @@ def _storage_class(scheme: str) -> type[Storage]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the storage {scheme}:// ({found.value}) can't be loaded: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, Storage)):
-        raise ConfigError(f"the storage {scheme}:// ({found.value}) is no subclass of Storage")
+        raise ConfigError(f"the storage {scheme}:// ({found.value}) is not a subclass of Storage")
     return kind
 
 

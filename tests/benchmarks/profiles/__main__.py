@@ -24,7 +24,7 @@ _OUT = _HERE / "build" / "profiles.json"
 
 
 def main() -> None:
-    """Measure, write the document, print it; or put it into docs/profiles.md.
+    """Measure, write the document, print it; or put it into docs/performance.md.
 
     The versions take turns, each in a process of its own; a figure is the median of the rounds. Stored files lie on the
     S3 server of the tests where there is one (`python -m tests.real_s3.server run -- ...`), else on the disk.
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--lookups", type=int, default=5_000, help="lookups of each kind")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where indexes are made")
     parser.add_argument("--out", type=Path, default=_OUT, help="the document")
-    parser.add_argument("--page", action="store_true", help="put it into docs/profiles.md, too")
+    parser.add_argument("--page", action="store_true", help="put it into docs/performance.md, too")
     parser.add_argument("--measured", action="store_true", help="measure nothing, take the document that is there")
     given = parser.parse_args()
     if given.measured:

@@ -45,10 +45,7 @@ def offsets(uri):
 def test_once_again_and_into_something_else(run_here, put, tmp_path):
     source, target = f"file://{tmp_path}/a", f"sqlite://{tmp_path}/b.db"
     put(1, source)
-    for origin, place, said in (
-        (source, source, "is the index that is to be copied"),
-        (f"{source}-", target, "holds no"),
-    ):
+    for origin, place, said in ((source, source, "is the source itself"), (f"{source}-", target, "holds no")):
         itself = run_here("copy", "--from", origin, "--to", place, "--json")
         assert itself.code == 2 and said in itself.error["message"]
     text = run_here("copy", "--from", source, "--to", target)
@@ -67,7 +64,7 @@ def test_once_again_and_into_something_else(run_here, put, tmp_path):
     put(3, target)
     refused = run_here("copy", "--from", source, "--to", target, "--json")
     assert (refused.code, refused.error["type"]) == (2, "InvalidArgument")
-    assert "written to by somebody else" in refused.error["message"]
+    assert "written to since it was copied" in refused.error["message"]
     assert run_here("copy", "--from", source, "--to", target, "--follow", "--grace", "1m").code == 2
     assert offsets(target) == [3, 2, 1]
 

@@ -29,7 +29,7 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     assert len(planned.document["objects"]) == 1 and planned.document["log_numbers"] == []
     text = run_here("erase", *asked, "--wide")
     assert "10 entries in 1 object" in text.out and "would be erased" in text.out
-    assert "nothing was changed: --yes does that" in text.out + text.err
+    assert "nothing was changed: pass --yes to apply" in text.out + text.err
 
     hidden = run_here("erase", *asked, "--yes", "--json")
     assert (hidden.code, hidden.document["status"]) == (0, "hidden")

@@ -55,7 +55,7 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert "other topics: expired before" in text.out
     assert "topics debug-*: expired before" in text.out
     assert "1 object may hold expired entries beside others, 1 entry at least: a merge drops them" in text.out
-    assert "nothing was changed: --yes does that" in text.out + text.err
+    assert "nothing was changed: pass --yes to apply" in text.out + text.err
 
     done = run_here("expire", *rule, "--yes", "--json")
     assert (done.code, done.document["status"], done.document["deleted"]["objects"]) == (0, "expired", 0)
@@ -66,10 +66,10 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert [item["offset"] for item in answer["items"]] == [10, 100]
     assert answer["expired_before_ms"] == pytest.approx(TODAY_MS - 364.5 * DAY_MS, abs=DAY_MS)
     told = run_here("query", "debug-x", "k", "--storage", store, "--wide")
-    assert re.search("complete as of .*; what was before .* has expired", told.out)
+    assert re.search("complete as of .*; entries before .* have expired", told.out)
     # orders has entries of before the moment, which is that of debug-x
     told = run_here("topics", "--storage", store, "--wide")
-    assert re.search("orders .*; what was before .* has expired, of some topics at least", told.out, re.DOTALL)
+    assert re.search("orders .*; entries before .* have expired, of some topics at least", told.out, re.DOTALL)
 
     merged = run_here("merge", "--storage", store, "--window", "1d", "--json").document
     assert [tier["expired"] for tier in merged["tiers"]] == [1]

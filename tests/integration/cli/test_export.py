@@ -151,7 +151,7 @@ def test_columns_of_the_indexs_own(tmp_path, run_here, form):
     options = ("--root", where["root"], "--storage", where["storage"], "--json")
     if form == "ndjson":  # whose lines don't say the schema
         refused = run_here("import", tmp_path / "e", *options)
-        assert refused.code == 2 and "doesn't say of which schema" in refused.error["message"]
+        assert refused.code == 2 and "does not state the schema" in refused.error["message"]
         IndexService.open(**where, items=500, background=False).close()
         options = options[:2] + options[4:]
     back = done(run_here("import", tmp_path / "e", *options, *(() if form == "ndjson" else GEOMETRY)))
@@ -248,9 +248,9 @@ def test_what_is_refused(tmp_path, run_here, original):
     for file, code, said in (
         (tmp_path / "other.parquet", 2, "`export` did not write it"),
         (tmp_path / "of-spark", 2, "lacks the fingerprints"),
-        (tmp_path / "of-spark" / "part-0.parquet", 2, "`tiered-index export` the index that it came from"),
-        (tmp_path / "there", 2, "neither Parquet nor Arrow nor NDJSON"),
-        (original.source, 2, "doesn't say of which schema"),
+        (tmp_path / "of-spark" / "part-0.parquet", 2, "export its index with `tiered-index export`"),
+        (tmp_path / "there", 2, "not a file that `export` writes"),
+        (original.source, 2, "does not state the schema"),
         ("-", 2, "one file"),
         (tmp_path / "none", 2, "No such file"),
     ):

@@ -147,7 +147,7 @@ def test_what_is_skipped_and_what_goes_to_quarantine_is_told(run_here, made):
     assert (document["quarantined"], document["quarantined_first"]) == (2, [first])
     told = run_here(*where)
     assert re.search(r"skipped +2: 1 not JSON, 1 'topic' is missing\n", told.out)
-    assert re.search(r"quarantined +2 entries with a time that can't be right\n", told.out)
+    assert re.search(r"quarantined +2 entries with an implausible time\n", told.out)
     assert "skipped: line 7: 'topic' is missing\n" in told.err
     assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in told.err
 
@@ -166,7 +166,7 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     assert (document["entries"], document["source"], document["source_name"]) == (1, "stdin", None)
     assert found(made, "orders", "A-1") + found(made, "orders", "A-2") == [1, 2]
     assert run_here("ingest", path, "--column", "kee=order_id", *where).error["message"] == (
-        "--column: 'kee' is no field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, "
+        "--column: 'kee' is not a field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, "
         "topic_id; --item-type declares more"
     )
     assert "--constant: 'kee' is no field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
@@ -365,7 +365,11 @@ def test_entries_of_one_identity_are_counted_and_told(run_here, made):
     assert (len(document["items"]), document["hints"]) == (1, [asked])
     assert run_here("query", "orders", "c", "--root", made.root, "--json").document["hints"] == []
     told = run_here("ingest", path, *constants, *where, "--restart")
-    assert re.search(r"folded +3 have topic, key, queue and offset of another one: the newest is answered\n", told.out)
+    assert re.search(
+        r"folded +3 share topic, key, queue and offset with another entry: only the newest is an "
+        r"answer\n",
+        told.out,
+    )
 
 
 def test_a_file_with_a_name_of_its_own_may_move(run_here, made, tmp_path):

@@ -158,11 +158,11 @@ def test_a_file_that_is_none_of_keys_is_named_with_its_row(run_here, cluster, tm
     ("line", "said"),
     [
         (["orders"], "give a TOPIC and a KEY, or --keys FILE"),
-        (["orders", "k", "--out", "x.parquet"], "give --keys, too"),
+        (["orders", "k", "--out", "x.parquet"], "needs --keys"),
         (["orders", "--keys", "k.csv"], "leave TOPIC out"),
         (["--keys", "k.csv", "--messages"], "leave --messages out"),
         (["--keys", "absent.csv"], "absent.csv: No such file"),
-        (["--keys", "k.csv", "--out", "x.xls"], "--out x.xls: answers are written as .parquet or .ndjson"),
+        (["--keys", "k.csv", "--out", "x.xls"], "--out x.xls: its name must end in .parquet or .ndjson"),
     ],
 )
 def test_what_does_not_go_together(run_here, cluster, line, said):

@@ -63,7 +63,7 @@ def test_a_folder_that_is_no_store_is_refused(run_here, made, tmp_path, kind):
     places = {"none": tmp_path / "absent", "file": tmp_path / "file", "another folder": tmp_path}
     store = places.get(kind, made.store / "commitlog")
     (tmp_path / "file").write_bytes(b"")
-    said = "is no RocketMQ store" if store.is_dir() else "is not a folder"
+    said = "is not a RocketMQ store" if store.is_dir() else "is not a folder"
     index = ("--root", made.folder / "root", "--storage", made.uri)
     for line in (
         ("query", TOPIC, KEY, "--messages", *index),
@@ -408,7 +408,7 @@ def test_a_broker_whose_archive_is_damaged_is_named(run_here, brokers):
 def test_a_store_is_one_brokers(run_here, brokers, made):
     done = run_here("query", TOPIC, "order-7", "--messages", "--store", made.store, "--storage", brokers, "--json")
     assert (done.code, done.out, done.error["type"]) == (2, "", "InvalidArgument")
-    assert f"{made.store} is one broker's, and 2 indexes are read" in done.error["message"]
+    assert f"{made.store} belongs to one broker, but 2 indexes are read" in done.error["message"]
 
 
 def test_files_lists_what_is_archived(run_here, made):

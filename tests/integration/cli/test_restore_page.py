@@ -20,7 +20,7 @@ from tiered_index.service.log.session import Lease
 from tiered_index.storage.opening import open_storage
 
 PAGE = (TOP / "docs/restore.md").read_text()
-RECIPES = dict(re.findall(r"^## (.*?)\n.*?^```sh\n(.*?)^```", PAGE, re.M | re.S))
+RECIPES = dict(re.findall(r"^## ([^\n]*)\n(?:(?!^## ).)*?^```sh\n(.*?)^```", PAGE, re.M | re.S))
 GEOMETRY = ("--slots", 16, "--items", 4000)
 STORE = "file://{}/store"
 GAUGES = ("log_number", "published_timestamp_seconds")

@@ -169,7 +169,7 @@ def test_a_class_with_fields_that_is_no_dataclass():
     assert Schema.of(WithConstants).extra == KEYED_SCHEMA.extra
     assert Schema.of(Next).extra == (*KEYED_SCHEMA.extra, Column("region", ">u4"))
     for wrong in (Annotated, Assigned, type("Below", (Annotated,), {})):
-        with pytest.raises(ConfigError, match="no dataclass"):
+        with pytest.raises(ConfigError, match="not a dataclass"):
             Schema.of(wrong)
     assert Schema.of(WithMethodsOnly).extra == KEYED_SCHEMA.extra
 

@@ -78,7 +78,7 @@ def test_item_in_another_slot(small):
     assert "slot" in parts(findings)
     (finding,) = [f for f in findings if f.part == "slot"]
     assert finding.offset == SMALL.items_position + 3 * 32
-    assert "1 items lie in a slot that is not their hash's" in finding.problem
+    assert "1 items are in the wrong slot" in finding.problem
 
 
 def test_items_out_of_order(small):
@@ -212,7 +212,7 @@ def test_items_that_the_filter_denies(small, column):
     wrong = int(items_in(small)[column][3]) ^ 1 << 20
     findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
     assert [(f.problem, f.offset) for f in findings] == [
-        ("1 items are absent, says the filter", SMALL.items_position + 3 * 32)
+        ("1 items are excluded by the filter", SMALL.items_position + 3 * 32)
     ]
     (finding,) = verify(rebuilt(small, filter_bytes=bytes(32)))
     assert (finding.part, finding.offset) == ("filter", SMALL.items_position)
@@ -242,7 +242,7 @@ def test_files_of_earlier_versions_have_no_filter(small, giant):
 def test_a_filter_is_whole_blocks(small):
     (finding,) = verify(rebuilt(small, filter_bytes=b"\xff" * 33))
     assert finding.part == "filter"
-    assert "no whole number of blocks" in finding.problem
+    assert "not a whole number of blocks" in finding.problem
 
 
 def test_a_part_of_the_slots_is_no_whole_file(make):

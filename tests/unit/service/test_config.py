@@ -145,7 +145,7 @@ def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
     [
         ('slots = "x"', "{file}: setting slots must be a whole number"),
         ("[s3]\nmax_attempts = -5", "{file}: setting s3.max_attempts must be positive, not -5"),
-        ("slots = \n", "{file} is no TOML: Invalid value (at line 1, column 9)"),
+        ("slots = \n", "{file} is not TOML: Invalid value (at line 1, column 9)"),
         (None, "{file} can't be read: No such file or directory"),
     ],
 )

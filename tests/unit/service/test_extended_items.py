@@ -412,7 +412,7 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
             (answer,) = results = reader.query_many([("t", "k")])
             assert (answer.status, answer.items[0].status, answer.items[0].lookup) == ("complete", 3, 4)
             # a table has one column of a name
-            with pytest.raises(InvalidArgument, match="have a column 'status', which is the name of a column of answ"):
+            with pytest.raises(InvalidArgument, match="have a column 'status', which clashes with a column of answ"):
                 _table([Lookup(topic="t", key="k")], results)
             with pytest.raises(InvalidArgument, match="have a column 'lookup'"):
                 batch_table(results, Redaction())

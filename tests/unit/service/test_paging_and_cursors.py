@@ -301,7 +301,7 @@ def test_a_lookup_of_many_may_be_a_pair(index):
     pair, given = index.query_many([("t", "k"), Lookup(topic="t", key="k")])
     assert pair.items == given.items and len(pair) > 1
     for wrong in (("t",), ("t", 5), "tk", ("t", "k", 0)):
-        with pytest.raises(InvalidArgument, match=r"lookup 1 is no Lookup and no \(topic, key\)"):
+        with pytest.raises(InvalidArgument, match=r"lookup 1 must be a Lookup or \(topic, key\)"):
             index.query_many([("t", "k"), wrong])
 
 

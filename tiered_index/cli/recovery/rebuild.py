@@ -77,7 +77,7 @@ def rebuild(
         theirs = given.model_copy(update={"storage": source, "root": None})
         old = stack.enter_context(IndexReader.open(config=theirs))
         if given.storage is None and given.root is None:
-            raise ConfigError("no storage is given: --storage URI is where the new index is made")
+            raise ConfigError("give --storage URI, the place of the new index")
         stores = _segments(old, store, source)
         if given.root is None:
             given = given.model_copy(update={"root": Path(stack.enter_context(tempfile.TemporaryDirectory()))})
@@ -163,12 +163,12 @@ def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]
 def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[ArchivedSegment]]) -> None:
     """Raise `ConfigError` where the new index is the old one, or holds something else."""
     if index.index_id == old.genesis.index_id:
-        raise ConfigError("--storage is the index at --from: a rebuilt one needs a storage and a root of its own")
+        raise ConfigError("--storage is the index at --from: give the new index a storage and root of its own")
     known = index.durable_positions()
     if known.keys() - {SOURCE_PREFIX + name for name in stores} or (index.files() and not known):
         raise ConfigError(
-            f"{index.storage.uri} holds entries of something else, or of a rebuild without --root that was stopped "
-            f"before it knew how far it was: an empty prefix is needed"
+            f"{index.storage.uri} holds other entries, or those of an interrupted rebuild without --root: give an "
+            f"empty prefix"
         )
 
 
@@ -187,7 +187,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Return count and checksum of what both indexes have of the archived segments."""
     if len(stores) > 1:
-        raise InvalidArgument("--check compares one store: offsets of several can't be told apart; --store NAME")
+        raise InvalidArgument("--check compares one store: give --store NAME")
     [segments] = stores.values()
 
     def sums(of: IndexReader | IndexService, title: str) -> dict[str, Any]:

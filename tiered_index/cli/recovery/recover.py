@@ -86,15 +86,15 @@ def recover(
     config = session.config(background=False)
     if lost:
         if takes_over:
-            raise InvalidArgument("--take-over is for a root: --lost needs no lease")
+            raise InvalidArgument("--take-over can't be used with --lost, which needs no lease")
         return _give_up(session, config, lost, dry_run=dry_run)
     if dry_run:
-        raise InvalidArgument("--dry-run is for --lost: a recovery without it loses nothing")
+        raise InvalidArgument("--dry-run needs --lost: other recoveries lose nothing")
     if config.root is None:
         raise ConfigError("root is not set: give --root")
     if Root(config.root, Disk()).read_marker() is None:
         if config.storage is None:
-            raise NotAnIndex(f"{config.root} holds no tiered index; to begin it anew give --storage too")
+            raise NotAnIndex(f"{config.root} holds no tiered index; give --storage to begin the root again")
         # raises where the storage holds no index either: recovery creates none
         IndexReader.open(config=config.model_copy(update={"root": None})).close()
     begun: BegunAnew | None = None
@@ -156,7 +156,7 @@ def _notes(begun: BegunAnew | None) -> list[str]:
     if begun is None:
         return []
     notes = [
-        f"the root was begun anew: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} were "
+        f"the root was begun again: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} were "
         f"put in again, {counted(begun.stored, 'file')} were in the storage"
     ]
     return notes + [
@@ -179,7 +179,7 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
         what, misses = ("would be given up", "would miss") if dry_run else ("given up", "miss")
         session.out.line(f"{what} {one.object}: answers {misses} {missing_text(one)}, and say so")
     if dry_run:
-        session.out.remark("nothing was changed: without --dry-run it is given up")
+        session.out.remark("nothing was changed: run it without --dry-run to give it up")
     return 0
 
 

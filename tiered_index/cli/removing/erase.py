@@ -24,7 +24,7 @@ _REMAINS = 1
 def erase_request(given: EraseOptions) -> EraseRequest:
     """Return what the options ask for. Raises `InvalidArgument`."""
     if given.queue is not None and given.before is None:
-        raise InvalidArgument("--queue needs --before: the moment up to which the queue is erased")
+        raise InvalidArgument("--queue needs --before: the time before which the queue is erased")
     return EraseRequest(given.topic, tuple(given.key or ()), given.queue, given.before)
 
 
@@ -98,11 +98,11 @@ def write_erasure(out: Output, done: Erasure) -> int:
     until = format_time(max(stone.before_ms for stone in done.tombstones))
     if done.status == "planned":
         size = human_bytes(done.size_bytes)
-        out.line(f"{what} ({size}) would be erased, and whatever comes with a time before {until}")
+        out.line(f"{what} ({size}) would be erased, and so would later entries with a time before {until}")
     else:
-        out.line(f"{what} are hidden for good, and whatever comes with a time before {until}")
+        out.line(f"{what} are hidden permanently, and so are later entries with a time before {until}")
         out.line(
-            f"{counted(done.entries_removed, 'entry', 'entries')} taken out of the storage, "
+            f"{counted(done.entries_removed, 'entry', 'entries')} removed from the storage, "
             f"{counted(len(done.removed), 'object')} removed, {counted(done.deleted, 'object')} deleted: "
             f"{human_bytes(done.deleted_bytes)}"
         )
@@ -120,8 +120,8 @@ def write_erasure(out: Output, done: Erasure) -> int:
         out.line("without fingerprints: keys of an equal hash are among them")
     if done.collisions:
         out.line(
-            f"collisions: {counted(done.collisions, 'entry', 'entries')} of archived messages went that have another "
-            f"key; the messages themselves stay"
+            f"collisions: {counted(done.collisions, 'entry', 'entries')} of archived messages with another key "
+            f"were erased; the messages stay"
         )
     for said in done.unchecked:
         out.line(f"not checked: {said}")
@@ -132,5 +132,5 @@ def write_erasure(out: Output, done: Erasure) -> int:
     if (asked := likely_seconds("what is erased", max(stone.before_ms for stone in done.tombstones))) is not None:
         out.remark(asked)
     if done.status == "planned":
-        out.remark("nothing was changed: --yes does that")
+        out.remark("nothing was changed: pass --yes to apply")
     return _REMAINS if done.status == "remains" else 0

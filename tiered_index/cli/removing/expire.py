@@ -90,7 +90,7 @@ def _rule(
             raise InvalidArgument(f"--topic: {error}") from error
         given = Retention(age_s=age, topics=ages, max_bytes=max_bytes, segments_age_s=segments_age)
     if not given.any:
-        raise ConfigError("nothing says what expires: give --age, --topic, --max-bytes or --segments-age, or retention")
+        raise ConfigError("no rule is given: give --age, --topic, --max-bytes or --segments-age, or retention")
     return given if grace is None else replace(given, grace_s=grace)
 
 
@@ -137,7 +137,7 @@ def _write_expiry(
     for pattern in plan.unknown_topics:
         out.remark(unknown_topic(pattern, plan.known_topics))
     if not done:
-        out.remark("nothing was changed: --yes does that")
+        out.remark("nothing was changed: pass --yes to apply")
 
 
 def _horizons(expired: Expired) -> Sequence[str]:

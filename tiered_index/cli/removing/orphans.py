@@ -73,7 +73,7 @@ def orphans(
     if found.foreign:
         session.out.line(f"{counted(len(found.foreign), 'foreign object')} left alone")
     if not yes and (found.objects or found.uploads):
-        session.out.remark("nothing was deleted: --yes does that")
+        session.out.remark("nothing was deleted: pass --yes to delete")
     return 0
 
 

@@ -93,7 +93,7 @@ def lookup(
     if both := [name for name, value in given.items() if value is not None and name in columns]:
         raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
     if begin is not None and end is not None and begin > end:
-        raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
+        raise InvalidArgument(f"--begin {format_time(begin)} is after --end {format_time(end)}")
     from tiered_index.spark.lookup.keys import check_out, key_files, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up, opened_index
 
@@ -153,7 +153,7 @@ def _write_looked_up(out: Output, result: LookupResult, statuses: dict[str, int]
     out.line(f"{counted(result.rows, 'row')}, {lookups}{f' ({told})' if told else ''}")
     out.line(f"{counted(result.objects, 'object')} opened: {cost}, {human_seconds(elapsed_s)}")
     if result.lost:
-        out.line(f"lost for good: {lost_text(result.lost)}")
+        out.line(f"lost permanently: {lost_text(result.lost)}")
     failed = [f"not read: {file}: {error}" for file, error in result.failed]
     out.first(_FAILED_SHOWN, failed, lambda rest: f"not read: {rest:,} more", remark=True)
 
@@ -203,11 +203,9 @@ def audit(
     storage = given_storage(config)
     columns, constants = given_columns(column, constant)
     if not source and (columns or constants or begin is not None or end is not None):
-        raise InvalidArgument(
-            "--column, --constant, --begin and --end say how to compare with a --source, and none is given"
-        )
+        raise InvalidArgument("--column, --constant, --begin and --end need --source")
     if begin is not None and end is not None and begin // 1000 > end // 1000:
-        raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
+        raise InvalidArgument(f"--begin {format_time(begin)} is after --end {format_time(end)}")
     from tiered_index.spark.audit.audit import audit as audit_index
     from tiered_index.spark.audit.audit import check_audit, check_report_name, write_report
 

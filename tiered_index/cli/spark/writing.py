@@ -129,7 +129,7 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
     out.line(f"{became} {counted(len(result.windows), 'table')} of {shards}")
     if result.quarantined:
         wrong = counted(result.quarantined, "entry", "entries")
-        out.line(f"{wrong} with a time that can't be right went to quarantine")
+        out.line(f"{wrong} with an implausible time went to quarantine")
     if result.without_key:
         out.line(f"{counted(result.without_key, 'message')} without key made no entry")
     if result.skipped_ranges:

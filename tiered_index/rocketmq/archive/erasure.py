@@ -145,17 +145,17 @@ def erase_index(
     clock: Clock | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
-    """Erase what a topic of the index at a storage URI has before `before_ms` (epoch milliseconds; None: now): of
-    `keys`, of a queue, or all of it (`keys` None; no keys at all are refused); only with `yes`, else return what it
-    would do.
+    """Erase entries of a topic that are older than `before_ms`; without `yes` only return what would go.
 
-    One log record states it, for good: no lookup shows anything of it from then on, wherever it lies and whenever it
-    comes there. The next merges leave its bytes out; with `now` the objects that hold any are rewritten at once, and
-    all that records removed `grace_s` seconds ago is deleted. `progress` is called with what is done, steps done and
-    steps. A key is told by hash and fingerprint, in an index without fingerprints by its hash.
+    `before_ms` is in epoch milliseconds (None: now). The entries are those of `keys`, of a queue, or of the whole topic
+    (`keys` None; an empty list is refused). One log record hides them permanently: no lookup shows them from then on,
+    also those that arrive later. The next merges leave their bytes out. With `now` the objects that hold them are
+    rewritten at once, and objects that records removed `grace_s` seconds ago are deleted. A key is known by hash and
+    fingerprint; in an index without fingerprints by its hash. `progress` is called with the present step, the steps
+    done and their number.
 
-    Returns the certificate. Repeating it is harmless, beside writers, readers and merges, too. Raises
-    `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
+    Returns the certificate. You may repeat the call, also beside writers, readers and merges. Raises `InvalidArgument`,
+    `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3)) as opened:

@@ -105,7 +105,7 @@ class RocketmqMessages:
     is no store then, since that is one broker's. `store` is the folder that holds ``commitlog``; `store_name` narrows
     the archive to one store's segments (None: all are tried). `threads` bounds requests at once. `root` is that of an
     index that follows the store: what its follower remembers tells what the broker cut off. Raises `InvalidArgument`
-    where `store` is no RocketMQ store.
+    where `store` is not a RocketMQ store.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class RocketmqMessages:
         self._archives = {None: archive} if isinstance(archive, SegmentArchive) else archive or {}
         if store is not None and len(self._archives) > 1:
             raise InvalidArgument(
-                f"the store {store} is one broker's, and {len(self._archives)} indexes are read: without it their "
-                "messages come from archived segments"
+                f"the store {store} belongs to one broker, but {len(self._archives)} indexes are read: leave it "
+                f"out to read archived segments"
             )
         self._store_name = store_name
         self._threads = threads

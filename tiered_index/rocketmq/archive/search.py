@@ -114,7 +114,7 @@ class Search:
             and self._is_of_the_second(message)
             and message.size == (self.item.size or message.size)
         )
-        return None if agrees else "another message lies there: the log was written anew"
+        return None if agrees else "another message is there: the log was rewritten"
 
     def _entry_of(self, message: Message) -> IndexItem:
         assert self.item is not None

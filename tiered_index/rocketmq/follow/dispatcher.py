@@ -79,8 +79,8 @@ def check_one_store(index: IndexService, source: str, *, restart: bool = False) 
     if known and source not in known and not restart:
         other, this = (name.removeprefix(SOURCE_PREFIX) for name in (known[0], source))
         raise ConfigError(
-            f"this index is of the store {other!r}, not of {this!r}: use a root and a storage of its own, "
-            "--store-name where the same store has moved, or --restart to put both into one index"
+            f"this index is of the store {other!r}, not of {this!r}: use another root and storage, --store-name "
+            f"if the store has moved, or --restart to put both into one index"
         )
 
 
@@ -339,7 +339,8 @@ class Dispatcher:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
             raise StorageUnavailable(
-                f"{self.store.commitlog} is not there, but a broker's other files are: it was moved, or isn't mounted"
+                f"{self.store.commitlog} is missing, but other files of a broker are there: it was moved or is "
+                f"not mounted"
             )
         if not self.position:
             return ()

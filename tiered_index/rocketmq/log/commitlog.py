@@ -310,9 +310,7 @@ class CommitLogReader:
             return batch if zeros else replace(batch, state=End.TORN, damage=None), None
         if zeros:
             where = "in the next segment" if written_behind else f"at commit log offset {readable}"
-            problem = CorruptFile(
-                str(segment.path), f"zeros where the log goes on {where}", offset=batch.end - segment.start
-            )
+            problem = CorruptFile(str(segment.path), f"zeros inside the log {where}", offset=batch.end - segment.start)
             batch = replace(batch, state=End.DAMAGED, damage=problem)
         # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't
         # change any more.

@@ -188,7 +188,7 @@ def pack_host(host: Host) -> bytes:
     try:
         return ipaddress.ip_address(host.ip).packed + struct.pack(">i", host.port)
     except (ValueError, struct.error) as error:
-        raise InvalidArgument(f"{host!r} is no address and port ({error})") from error
+        raise InvalidArgument(f"{host!r} is not an address and port ({error})") from error
 
 
 @lru_cache(maxsize=1_024)
@@ -211,8 +211,8 @@ def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
     except ValueError:
         packed = b""
     if len(packed) not in (16, 28):
-        raise InvalidArgument(f"{msg_id!r:.80} is no message id: 32 or 56 hexadecimal digits are")
+        raise InvalidArgument(f"{msg_id!r:.80} is not a message id: it needs 32 or 56 hexadecimal digits")
     host, offset = unpack_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
     if offset < 0 or not 0 <= host.port <= _MAX_PORT:
-        raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
+        raise InvalidArgument(f"{msg_id} is not an offset message id: it names no place in a commit log")
     return host, offset

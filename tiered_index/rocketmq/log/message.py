@@ -148,10 +148,10 @@ def _decode_head(
     if magic not in (layout.MAGIC_V1, layout.MAGIC_V2):
         raise damage("wrong magic of a message", expected=f"{layout.MAGIC_V1:#x} or {layout.MAGIC_V2:#x}")
     if not layout.MIN_MESSAGE_BYTES <= size <= most:
-        raise damage("the message's size lies", expected=f"{layout.MIN_MESSAGE_BYTES} to {most} bytes")
+        raise damage("the message's size is wrong", expected=f"{layout.MIN_MESSAGE_BYTES} to {most} bytes")
     head = _HEADS[int.from_bytes(data[36:40], "big") & (layout.BORN_V6 | layout.STORE_V6)]
     if size < head.size + 3 or len(data) < head.size:
-        raise damage("the message's size lies: it has no room for its hosts")
+        raise damage("the message's size is wrong: it has no room for its hosts")
     fields = dict(zip(_FIELDS, head.unpack_from(data), strict=True))
     if physical_offset is not None and fields["physical_offset"] != physical_offset:
         raise damage("the message belongs elsewhere", expected=f"physical offset {physical_offset}")
@@ -160,7 +160,7 @@ def _decode_head(
     most_of_topic = layout.MAX_TOPIC_V1_BYTES if length_bytes == 1 else _MAX_TOPIC_BYTES
     shortest = max(longest - most_of_topic - layout.MAX_PROPERTIES_BYTES, 0) if bounded else 0
     if not shortest <= body_length <= longest:
-        raise damage("the body's length lies")
+        raise damage("the body's length is wrong")
     return Head(size, fields, head.size, head.size + body_length, length_bytes)
 
 
@@ -170,7 +170,7 @@ def _topic_bytes(head: Head, tail: Buffer, damage: Callable[..., CorruptFile]) -
     length = int.from_bytes(tail[:length_bytes], "big", signed=True)
     properties_at = length_bytes + length + 2
     if len(tail) < room or length < 0 or properties_at > room:
-        raise damage("the topic's length lies")
+        raise damage("the topic's length is wrong")
     properties = int.from_bytes(tail[properties_at - 2 : properties_at], "big", signed=True)
     if properties_at + properties != room:
         raise damage("the lengths don't add up: length of the properties")
@@ -343,7 +343,7 @@ class Message(NamedTuple):
 def problem_of_values(topic: str, queue_id: int, store_ms: int) -> str | None:
     """Return what no broker writes and no index takes, or None."""
     if not topic.strip() or len(topic.encode("utf-16-le")) > 2 * MAX_TOPIC_UNITS:
-        return f"the topic is none: it has 1 to {MAX_TOPIC_UNITS:,} characters, and not only blanks"
+        return f"invalid topic: it needs 1 to {MAX_TOPIC_UNITS:,} characters, not only blanks"
     if queue_id < 0:
         return "the queue id is negative"
     if not 0 <= store_ms <= MAX_TIMESTAMP_MS:
@@ -380,7 +380,7 @@ def decode_message(
     try:
         topic = bytes(view[topic_at:topic_end]).decode()
     except UnicodeDecodeError as error:
-        raise damage("the topic is no UTF-8") from error
+        raise damage("the topic is not UTF-8") from error
     if problem := problem_of_values(topic, fields["queue_id"], fields["store_ms"]):
         raise damage(problem)
     if size is not None and size != head.size:

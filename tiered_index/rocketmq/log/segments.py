@@ -205,7 +205,7 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
     size, magic = _head(data, position)
     if magic in _MAGICS:
         if not MIN_MESSAGE_BYTES <= size <= left:
-            return End.DAMAGED, f"the message's size lies: {size}, with {left} bytes left in the segment"
+            return End.DAMAGED, f"the message's size is wrong: {size}, with {left} bytes left in the segment"
         return (End.MORE, None) if len(data) < segment_end else (End.DAMAGED, "the segment ends within a message")
     if magic == BLANK:
         if size == left:
@@ -213,7 +213,7 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
         return End.DAMAGED, f"a blank of {size} bytes where {left} are left in the segment"
     if size == 0 and magic == 0:
         return End.OPEN, None
-    return End.DAMAGED, f"neither message nor blank begins here: magic {magic:#010x}"
+    return End.DAMAGED, f"no message or blank begins here: magic {magic:#010x}"
 
 
 def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:

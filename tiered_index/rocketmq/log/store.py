@@ -297,7 +297,7 @@ class StoreDirectory:
         if not folder.is_dir():
             raise InvalidArgument(f"{folder} is not a folder")
         if not any((folder / part).exists() for part in _PARTS):
-            raise InvalidArgument(f"{folder} is no RocketMQ store: it has no commitlog/")
+            raise InvalidArgument(f"{folder} is not a RocketMQ store: it has no commitlog/")
         return cls(folder, name or str(folder))
 
     @property

@@ -240,7 +240,7 @@ class ReadOnlyBroker:
         self.name = name
         if advertised is not None and not ((found := _ADDRESS.fullmatch(advertised)) and 0 < int(found[1]) < 1 << 16):
             raise InvalidArgument(
-                f"{advertised!r} is no address at which clients find a broker: give HOST:PORT, as archive.example:9876 "
+                f"{advertised!r} is not an address of a broker: give HOST:PORT, as archive.example:9876 "
                 "(an IPv6 address without brackets)"
             )
         self._advertised = advertised
@@ -508,7 +508,7 @@ class ReadOnlyBroker:
         """
         found = _LAST_KEY.fullmatch(last_key)
         if found is None:
-            raise BadRequest("the custom field <lastKey> is no HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET")
+            raise BadRequest("the custom field <lastKey> is not HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET")
         hour_ms, offset, cursor = int(found[1]), int(found[2]), None
         end_ms = min(end_ms, hour_ms + _HOUR_MS - 1, MAX_TIMESTAMP_MS)
         while begin_ms <= end_ms:

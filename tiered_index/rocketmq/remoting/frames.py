@@ -162,7 +162,7 @@ def encode_frame(command: Command) -> bytes:
         length = _HEAD_BYTES + len(header) + len(command.body)
         head = struct.pack(">iI", length, command.serialisation << 24 | len(header))
     except struct.error as error:
-        raise InvalidArgument(f"no frame holds this command ({error})") from error
+        raise InvalidArgument(f"this command does not fit a frame ({error})") from error
     if len(header) >= 1 << 24:
         raise InvalidArgument(f"a header has less than 16 MiB, not {len(header):,} bytes")
     return b"".join((head, header, command.body))
@@ -213,14 +213,14 @@ def _decode_json(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the header is no JSON ({error})") from error
+        raise InvalidArgument(f"the header is not JSON ({error})") from error
     if not isinstance(header, dict):
-        raise InvalidArgument("the header is no JSON object")
+        raise InvalidArgument("the header is not a JSON object")
     if header.get("code") is None:
         raise InvalidArgument("the header has no code")
     fields = header.get("extFields") or {}
     if not isinstance(fields, dict):
-        raise InvalidArgument("extFields is no JSON object")
+        raise InvalidArgument("extFields is not a JSON object")
     language = header.get("language")
     return {
         **{name: _number(name, header.get(name)) for name in ("code", "opaque", "flag", "version")},
@@ -237,7 +237,7 @@ def _number(name: str, value: object) -> int:
     if isinstance(value, str) and value.isascii() and len(value) <= 11 and value.removeprefix("-").isdigit():
         value = int(value)
     if type(value) is not int or not -(2**31) <= value < 2**31:
-        raise InvalidArgument(f"{name} is no 32-bit number: {value!r:.40}")
+        raise InvalidArgument(f"{name} is not a 32-bit number: {value!r:.40}")
     return value
 
 
@@ -246,7 +246,7 @@ def _text(name: str, value: object) -> str:
         return value or ""
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise InvalidArgument(f"{name:.40} is no text: {value!r:.40}")
+    raise InvalidArgument(f"{name:.40} is not text: {value!r:.40}")
 
 
 # the binary header
@@ -355,7 +355,7 @@ def text_of(request: Command, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadRequest(f"the custom field <{name}> is no Unicode text") from None
+        raise BadRequest(f"the custom field <{name}> is not Unicode text") from None
     return text
 
 
@@ -378,5 +378,5 @@ def number_of(request: Command, name: str) -> int:
     """Return a field that is a whole number. Raises `BadRequest`."""
     text = text_of(request, name)
     if not _DIGITS.fullmatch(text):
-        raise BadRequest(f"the custom field <{name}> is no number")
+        raise BadRequest(f"the custom field <{name}> is not a number")
     return int(text)

@@ -179,7 +179,7 @@ def _hash_of(tags: str | None) -> int:
 def checked_message(message: Message, queue: Queue, offset: int, file: str) -> Message:
     """Return a message, which a queue names at an offset. Raises `CorruptFile` for another one."""
     if (message.topic, message.queue_id, message.queue_offset) != (queue.topic, queue.queue_id, offset):
-        problem = f"queue offset {offset} names commit log offset {message.physical_offset}, where another message lies"
+        problem = f"queue offset {offset} names commit log offset {message.physical_offset}, where another message is"
         raise CorruptFile(file, problem)
     return message
 

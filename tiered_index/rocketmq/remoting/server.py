@@ -337,7 +337,7 @@ async def serve_remoting(
     """Return a server that answers RocketMQ's tools from `index`, listening; `close` it before the index.
 
     Arguments as of `ReadOnlyBroker` and `RemotingServer`. Raises `SetupUnavailable` if the address can't be had, and
-    `InvalidArgument` where `store` is no RocketMQ store.
+    `InvalidArgument` where `store` is not a RocketMQ store.
     """
     broker = ReadOnlyBroker(
         index, store=store, root=root, cluster=cluster, name=name, advertised=advertised, timeout_s=timeout_s

@@ -119,4 +119,4 @@ def _lookup(number: int, pair: object, max_count: int) -> Lookup:
     match pair:
         case (str(topic), str(key)):
             return Lookup(topic, key, max_count=max_count)
-    raise InvalidArgument(f"lookup {number} is no Lookup and no (topic, key) but {pair!r:.80}")
+    raise InvalidArgument(f"lookup {number} must be a Lookup or (topic, key), not {pair!r:.80}")

@@ -441,7 +441,7 @@ def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
     if stored != digest:
         raise InvalidCursor("this cursor belongs to another query: topic, key and range must be those it came with")
     if not canonical:
-        raise InvalidCursor(f"cursor {cursor[:40]!r} was altered: it is not spelled as it was given out")
+        raise InvalidCursor(f"cursor {cursor[:40]!r} was altered")
     if len(after) != columns or not all(type(value) is int and abs(value) < 2**64 for value in after):
         raise InvalidCursor(f"cursor {cursor[:40]!r} does not fit the index's schema")
     return tuple(after)

@@ -177,7 +177,7 @@ def check_position(source: object, position: object) -> tuple[str | None, int | 
     if source is None and position is None:
         return None, None
     if not isinstance(source, str) or not source:
-        raise InvalidArgument("source must be a non-empty text where source_position is given, and the other way round")
+        raise InvalidArgument("give source (a non-empty text) and source_position together")
     return source, check_number("source_position", position)
 
 
@@ -323,7 +323,7 @@ def _as_mapping(batch: Any) -> dict[str, Any]:
             fields = [pa.field(f.name, _known_text(f.type)) for f in table.schema]
             batch = table.cast(pa.schema(fields))
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise InvalidArgument(f"a {type(batch).__name__} can't be taken as an Arrow table: {error}") from error
+            raise InvalidArgument(f"a {type(batch).__name__} can't be converted to an Arrow table: {error}") from error
         batch = batch.drop_columns([name for name in batch.column_names if _PANDAS_INDEX.fullmatch(name)])
     if isinstance(batch, pa.RecordBatch | pa.Table):
         if len(set(batch.schema.names)) != len(batch.schema.names):
@@ -455,7 +455,7 @@ def milliseconds(times: Any) -> Any:
         try:
             return pc.multiply_checked(counts, 1000)
         except pa.ArrowInvalid as error:
-            raise InvalidArgument(f"timestamp_ms: a time is beyond what milliseconds can say ({error})") from error
+            raise InvalidArgument(f"timestamp_ms: a time is out of range in milliseconds ({error})") from error
     if unit == "ms":
         return counts
     divisor = {"us": 1_000, "ns": 1_000_000}[unit]

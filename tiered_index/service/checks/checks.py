@@ -234,8 +234,8 @@ def check_storage(
     _name_topics(storage, state, report)
     if report.missing:
         report.note(
-            "objects went behind the log's back: has the bucket a life-cycle rule that deletes them? `tiered-index "
-            "expire` removes what is old, so that the log knows"
+            "objects were deleted without a log record: does a life-cycle rule of the bucket delete them? Remove "
+            "old entries by `tiered-index expire`"
         )
     report.lost += map(Missing.of, state.lost.values())
     _note_strays(storage, state, report, DATA_PREFIX)
@@ -305,8 +305,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
         report.add(
             listed[0].name,
             "log",
-            "the records before it are gone: has the bucket a life-cycle rule that deletes them? Take the rule away, "
-            "then `tiered-index copy` the index, as its newest checkpoint has it",
+            "the records before it are gone: does a life-cycle rule of the bucket delete them? Remove the rule, "
+            "then `tiered-index copy` the index as of its newest checkpoint",
         )
         state = _checkpoint_behind(storage, checkpoints, number_of(listed[0].name) - 1)
     try:
@@ -450,8 +450,8 @@ def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str)
             _note_foreign(info, report)
         else:
             report.note(
-                f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, what a "
-                f"crash left, or what expired or was merged and is kept for a while"
+                f"{info.name}: {info.size_bytes:,} bytes that the log does not name: an unfinished upload, a "
+                f"leftover of a crash, or an object that expired or was merged"
             )
     for handle in storage.list_uploads(prefix):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")

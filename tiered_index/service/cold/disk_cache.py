@@ -207,7 +207,7 @@ class CacheFolder:
                 if self._passed_over and self._passed_over.get(path) == _identity(status):
                     return None
                 if not self._cache.trusts(status):
-                    self._damaged(path, status, "another user's, or for others to write")
+                    self._damaged(path, status, "owned by another user, or writable by others")
                     return None
                 if status.st_size != _stored_bytes(length):
                     self._damaged(path, status, "another length than the log says")
@@ -240,7 +240,7 @@ class CacheFolder:
             make_path(self._mine)
             if not self._cache.trusts(self._mine.lstat()):
                 raise PermissionError(
-                    errno.EPERM, "another user's folder, a link, or for others to write", str(self._mine)
+                    errno.EPERM, "a folder of another user, a link, or writable by others", str(self._mine)
                 )
             temporary.touch(0o644, exist_ok=False)
             with temporary.open("wb") as handle:

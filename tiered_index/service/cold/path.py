@@ -60,7 +60,7 @@ def lost_error(name: str) -> CorruptFile:
     return CorruptFile(
         name,
         "the log names this object, but the storage does not have it: --allow-partial (allow_partial=True) answers "
-        "from the rest, `verify` tells what is missing, `recover --lost` gives it up",
+        "from the rest, `verify` shows what is missing, `recover --lost` gives it up",
     )
 
 

@@ -101,16 +101,17 @@ class EraseRequest:
 class Erasure:
     """The certificate of an erasure.
 
-    `objects` are those that held what was asked, with `entries` entries of it; of these `removed`
-    are named by no record any more, and `entries_removed` entries went. `segments_*` tell of archived segments, of
-    which `messages_erased` messages were overwritten; `collisions` entries of their messages have another key of the
-    same hash and fingerprint, and went, too (None: no segment was read, or none for a key). `log_numbers` are the
-    records that stated and removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining`
-    are objects in which it found entries, or that could not be told. `pending` are objects that were removed and whose
-    bytes are still there, unfinished uploads, staged objects that hold any of it, and other places of the storage with
-    bytes that no object has. `unchecked` says in words what could not be seen, `to_do` what is left to do.
-    `unknown_topics` has the topic where none of the files that were stored at first has it; `known_topics` are those
-    that they have then.
+    - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
+      `entries_removed` entries are gone.
+    - `segments_*` count archived segments; `messages_erased` messages in them were overwritten. `collisions` entries of
+      these messages have another key of the same hash and fingerprint, and were erased too (None: no segment was read,
+      or the request has no key).
+    - `log_numbers` are the records that state the erasure and remove objects.
+    - `scanned_*` count the scan of stored bytes at the end. `remaining` are objects that still hold entries or can't be
+      read.
+    - `pending` are bytes that no record names: removed objects, unfinished uploads, staged objects.
+    - `unchecked` names places that the scan can't see. `to_do` names the next steps.
+    - `unknown_topics` has the topic if no stored file had it; `known_topics` are the topics that files had.
     """
 
     request: EraseRequest
@@ -298,7 +299,7 @@ def _check_bound(expired: Expired, stones: Sequence[Tombstone]) -> Expired:
     if (count := len(joined.tombstones)) > MOST_TOMBSTONES and count > len(expired.tombstones):
         raise InvalidArgument(
             f"the index would have {count:,} tombstones, the limit is {MOST_TOMBSTONES:,}: erase a whole topic "
-            f"before a moment, which takes the place of those of its keys, or let expire what is older than they reach"
+            f"before a moment, which replaces those of its keys, or expire older entries"
         )
     return joined
 
@@ -396,14 +397,14 @@ def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) ->
         said.append("a bucket with versioning: it keeps deleted objects as noncurrent versions")
     if state.epoch:
         said.append(
-            "a writer's root: what it has yet to upload is hidden, and goes with a merge after that; its copies of "
-            "objects that are gone, and what its cache has of them, go when it next reads the log"
+            "a writer's root: entries that are not uploaded yet are hidden, and go with a merge after their "
+            "upload; copies of deleted objects, and their cache entries, go when the writer next reads the log"
         )
     said += known.get("segment_problems", ())
     if state.archive and not known.get("segments_read"):
         said.append(f"{len(state.archive)} archived segments: the messages themselves are erased with --now alone")
     elif state.archive:
-        said.append("the source's own files: what lies there is the source's to delete")
+        said.append("the source's own files: only the source can delete them")
     if state.lost:
         said.append(f"{len(state.lost)} objects that the storage lost and a record gave up")
     return tuple(said)
@@ -412,12 +413,12 @@ def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) ->
 def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
     steps = []
     if known["remaining"]:
-        what = f"{len(known['remaining'])} objects hold what was erased, hidden, or can't be read"
-        steps.append(f"{what}: run it again; `verify` tells of damaged ones" if now else f"{what}: merge, or use --now")
+        what = f"{len(known['remaining'])} objects still hold erased entries, hidden, or can't be read"
+        steps.append(f"{what}: run it again; `verify` lists damaged ones" if now else f"{what}: merge, or use --now")
     if known["pending"]:
         steps.append(
             f"{len(known['pending'])} objects or uploads that no record names are still stored: run it with --now "
-            f"again after the grace ({grace_s:.0f} s), or with --grace 0 where no export and no job reads; an "
-            f"unfinished upload goes after a day, a staged object once a job has compacted it"
+            f"again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running; an "
+            f"unfinished upload goes after a day, a staged object after its compaction"
         )
     return tuple(steps)

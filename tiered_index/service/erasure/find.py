@@ -130,7 +130,7 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
         return ScannedObject(problem=str(error))
     problem = None
     if told and not names and any(not stone.hashes for stone in told):
-        problem = f"{stored.name} doesn't name its topics: what it holds of one can't be told"
+        problem = f"{stored.name} does not name its topics: its entries of one topic are unknown"
     return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), trailer.metadata.topic_names)
 
 

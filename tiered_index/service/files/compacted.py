@@ -358,7 +358,7 @@ def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
     """Open a compacted file on the local disk. Raises `CorruptFile`, `FileNotFoundError`."""
     local = LocalBytes(path)
     metadata = local.trailer().metadata
-    CorruptFile.unless_equal(str(path), "file says another id than its name", path.stem, metadata.file_id)
+    CorruptFile.unless_equal(str(path), "the file's id differs from its name", path.stem, metadata.file_id)
     interval, sequence = (metadata.second_min, metadata.second_max), int(metadata.more.get("sequence", 0))
     rule = metadata.layout.hash
     return CompactedFile(

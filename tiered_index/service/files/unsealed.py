@@ -258,7 +258,7 @@ class UnsealedFile(LocalHandle):
         for path, descriptor in ((self.journal_path, self._journal_descriptor), (self.path, self._descriptor)):
             # a stat of the path raises for a deleted file
             if not os.path.samestat(path.stat(), os.fstat(descriptor)):
-                raise FileNotFoundError(errno.ENOENT, "another file took its place while it was written", str(path))
+                raise FileNotFoundError(errno.ENOENT, "another file replaced it while it was written", str(path))
         # where this ends early, what is wider than the entries does no harm: it comes first, positions last
         for topic_id, name in fresh:
             self.topics[topic_id] = name
@@ -448,7 +448,7 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
             root.disk.write_file(temporary, [begun])
             root.disk.publish(temporary, journal_path)
     except OSError as error:
-        _log.warning("%s holds nothing and can't be dropped now: %s", path, error)
+        _log.warning("%s is empty and can't be deleted now: %s", path, error)
         with contextlib.suppress(OSError):
             root.disk.unlink(temporary)
         return

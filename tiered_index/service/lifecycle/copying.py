@@ -53,9 +53,9 @@ Part = StoredObject | ArchivedSegment
 class CopyReport:
     """The result of one round of a copy. Counts are of objects, bytes and log records.
 
-    `source_number` is the record of the source's log up to which the target, whose log ends at `log_number`, holds
-    everything; `records` of them are new. `sent` objects were copied, `kept` were there, whole, of an earlier try;
-    `removed` are names that the target's log no longer has. `as_of_ms`: when that log was read, by the copier's clock.
+    The target, whose log ends at `log_number`, has everything up to record `source_number` of the source; `records` of
+    these are new. `sent` objects were copied; `kept` were there already from an earlier try. `removed` are names that
+    the target's log no longer has. `as_of_ms` is the time at which the source's log was read, by the copier's clock.
     """
 
     as_of_ms: int
@@ -112,7 +112,7 @@ class Copier:
             self._check_target(self.copied.open())
         except NotAnIndex as error:
             if self.must_exist:
-                raise NotAnIndex(f"{error}, and --must-exist says that it holds a copy: is it mounted?") from error
+                raise NotAnIndex(f"{error}, but --must-exist requires a copy: is it mounted?") from error
         probe_put_if_absent(self.target)
         return state
 
@@ -144,7 +144,7 @@ class Copier:
                 self._check_lost(waiting, state)
         else:
             raise JobOverdue(
-                f"{self.target.uri}: objects went as fast as they were copied, or took more than "
+                f"{self.target.uri}: objects were removed while they were copied, or took more than "
                 f"{MAX_AGE_S // 3600} hours: nothing was published"
             )
         after, key = self._publish(state), _key(state)
@@ -170,9 +170,9 @@ class Copier:
             self.source.head(log_name(1))
         except ObjectNotFound:
             return (
-                f"{self.source.uri}: the log's first records are gone: has the bucket a life-cycle rule that deletes "
-                f"them? The copy is as the newest checkpoint has it, and nobody can check that. End the rule, or the "
-                f"source is lost with its checkpoints; the copy has a log of its own",
+                f"{self.source.uri}: the log's first records are gone: does a life-cycle rule of the bucket "
+                f"delete them? The copy has the state of the newest checkpoint, which can't be verified. Remove "
+                f"the rule, or the source is lost with its checkpoints; the copy has a log of its own",
             )
         return ()
 
@@ -294,18 +294,17 @@ class Copier:
         state = self.log.state
         assert state.genesis is not None and there.genesis is not None
         if there.genesis.index_id == state.genesis.index_id:
-            raise InvalidArgument(
-                f"{self.target.uri} is the index that is to be copied, no copy of it: give another storage"
-            )
+            raise InvalidArgument(f"{self.target.uri} is the source itself: give another storage")
         if _key(state) not in there.positions:
             raise InvalidArgument(
-                f"{self.target.uri} holds an index that is no copy of {self.source.uri}: give a storage that holds none"
+                f"{self.target.uri} holds an index that is not a copy of {self.source.uri}: give a storage "
+                f"without an index"
             )
         last = self.copied.record(there.number)
         if last.kind != _KIND:
             raise InvalidArgument(
-                f"{self.target.uri} was written to by somebody else since it was copied (record {there.number} of its "
-                f"log): it is an index of its own now, and not changed"
+                f"{self.target.uri} was written to since it was copied (record {there.number} of its "
+                f"log): it is now an index of its own, and was not changed"
             )
         at = there.positions[_key(state)]
         if last.copied and at <= state.number and (at, last.copied) != self._compared:
@@ -417,14 +416,15 @@ def copy_index(
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyReport:
-    """Copy the index at the storage URI `source` to `target`, as of the end of its log; return what was done.
+    """Copy the index at the storage URI `source` to `target`, as of the end of its log. Return a report.
 
-    `target` holds no index, or a copy of this one to which nobody else has written: then it is brought up to date. An
-    interrupted copy is continued by the next call. `threads` objects are copied at the same time; each thread calls
-    `progress` with the bytes that are there since. Writers, merges, sweeps and readers may be at work on the source.
-    The copy is an index of its own, with an id of its own: a writer needs a root of its own for it. Raises
-    `InvalidArgument`, `NotAnIndex`, `CorruptFile` (nothing damaged is copied), `StorageUnavailable`,
-    `StorageMisconfigured`; the target is then what it was.
+    `target` has no index, or an earlier copy of this one without other writes, which is updated. Call it again to
+    continue an interrupted copy. `threads` objects are copied at a time; each thread calls `progress` with the bytes
+    copied since its last call. Writers, merges, sweeps and readers of the source may run meanwhile. The copy is an
+    index with an id of its own: a writer needs a new root for it.
+
+    Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile` (nothing damaged is copied), `StorageUnavailable`,
+    `StorageMisconfigured`. The target is then unchanged.
     """
     with contextlib.ExitStack() as closing:
         options = s3

@@ -36,10 +36,11 @@ Stats = Mapping[str, NamedStats]
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """The plan of an expiry: the record for the log, and the objects that go. `objects` are of files and window tables,
-    `segments` are archived ones.
-    `mixed` objects hold, or may hold, expired entries beside others; of these `mixed_entries` at least have expired.
-    `unknown_topics` are patterns of the rule that match none of `known_topics`, the topics of all stored objects.
+    """The plan of an expiry: the log record, and the objects that go.
+
+    `objects` are files and window tables, `segments` archived segments. `mixed` objects have, or may have, expired
+    entries beside others; at least `mixed_entries` of these have expired. `unknown_topics` are patterns of the rule
+    that match no topic of the stored objects (`known_topics`).
     """
 
     expired: Expired
@@ -270,11 +271,11 @@ def _looked_up(objects: Sequence[StoredObject], cold: ColdPath) -> Stats:
 def expire_index(
     storage: str, rule: Retention, *, yes: bool = False, s3: StorageOptions | None = None, clock: Clock | None = None
 ) -> ExpiryPlan:
-    """Return what has expired by `rule` of the index at a storage URI, and which objects go; do it only with `yes`.
+    """Expire entries of the index at a storage URI by `rule`; without `yes` only return the plan.
 
-    Then one log record states it, for good, and removes the objects; what expiry and merges removed `rule.grace_s` ago
-    is deleted. Repeating it is harmless, beside writers, readers and merges, too. Raises `NotAnIndex`, `CorruptFile`,
-    `StorageUnavailable`, `StorageMisconfigured`.
+    With `yes` one log record states the expired times permanently and removes the objects without newer entries.
+    Objects that expiry and merges removed `rule.grace_s` seconds ago are deleted. You may repeat the call, also beside
+    writers, readers and merges. Raises `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
     """
     present = clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3)) as opened:

@@ -209,7 +209,7 @@ class Lifecycle:
             try:
                 self._context.root.check()
             except TieredIndexError as error:
-                _log.warning("nothing is deleted, the next start will: %s", error)
+                _log.warning("nothing was deleted, the next start tries again: %s", error)
             else:
                 self._context.catalog.reclaim()
             try:

@@ -251,13 +251,13 @@ class Publication:
         where, hours = self._storage.uri, self._age_s / 3600
         if self._epoch is None:
             return JobOverdue(
-                f"{where}: {what} began {hours:.1f} hours ago and would be published now; what it uploaded may be "
-                f"swept as orphans after {MAX_AGE_S // 3600} hours, so nothing was published: divide the work, or "
+                f"{where}: {what} began {hours:.1f} hours ago and is too late to be published: its uploads may be "
+                f"swept as orphans after {MAX_AGE_S // 3600} hours. Nothing was published: divide the work, or "
                 f"give it more workers"
             )
         return StorageUnavailable(
-            f"{where}: {self.sent.name} was uploaded {hours:.1f} hours ago and no record names it yet; it may "
-            f"be swept as an orphan at any moment, so it isn't published, but sent anew"
+            f"{where}: {self.sent.name} was uploaded {hours:.1f} hours ago and no record names it yet; it may be "
+            f"swept as an orphan at any moment, so it is sent again"
         )
 
 

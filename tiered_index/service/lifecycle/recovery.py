@@ -248,11 +248,11 @@ def _recover_unsealed(
                     found=count,
                 )
             if journal is None and (not path.exists() or _never_written(path)):
-                found.drop([path, journal_path], f"{file_id}: a file that was being begun, dropped")
+                found.drop([path, journal_path], f"{file_id}: an unfinished new file was deleted")
                 continue
             if journal is not None and not journal.batches:
                 drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
-                found.notes.append(f"{file_id}: a file that held nothing, dropped")
+                found.notes.append(f"{file_id}: an empty file was deleted")
                 continue
             if journal is None or not path.exists():
                 lost = journal_path if journal is None else path

@@ -190,7 +190,7 @@ class SegmentUploads:
                 if other.start < start + size_bytes and start < other.end:
                     raise CorruptFile(
                         _called(store, start),
-                        f"overlaps {other.name}, which is archived already: the log was made anew",
+                        f"overlaps {other.name}, which is archived already: the log was recreated",
                         expected=(other.start, other.end),
                         found=(start, start + size_bytes),
                     )

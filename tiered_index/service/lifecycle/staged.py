@@ -283,7 +283,7 @@ def _completed(result: StagedResult, storage: Storage, log: StorageLog) -> Stage
     try:
         Publication(storage, log, [result.finished.sent]).complete()
     except ObjectNotFound:
-        return StagedResult(result.ticket, left="its upload is gone: somebody has swept it")
+        return StagedResult(result.ticket, left="its upload is gone: it was swept")
     except (TieredIndexError, OSError) as error:
         return _failed(result.ticket, error)
     return result

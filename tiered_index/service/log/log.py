@@ -209,7 +209,7 @@ _TAIL_BYTES = 16
 _MAX_RACES = 1000
 # of a writer's own, by which it tells its records from those of a clone of its root
 _ATTEMPTS_KEPT = 1000
-WAY_ON = "run `tiered-index recover --root ROOT`, which sends what the storage lacks"
+WAY_ON = "run `tiered-index recover --root ROOT`, which sends the entries that the storage lacks"
 
 Make = Callable[[LogState], LogRecord | None]
 
@@ -337,7 +337,7 @@ class StorageLog:
         if state.number < seen.number:
             raise StorageBehind(
                 f"{self._storage.uri}/{log_name(state.number)}",
-                f"the log ends here, and its root has seen record {seen.number}: the storage was restored to an "
+                f"the log ends here, but its root has seen record {seen.number}: the storage was restored to an "
                 f"earlier state. Nothing local was deleted; {WAY_ON}",
                 expected=seen.number,
                 found=state.number,
@@ -359,7 +359,7 @@ class StorageLog:
             return
         raise RootBehind(
             f"{self._storage.uri}/{log_name(own[0])}",
-            f"this root wrote it and has seen the log only up to record {self._seen.last.number}: the root was "
+            f"this root wrote it, but has seen the log only up to record {self._seen.last.number}: the root was "
             f"restored from a backup, or is a clone of one that went on. Nothing was changed; {WAY_ON}",
             expected=self._seen.last.number,
             found=own[0],
@@ -368,7 +368,7 @@ class StorageLog:
     def _another(self, number: int, expected: str, found: str) -> StorageBehind:
         return StorageBehind(
             f"{self._storage.uri}/{log_name(number)}",
-            f"this record is another than the one that was seen under its number: the storage was restored, or it "
+            f"this record differs from the one seen under its number: the storage was restored, or it "
             f"holds another history of the index. Nothing local was deleted; {WAY_ON}",
             expected=expected,
             found=found,
@@ -448,16 +448,16 @@ class StorageLog:
         numbers = [number_of(info.name) for info in own_objects(self._storage, LOG_PREFIX)]
         if not numbers:
             return StorageUnavailable(
-                f"{self._storage.uri}: the log's record {number} is gone, so this is not the storage that it was: "
-                f"is it mounted?"
+                f"{self._storage.uri}: the log's record {number} is gone: is this another storage, or is it not "
+                f"mounted?"
             )
         name = f"{self._storage.uri}/{log_name(number)}"
         if numbers[-1] >= number:
             return CorruptFile(name, f"the record is gone, though the log has record {numbers[-1]}")
         return StorageBehind(
             name,
-            f"the record is gone, and the log ends before it: the storage was restored to an earlier state. A reader "
-            f"opens it anew; for a root {WAY_ON}",
+            f"the record is gone, and the log ends before it: the storage was restored to an earlier state. A "
+            f"reader opens it again; for a root {WAY_ON}",
             expected=number,
             found=numbers[-1],
         )
@@ -641,7 +641,7 @@ def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
         data = record.encode()
         return LogRecord.decode(data, log_name(record.number)), data
     except (CorruptFile, TypeError) as error:
-        raise InvalidArgument(f"a record that no reader takes is not written: {error}") from error
+        raise InvalidArgument(f"refusing to write an invalid record: {error}") from error
 
 
 def publishing(

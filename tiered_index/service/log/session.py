@@ -133,8 +133,8 @@ class LeaseWatch:
             self._storage.uri,
             holder.pid,
             holder.host,
-            f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. Where that writer is gone for "
-            f"sure, `tiered-index recover --take-over` does not wait",
+            f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. If that writer is gone, "
+            f"`tiered-index recover --take-over` does not wait",
         )
 
 

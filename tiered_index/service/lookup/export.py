@@ -135,7 +135,7 @@ class Export(Iterator[pa.RecordBatch]):
     def __next__(self) -> pa.RecordBatch:
         try:
             if self._pid != os.getpid():
-                raise IndexClosed("a parent process began this export, and this process is its fork: begin it anew")
+                raise IndexClosed("a parent process began this export, and this process is its fork: begin it again")
             self._check_open()
             batch = next(self._batches)
         except BaseException as error:  # whatever it is, the end among it: nothing more is read

@@ -83,16 +83,16 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool = False,
         **limits: Unpack[Limits],
     ) -> QueryResult[ItemT]:
-        """Return the newest `max_count` messages of `topic` that carry `key`, stored in the inclusive range [begin_ms,
-        end_ms].
+        """Return the newest `max_count` entries of `key` in `topic`, in the inclusive range [begin_ms, end_ms].
 
-        The range is compared by whole seconds. Buffered, unsealed, compacted and uploaded entries answer alike; a
-        reader does not see what its writer has not flushed. `cursor` continues a truncated answer. `max_requests`,
-        `max_bytes` (read from the storage) and `timeout_s` bound what the lookup may cost.
+        Bounds are epoch milliseconds and match by whole seconds. The answer is the same in every state of the files. A
+        reader does not see entries that its writer has not flushed. `cursor` continues a truncated answer.
+        `max_requests`, `max_bytes` (read from the storage) and `timeout_s` bound the lookup.
 
-        Raises `InvalidArgument`, `InvalidCursor`, `IndexClosed`; where a file can't be read `StorageUnavailable`,
-        `CorruptFile` or `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found.
-        With `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
+        Raises `InvalidArgument`, `InvalidCursor` and `IndexClosed`. If a file can't be read it raises
+        `StorageUnavailable`, `CorruptFile` or `PartialAnswer`; at a bound `BudgetExceeded`, whose `result` has the
+        entries found so far. With `allow_partial` the status is ``partial`` instead, and `failed` names each file and
+        the reason.
         """
         bounds, engine = _bounds(limits), self._engine
         self._check_open(bounds)
@@ -115,11 +115,11 @@ class Lookups(ABC, Generic[ItemT]):
         max_count: int = 1000,
         allow_partial: bool = False,
     ) -> Iterator[QueryResult[ItemT]]:
-        """Yield the answer page by page to its end, each of at most `max_count` entries; arguments and errors as
-        `query`.
+        """Yield an answer page by page, each of at most `max_count` entries.
 
-        An entry stands on one page. Every page but the last is ``truncated``, or ``partial`` where files could not be
-        read. A page is looked up when it is asked for; use `query` and its cursor to bound what pages may cost.
+        An entry is on one page only. Each page but the last is ``truncated``, or ``partial`` if files could not be
+        read. A page is looked up when you ask for it. To bound the cost of a page, use `query` and its cursor.
+        Arguments and errors: see `query`.
         """
         seen: set[tuple[object, ...]] = set()
         cursor = None
@@ -138,12 +138,11 @@ class Lookups(ABC, Generic[ItemT]):
         max_count: int = 64,
         **limits: Unpack[Limits],
     ) -> QueryResults[ItemT]:
-        """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as
-        `query`.
+        """Answer many lookups, in their order; each file is read once for all of them.
 
-        A lookup is a `Lookup`, or a tuple (topic, key) for the newest `max_count`. The bounds are of the whole call.
-        The result is a sequence of `QueryResult`, each made when it is looked at. With `allow_partial` a lookup is
-        partial where it needs what could not be read.
+        A lookup is a `Lookup`, or a tuple (topic, key) for the newest `max_count` entries. The result is a sequence of
+        `QueryResult`, each built on access. The bounds apply to the whole call. With `allow_partial` only those lookups
+        are partial that need an unreadable part. Other arguments and errors: see `query`.
         """
         bounds = _bounds(limits)
         self._check_open(bounds)
@@ -164,14 +163,13 @@ class Lookups(ABC, Generic[ItemT]):
         max_message_bytes: int | None = None,
         **limits: Unpack[Limits],
     ) -> MessagesResult:
-        """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as
-        `query`.
+        """Return the newest `max_count` messages of a key, each with its state, fetched from `source`.
 
-        Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is
-        listed with its state. The bounds are of the whole call, reads of archived messages included. Raises as `query`,
-        also where a message's place can't be read; with `allow_partial` the status is ``partial`` then. The `result`
-        of a `BudgetExceeded` is a `MessagesResult`. `max_message_bytes` bounds the stored bytes of messages that are
-        fetched: the answer is truncated before it, behind at least one message.
+        Entries of other keys with an equal hash are dropped and counted. A message that can't be read is in the answer
+        with its state. The bounds apply to the whole call, including reads of archived messages. If the place of a
+        message can't be read the call raises; with `allow_partial` the status is ``partial`` instead. `result` of
+        `BudgetExceeded` is a `MessagesResult`. `max_message_bytes` bounds the stored bytes of the messages: the answer
+        is truncated there, after at least one message. Other arguments and errors: see `query`.
         """
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         bounds = LookupLimits(**limits)
@@ -190,9 +188,11 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool = False,
         **limits: Unpack[Limits],
     ) -> TopicsResult:
-        """Return the topics of the files that overlap the inclusive range [begin_ms, end_ms], with what these hold.
+        """Return the topics of the files that overlap the inclusive range [begin_ms, end_ms], with their entries and
+        bytes.
 
-        Of a stored file it needs the directory: a request where that is in no cache. Arguments and errors as `query`.
+        The call reads the directory of each stored file: one request unless it is cached. Arguments and errors: see
+        `query`.
         """
         bounds = _bounds(limits)
         self._check_open(bounds)
@@ -211,17 +211,18 @@ class Lookups(ABC, Generic[ItemT]):
         *,
         allow_partial: bool = False,
     ) -> Export:
-        """Return the entries of `topics` (None: of all) stored in the inclusive range [begin_ms, end_ms], compared by
-        whole seconds, as Arrow batches that are read as they are asked for. Of one index only.
+        """Return the stored entries of `topics` (None: all) in the inclusive range [begin_ms, end_ms] as Arrow batches.
 
-        Every stored entry comes once, duplicates of an identity too, as of one position of the log, whatever is written
-        and merged meanwhile: a writer's export has what was put before it, a reader's what its writer had flushed.
-        Objects that a merge has replaced stay for as long as `orphans` spares them, a day by default: so long an export
-        may take. Raises `InvalidArgument`; `StorageUnavailable`, `CorruptFile` where a file can't be read.
+        The range matches by whole seconds. Batches are read as you take them. Every stored entry comes once, also
+        several of one identity, as of one position of the log. A writer's export has all entries put before it, a
+        reader's those that its writer had flushed. Only one index can be exported. An export may take as long as
+        `orphans` keeps replaced objects (a day by default).
 
-        A root without its storage gives what lies in the root, as of the log that its writer has kept there. The
-        export's `not_asked` says why. `missing` names the objects that lie in the storage alone: `PartialAnswer` is
-        raised where there are any, unless `allow_partial`.
+        Raises `InvalidArgument`; `StorageUnavailable` or `CorruptFile` if a file can't be read.
+
+        A root without its storage gives the entries of the root, as of the log that its writer knew. `not_asked` of the
+        export says why. `missing` names the objects that only the storage has: they raise `PartialAnswer` unless
+        `allow_partial` is given.
         """
         # loaded when used: a lookup of one key needs no Arrow
         from tiered_index.service.lookup.export import Export, ExportRange, topics_of
@@ -252,21 +253,20 @@ class Lookups(ABC, Generic[ItemT]):
         raise StorageUnavailable(f"the log moved on during {LOG_RETRIES} looks at the files; try again")
 
     def files_table(self) -> pa.Table:
-        """Return a row for each file and window table: what is known of it without reading its entries. Of one index
-        only.
-        """
+        """Return an Arrow table with a row for each file and window table, without reading entries. One index only."""
         self._check_one_index()
         return files_table(self.files())
 
     def du(self) -> pa.Table:
-        """Return what is stored by topic, day (UTC) and state: entries, bytes and dollars a month. Of one index only.
+        """Return stored entries, bytes and monthly cost by topic, day (UTC) and state, as an Arrow table. One index
+        only.
 
-        Columns: topic (text; null for archived segments and where a file names none), day (date32; null where it isn't
-        known), state (as `place` of a file, or ``archived``), entries, bytes, usd_a_month (of what lies in the
-        storage, by the setting `prices`) and estimated. A topic has a share of a file's bytes as of its entries. Where
-        a file has entries of a topic in several days, they are taken to be spread evenly over them: `estimated`.
+        Columns: topic (text; null for archived segments and files without topic names), day (date32; null if not
+        known), state (as `place` of a file, or ``archived``), entries, bytes, usd_a_month (of objects in the storage,
+        by the setting `prices`) and estimated. A topic has a share of a file's bytes by its entries. The entries of a
+        file of several days are assumed to be spread evenly over them: `estimated`.
 
-        Of a stored file it needs the directory: a request where that is in no cache. Raises as `topics`.
+        The call reads the directory of each stored file: one request unless it is cached. Errors: see `topics`.
         """
         self._check_open()
         self._check_one_index()
@@ -280,13 +280,13 @@ class Lookups(ABC, Generic[ItemT]):
 
     @property
     def schema(self) -> Schema:
-        """What entries consist of. Of one index only."""
+        """The schema of the entries. One index only."""
         self._check_one_index()
         return self._engine.schema
 
     @property
     def log_state(self) -> LogState:
-        """The storage's log as far as it was read. Of one index only."""
+        """The state of the storage's log at the last refresh. One index only."""
         self._check_process()
         self._check_one_index()
         return self._log_states()[0]
@@ -299,24 +299,24 @@ class Lookups(ABC, Generic[ItemT]):
         )
 
     def cache_use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory, which indexes share, were used: ``blocks``, ``directories``, ``filters``."""
+        """Return the use of the caches in memory: ``blocks``, ``directories``, ``filters``. All indexes share them."""
         self._check_process()
         return self._cold_paths[0].caches.use()
 
     @property
     def filter_false_positives(self) -> int:
-        """How many searches of stored files found nothing though a cached filter let them."""
+        """Searches of stored files that found nothing although a cached filter allowed them."""
         return sum(cold.filters.false_positives for cold in self._cold_paths)
 
     def fetch_filter(self, file_id: str) -> bool:
-        """Fetch the filter of a stored file now, whatever lookups have missed; return whether it is in a cache then.
+        """Fetch the filter of a stored file now. Return whether it is cached then.
 
-        `file_id` is as in `files()`; of a window table the filter of each shard is fetched. A cached filter costs no
-        request; any other one costs one, its CRC32 verified, and one more where the file's directory is not cached.
-        What was used longest ago makes room. False: the file has no filter, or no cache takes it. Any thread.
+        `file_id` is an id of `files()`; of a window table the filter of each shard is fetched. A cached filter costs no
+        request. Another one costs one request, and one more if the file's directory is not cached. Filters used longest
+        ago make room. False: the file has no filter, or the caches are too small for it. Any thread.
 
-        Raises `InvalidArgument` where no stored file has the id; `StorageUnavailable`, `CorruptFile`; `ObjectNotFound`
-        where the log has removed the file meanwhile.
+        Raises `InvalidArgument` if no stored file has the id; `StorageUnavailable`, `CorruptFile`; `ObjectNotFound` if
+        the log has removed the file meanwhile.
         """
         self._check_open()
         if not isinstance(file_id, str):
@@ -340,7 +340,7 @@ class Lookups(ABC, Generic[ItemT]):
 
     @abstractmethod
     def files(self) -> list[Handle]:
-        """Return the handles of all files, buffered entries not among them."""
+        """Return the handles of all files, without buffered entries."""
 
     @abstractmethod
     def close(self) -> None:

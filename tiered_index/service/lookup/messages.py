@@ -60,8 +60,10 @@ class FoundMessage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """The outcome for one entry of the index, or for one place (`item` is then None). `message` is set if the state is
-    ``local`` or ``archived``. `problem` says why it is not, or why no nearer place had it.
+    """The message of one entry or place, with its state.
+
+    `item` is None for a place. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason why
+    there is no message, or why no nearer place had it.
     """
 
     item: IndexItem | None
@@ -100,21 +102,20 @@ class Fetched:
 
 
 class MessageSource(Protocol):
-    """The place of the messages of an index; of several indexes, by each item's `source`. Safe under threads."""
+    """Fetches the messages of entries; of several indexes, by the `source` of each entry. Safe under threads."""
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`, in order, looked up under `key` of `topic`; no single one raises."""
+        """Return the outcome for each of `items`, in order, looked up under `key` of `topic`. No single item raises."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MessagesResult(Answer[Fetched]):
     """The answer to a lookup of messages: a sequence of them.
 
-    `messages` are in answer order, at most `max_count` of them, those that can't
-    be had among them. `status`, `cursor`, `lost` are as in `QueryResult`; `failed` names files of the index and
-    places of messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with
-    an equal hash were dropped. `explain` counts lookups and messages (its reports of place ``messages``), the two
-    fields behind it the messages alone.
+    `messages` has at most `max_count` messages in answer order, including those that can't be read. `status`, `cursor`
+    and `lost` are as in `QueryResult`. `failed` names files of the index and places of messages that could not be read
+    (status ``partial``). `collisions` counts dropped entries of other keys with an equal hash. `explain` counts lookups
+    and messages together (reports of place ``messages``); the two fields after it count messages only.
     """
 
     messages: tuple[Fetched, ...]

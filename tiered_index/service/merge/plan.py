@@ -196,7 +196,7 @@ def plan_merge(
         if any(stored.name in lost for stored in objects):
             left.append((name, "the storage lost an object of it"))
         elif last - first >= _MAX_WINDOWS:
-            left.append((name, f"its entries lie in {last - first + 1:,} windows"))
+            left.append((name, f"its entries span {last - first + 1:,} windows"))
         elif (last + 1) * window_s > now_s - min_age_s:
             left.append((name, "its window is not over yet"))
         else:

@@ -55,7 +55,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
             return None  # an earlier try got as far as the log
         if gone:
             raise MergeOvertaken(
-                f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first"
+                f"{storage.uri}: {len(gone)} of {len(names)} sources were removed from the log, {gone[0]} first"
             )
         stored = tuple(shard.stored for shard in shards)
         return LogRecord(0, "merge", 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
@@ -105,7 +105,7 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """The result of a merge, in objects, entries and bytes. Of the `entries` read, the `expired` ones went."""
+    """The result of a merge, in objects, entries and bytes. `expired` of the `entries` read were left out."""
 
     jobs: int = 0
     sources: int = 0
@@ -209,13 +209,13 @@ def merge_index(
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
-    """Merge uploaded files of the index at a storage URI, and tables of shorter windows, into tables of `window`
-    (``1h``, ``1d``, seconds).
+    """Merge uploaded files and shorter tables of the index at a storage URI into tables of `window` (``1h``, ``1d``,
+    seconds).
 
-    `options` are the rest of what is to be merged (their `window_s` is not looked at). `threads` tasks run at the same
-    time; each calls `progress` with the number of entries it has read since. Repeating it is harmless, and so are two
-    at once, with writers and readers at work. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`,
-    `StorageUnavailable`, `StorageMisconfigured`; jobs published before stay.
+    `options` are further options of the merge (their `window_s` is ignored). `threads` tasks run at a time; each calls
+    `progress` with the number of entries read since its last call. You may repeat the call, or run two at once, beside
+    writers and readers. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`,
+    `StorageMisconfigured`; jobs published before stay.
     """
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     present = clock or SystemClock()

@@ -210,7 +210,7 @@ class RootView:
                     file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
                 )
         if (self._root.path / ASIDE).exists():
-            problem = "files were set aside by `tiered-index recover`, which was broken off: run it again"
+            problem = "files were set aside by `tiered-index recover`, which was interrupted: run it again"
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())

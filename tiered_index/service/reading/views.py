@@ -187,7 +187,7 @@ class IndexView(Refreshed):
         if self._is_another:
             assert state.genesis is not None
             check_descriptor(state.genesis, self.genesis, self.storage.uri)
-            _log.warning("%s was restored, or is another history of its index: it was opened anew", self.storage.uri)
+            _log.warning("%s was restored, or is another history of its index: it was opened again", self.storage.uri)
         self._log, self._is_another = log, False
         return state
 

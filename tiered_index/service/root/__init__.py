@@ -320,7 +320,7 @@ class RootLock:
             os.pwrite(descriptor, holder, 0)
             os.ftruncate(descriptor, len(holder))
         except OSError as error:
-            _log.warning("%s does not say who holds it: %s", self._path, error)
+            _log.warning("%s does not name its holder: %s", self._path, error)
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
 

@@ -129,7 +129,7 @@ class FileList:
                 self._root.write_file(self.path, [_encoded(wanted) * 2], f"writing {self.path}")
                 self._last, self._damage = wanted, None
             except TieredIndexError as error:
-                _log.warning("a file that is deleted by hand may not be missed: %s", error)
+                _log.warning("a file that somebody deletes may go unnoticed: %s", error)
                 if self._last.keys() <= wanted.keys():
                     return  # what is listed is there
                 try:

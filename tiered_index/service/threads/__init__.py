@@ -239,7 +239,7 @@ class _Task(Generic[T]):
         return self._result
 
 
-FORKED = "a parent process opened the index, and this process is its fork: open it anew in this process"
+FORKED = "a parent process opened the index, and this process is its fork: open it again in this process"
 """What a forked child is told of an index that it can't use."""
 
 

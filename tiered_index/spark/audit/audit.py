@@ -123,7 +123,7 @@ def audit(
     begin_s = ALL_TIME[0] if begin_ms is None else check_integer("begin_ms", begin_ms) // 1000
     end_s = ALL_TIME[1] if end_ms is None else check_integer("end_ms", end_ms) // 1000
     if begin_s > end_s:
-        raise InvalidArgument(f"begin_ms {begin_ms} lies after end_ms {end_ms}")
+        raise InvalidArgument(f"begin_ms {begin_ms} is after end_ms {end_ms}")
     # Spark and NumPy know 64 bits
     seconds = max(begin_s, ALL_TIME[0]), min(end_s, ALL_TIME[1])
     if check_integer("most_listed", most_listed) < 0:
@@ -161,7 +161,7 @@ def audit(
             _tell_what_went_meanwhile(opened, present, seen, report)
         else:
             also = ", and the index was not compared with its source" if source is not None else ""
-            damaged = CorruptFile("log", f"it is damaged, so that no object was checked{also}")
+            damaged = CorruptFile("log", f"it is damaged, so no object was checked{also}")
             report.unchecked.append(("objects", damaged))
     entries_seen = sum(stored.count for stored in seen.objects.values())
     return AuditResult(report, differences, entries_seen, len(seen.objects), seen.number, meter.metrics)

@@ -77,14 +77,14 @@ class Differences:
         """What the counts leave open, in words."""
         said = []
         if self.unproven:
-            said.append(f"{_entries(self.unproven)} of the source may have lain in damaged objects: unproven")
+            said.append(f"{_entries(self.unproven)} of the source may be in damaged objects: unproven")
         if self.unsought:
             why = "are missing or extra between the bounds: outside of them nothing was compared"
             said.append(f"{_entries(self.unsought)} {why}")
         if self.repeated:
             said.append(
-                f"{_entries(self.repeated)} of the index stand there more than once, as where an append was repeated: "
-                "lookups answer each once"
+                f"{_entries(self.repeated)} of the index are there more than once, as after a repeated append: "
+                f"lookups answer each once"
             )
         return said
 

@@ -77,9 +77,9 @@ def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storag
                     continue
                 if mode == "error":
                     raise InvalidArgument(
-                        f"the {_outline(mine)[0]:,} entries whose times can't be right, from "
-                        f"{format_time(begin_s * 1000)} on, are in the index already, in {theirs[0].name}: "
-                        "take mode append or replace"
+                        f"the {_outline(mine)[0]:,} entries with implausible times, from "
+                        f"{format_time(begin_s * 1000)} on, are in the index already, in {theirs[0].name}: use "
+                        f"mode append or replace"
                     )
                 names += stored
     return tuple(names)
@@ -150,7 +150,7 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
             continue
         if mode == "error":
             where = f"the window from {format_time(met[0][0] * 1000)}"
-            raise InvalidArgument(f"{where} has a table already, {shard.table}: take mode append or replace")
+            raise InvalidArgument(f"{where} has a table already, {shard.table}: use mode append or replace")
         if begin < met[0][0] or end > met[0][1]:
             raise InvalidArgument(
                 f"table {shard.table} has {shard.window_s:,} s from {format_time(begin * 1000)} on, more than the "
@@ -405,7 +405,7 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
             raise InvalidArgument(
                 f"the source changes while it is read: the window from {format_time(table.window.begin_s * 1000)} had "
                 f"{table.window.entries:,} entries when it was counted and {written:,} when it was read; "
-                "build from a copy that stands still"
+                "build from a copy that does not change"
             )
     check_sums("build", results)
 

@@ -33,7 +33,7 @@ def find_stored(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
         foreign = _shown(uri, list(storage.foreign_keys()))
     if foreign:
         raise InvalidArgument(
-            f"{uri} has files that can't be named here, {foreign[0]!r} first: names have letters, digits and ._=+@- "
+            f"{uri} has files with unsupported names, {foreign[0]!r} first: names have letters, digits and ._=+@- "
             "only; have Spark read the folder and give the DataFrame"
         )
     if not names and _is_object(address_of, above, last):
@@ -59,7 +59,9 @@ def files_below(path: Path) -> list[Path]:
     names = [p.relative_to(path).as_posix() for p in sorted(path.rglob("*")) if p.is_file()]
     found = [path / name for name in _shown(str(path), names)]
     if not found:
-        raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
+        raise InvalidArgument(
+            f"{path} has no Parquet or NDJSON file, and is not a RocketMQ store: it has no commitlog/"
+        )
     return found
 
 
@@ -70,7 +72,7 @@ def _shown(folder: str, names: Sequence[str]) -> list[str]:
     parts = [name.split("/") for name in names]
     if tables := _TABLES & {part for path in parts for part in path[:-1]}:
         raise InvalidArgument(
-            f"{folder} is a table ({min(tables)}/), which says which of its files count: give those, or a DataFrame"
+            f"{folder} is a table ({min(tables)}/), whose metadata names its current files: give those, or a DataFrame"
         )
     return [name for name, path in zip(names, parts, strict=True) if not any(map(_is_hidden, path))]
 

@@ -146,7 +146,7 @@ class ParquetFiles:
         with ExitStack() as held:
             table = _table(held.enter_context(self.address_of(uri).open()) if uri else None, name)
             if table.group_rows != [rows for file, _, rows in self.groups if file == number]:
-                raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that stands still")
+                raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that does not change")
             for group in groups:
                 # a batch without columns would have no rows
                 wanted = [c for c in columns if c not in self.partitions] or table.schema.names[:1]

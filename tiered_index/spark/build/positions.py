@@ -110,6 +110,6 @@ class SourceRange:
         reached = state.positions.get(self.name, 0)
         if reached != self.begin:
             raise InvalidArgument(
-                f"the index has {self.name} up to position {reached}, and the build would go on from {self.begin}: "
-                "another one was faster, or the position was not looked up; build from where the index stands"
+                f"the index has {self.name} up to position {reached}, but the build would continue from {self.begin}: "
+                "another one was faster, or the position was not looked up; build from the index's position"
             )

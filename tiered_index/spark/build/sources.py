@@ -92,7 +92,7 @@ def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list
         raise InvalidArgument("no source is given")
     if archives := [path for path in paths if is_archive(path)]:
         if len(archives) < len(paths):
-            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
+            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} is mixed with others")
         return archives, [], []
     stored = [path for path in paths if not is_local(path)]
     if stored and len(stored) < len(paths):
@@ -425,7 +425,7 @@ def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema)
     wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
     if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
         fields = ", ".join((*wanted, "topic_id"))
-        raise InvalidArgument(f"columns: {unknown[0]!r} is no field of an entry; these are {fields}")
+        raise InvalidArgument(f"columns: {unknown[0]!r} is not a field of an entry; these are {fields}")
     if "topic_id" in columns or "topic_id" in there:
         wanted.append("topic_id")
     return wanted

@@ -74,7 +74,7 @@ class EntrySource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> EntryStreamWriter:  # noqa: N802 - Spark's name
         """Return the writer of a micro-batch."""
         if overwrite:
-            raise InvalidArgument("a stream appends to an index: take outputMode append")
+            raise InvalidArgument("a stream appends to an index: use outputMode append")
         return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
 
     def _options(self, known: tuple[str, ...] = _OPTIONS) -> Options:
@@ -163,7 +163,7 @@ def require_columns(wanted: StructType, columns: StructType, what: str) -> Struc
         if known is None or known.dataType.simpleString() != kind:
             told = "there is no such column" if known is None else f"it is {known.dataType.simpleString()}"
             there = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in columns)
-            wanted_as = f"{what}: column {column.name!r} was wanted as {kind}"
+            wanted_as = f"{what}: column {column.name!r} was requested as {kind}"
             raise SchemaMismatch(f"{wanted_as}, and {told}; the columns are {there}")
     return StructType([own[column.name.lower()] for column in wanted])
 

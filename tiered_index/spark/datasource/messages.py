@@ -330,8 +330,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if _UNKNOWN not in (offset["before"], now) and now != offset["before"]:
             raise CorruptFile(
                 str(self._folder),
-                f"the log was cut and written anew below commit log offset {position}: messages that a checkpoint has "
-                "are no more, and others stand in their place; begin with a new checkpoint",
+                f"the log was cut and rewritten below commit log offset {position}: messages of the checkpoint "
+                f"were replaced; begin with a new checkpoint",
                 expected=offset["before"],
                 found=now,
             )

@@ -42,14 +42,14 @@ class Options:
         if "owner" in self._given:
             raise InvalidArgument(
                 f"{name}: CREATE TABLE ... USING {name} can't be read, since Spark's catalog gives a Python data "
-                f"source no path of a table: take CREATE TEMPORARY VIEW entries USING {name} OPTIONS (path 'URI')"
+                f"source no path of a table: use CREATE TEMPORARY VIEW entries USING {name} OPTIONS (path 'URI')"
             )
         if unknown := [option for option in self._given if option not in places and option != "path"]:
             there = ", ".join(["path", *known])
             raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {there}")
         if not self._given.get("path", "").strip():
             raise InvalidArgument(
-                f"{name}: no path is given: take load(URI), save(URI) or the option path; CREATE TABLE ... AS and "
+                f"{name}: no path is given: use load(URI), save(URI) or the option path; CREATE TABLE ... AS and "
                 "saveAsTable pass none on"
             )
         self.path = self._given["path"].strip()

@@ -66,7 +66,7 @@ class EntryColumns:
         if unknown := [name for name in kinds if name not in given.values()]:
             fields = ", ".join(given)
             raise InvalidArgument(
-                f"column {unknown[0]!r} is no field of an entry; these are {fields}: rename or drop it"
+                f"column {unknown[0]!r} is not a field of an entry; these are {fields}: rename or drop it"
             )
         names = tuple(name for name in given if given[name] in kinds)
         for name in names:
@@ -268,7 +268,7 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:
             raise InvalidArgument(
-                "this Spark doesn't tell tasks which query they are of: a repeated micro-batch would be published twice"
+                "this Spark does not tell tasks the id of their query: a repeated micro-batch would be published twice"
             )
         parts: list[BatchContent] = []
         seen: Seen = lambda items, seconds: parts.append(BatchContent.of(items, seconds))  # noqa: E731

@@ -111,7 +111,7 @@ class _Partition:
         if kind == MISSING:
             name = blocks.column("more")[0].as_py().decode()
             removed = f"{name} was removed since these keys were looked up"
-            raise StorageUnavailable(f"{removed}, and Spark lost what it held: look up again")
+            raise StorageUnavailable(f"{removed}, and Spark lost its data: look up again")
         if kind == ASKED:
             self._asked.append(records_of(blocks.column("lookups")))
         elif kind == FAILED:

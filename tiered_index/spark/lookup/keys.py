@@ -47,7 +47,7 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
     first, header = next(((file, cells) for file in files if (cells := header_of(file)) is not None), (files[0], None))
     if header is None:
-        raise InvalidArgument(f"{first}: CSV begins with a header, and there is none")
+        raise InvalidArgument(f"{first}: CSV needs a header")
     schema = StructType([StructField(name, StringType()) for name in _names(header, first)])
     read = partial(read_files, header=header, first=first)
     return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(read, schema)
@@ -146,7 +146,7 @@ def check_out(out: str, s3: StorageOptions) -> None:
     if not is_local(out):
         with StorageAddress(out, s3).open() as storage:
             if next(iter(storage.list()), None) is not None:
-                raise InvalidArgument(f"{out} holds objects already: answers are written to a prefix of their own")
+                raise InvalidArgument(f"{out} has objects already: give an empty prefix")
     elif (place := local_path(out)).exists():
         raise InvalidArgument(f"{place} exists already: answers are written to a folder of their own")
 
@@ -254,7 +254,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     if frame.isStreaming:
         raise InvalidArgument("the keys are a stream; look up each of its batches (foreachBatch)")
     if unknown := [name for name in columns if name not in _FIELDS]:
-        raise InvalidArgument(f"columns: {unknown[0]!r} is no field of a lookup; these are {', '.join(_FIELDS)}")
+        raise InvalidArgument(f"columns: {unknown[0]!r} is not a field of a lookup; these are {', '.join(_FIELDS)}")
     fields: dict[str, Any] = {}
     given: dict[str, Any] = {}
     for name in _FIELDS:

@@ -62,7 +62,7 @@ _LOOKUP = "_lookup"
 # Rows of answers that each executor can have whole
 _FEW_ROWS = 200_000
 _CHANGED = (
-    "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that stands still"
+    "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that does not change"
 )
 
 

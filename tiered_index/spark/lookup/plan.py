@@ -157,7 +157,7 @@ def lookups_of(
     names = encoded.dictionary.to_pylist()
     if fresh := [name for name in names if name not in places]:
         raise InvalidArgument(
-            f"the keys change while they are read: topic {fresh[0]!r} is new; look up from a copy that stands still"
+            f"the keys change while they are read: topic {fresh[0]!r} is new; look up from a copy that does not change"
         )
     index = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     units = code_units(keys.cast(pa.large_string()))
@@ -205,7 +205,7 @@ def places_of(asked: Array, lookups: Array) -> Int64:
         several = np.flatnonzero(np.isin(places, shared))
         places[several] = among[np.minimum(np.searchsorted(raw[among], wanted[several]), len(among) - 1)]
     if len(places) and (not len(raw) or (raw[places] != wanted).any()):
-        raise InvalidArgument("the keys change while they are read; look up from a copy that stands still")
+        raise InvalidArgument("the keys change while they are read; look up from a copy that does not change")
     return places.astype(np.int64)
 
 

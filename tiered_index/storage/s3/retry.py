@@ -109,7 +109,7 @@ _NOT_IMPLEMENTED = 501
 # an error of S3 is XML
 _FOREIGN_TYPES = ("text/html", "text/plain", "application/json")
 _HAS_NO_BODY = {"HeadObject", "HeadBucket"}
-NO_S3 = "this is no S3 service: correct the endpoint's URL"
+NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 ONLY_REDIRECTS = "the endpoint only redirects: use the address that it names"
 _CALLER_CODES = {
     "EntityTooLarge",
@@ -229,7 +229,7 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
         # the code of an answer without a body is its status
         said = said.removeprefix(str(status)).strip()
         return RequestFault(f"{doing} in {uri}: {status} {said}".rstrip(), is_throttled=status in _THROTTLED)
-    advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request as it stands"
+    advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request"
     return StorageMisconfigured(f"{text}: {advice}")
 
 
@@ -299,7 +299,7 @@ class RetryLoop:
         wait_s = self.uniform(0, min(_LONGEST_WAIT_S, backoff_s * 2**count))
         left_s = remaining_s()
         if left_s is not None and wait_s >= left_s:
-            raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
+            raise BudgetExceeded(f"timeout_s leaves no time for a retry: {fault}") from cause
         # the text alone: a handler may keep what it is given, and the error's trace holds what was to be sent
         _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, str(fault))
         self.sleep(wait_s)

@@ -296,7 +296,7 @@ class S3Storage(Storage):
                 # what was not asked for would be deleted as something else than it is
                 if not key.startswith(self._base + prefix):
                     raise StorageMisconfigured(
-                        f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}"
+                        f"{self.uri}: the service lists {key!r}, asked for the prefix {self._base + prefix!r}"
                     )
                 yield key, item
             if not answer.get("IsTruncated"):
@@ -304,7 +304,7 @@ class S3Storage(Storage):
             for parameter, field in tokens.items():
                 # without it the rest would be silently missing
                 if not answer.get(field):
-                    problem = f"a listing says that it goes on but not where ({field} is missing)"
+                    problem = f"a listing continues without a marker ({field} is missing)"
                     raise StorageUnavailable(f"{self.uri}: {problem}")
                 parameters[parameter] = str(answer[field])
 
@@ -360,7 +360,7 @@ def build_client(options: S3Options, uri: str) -> S3Client:
         # the environment's or the profile's: botocore would repeat it in every error
         client.close()
         raise StorageMisconfigured(
-            f"opening {uri}: the endpoint URL must not hold credentials; they have variables of their own"
+            f"opening {uri}: the endpoint URL must not hold credentials; use environment variables"
         )
     count_requests(client)
     return client

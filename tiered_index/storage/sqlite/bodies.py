@@ -70,7 +70,7 @@ class Bodies:
             )
             if touched.rowcount != 1:
                 raise StorageUnavailable(
-                    f"{self._pool.path}: what was being written was swept as abandoned; write it again"
+                    f"{self._pool.path}: the unfinished write was swept as abandoned; write it again"
                 )
         for start in starts:
             row = data[start : start + CHUNK_BYTES]

@@ -316,7 +316,7 @@ class ConnectionPool:
                 raise IndexClosed(f"the storage {self.path} is closed")
             if self._forked_while_lent:
                 raise StorageUnavailable(
-                    f"{self.path} was in use by another thread when this process was forked; start it afresh"
+                    f"{self.path} was in use by another thread when this process was forked; restart it"
                 )
             self._lent += 1
         link: _Link | None = None

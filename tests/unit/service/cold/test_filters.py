@@ -80,7 +80,7 @@ def check_present(made: ColdIndex, reader: IndexReader) -> None:
 
 
 def test_the_writer_keeps_what_it_uploads(made: ColdIndex, absent: list[str]) -> None:
-    """Its files have no local copies any more, and it was opened anew."""
+    """Its files have no local copies any more, and it was opened again."""
     with made.writer() as writer:
         made.storage.reset()
         for key in absent:

@@ -164,7 +164,7 @@ def test_a_prefix_of_which_one_index_hangs(below: Closing, up_at: Callable[[Hang
 def test_a_prefix_whose_listing_hangs(below: Closing, up_at: Callable[[Hang], None]) -> None:
     up_at(hang := below.hang("list", nth=3))  # behind those that find no log in it
     error = overdue(lambda: IndexReader.open(storage_backend=below, timeout_s=LONG_S), hang)
-    assert str(error) == f"timeout_s was reached while listing what lies below {below.uri}"
+    assert str(error) == f"timeout_s was reached while listing the objects below {below.uri}"
     hang.release.set()
 
 

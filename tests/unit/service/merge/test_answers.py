@@ -179,7 +179,7 @@ def test_a_file_over_400_windows_stays_and_is_told(life: Merging) -> None:
     life.later()
     before = life.state.files
     report = life.merge(HOUR_S)
-    assert report.left == ((next(iter(before)), "its entries lie in 401 windows"),)
+    assert report.left == ((next(iter(before)), "its entries span 401 windows"),)
     assert list(life.state.files) == [report.left[0][0]]
     assert life.windows() == [(0, 1), (399, 1)]
     life.check()
