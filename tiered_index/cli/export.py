@@ -290,7 +290,7 @@ def _format_of(out: Path) -> Format:
         return "ndjson"
     ending = out.suffix.lower()
     if ending in (".gz", ".zst", ".bz2", ".xz"):
-        raise InvalidArgument(f"--out {out}: an export is not compressed by its name; use `--out - | gzip > {out}`")
+        raise InvalidArgument(f"--out {out}: an export is not compressed; write `--out - | gzip > {out}`")
     return _ENDINGS.get(ending, "parquet")
 
 

@@ -125,7 +125,7 @@ def query(
             "--body": body,
         }
         if wrong := [name for name, value in given.items() if value is not None]:
-            raise InvalidArgument(f"{wrong[0]} can't be used with --keys")
+            raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
         if service.url is not None:
             raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
     elif topic is None or key is None:

@@ -176,7 +176,7 @@ def test_the_hash_rule_goes_with_the_entries(tmp_path, run_here, original, rule)
         where = ("--root", tmp_path / f"to-{form}", "--storage", f"file://{tmp_path}/s-{form}", *GEOMETRY, "--json")
         said = ("--preset", "rocketmq", "--hash", rule) if form == "ndjson" else ()
         if said:
-            assert "say" in run_here("import", tmp_path / form, *where, *said[:2]).error["message"]
+            assert "does not state" in run_here("import", tmp_path / form, *where, *said[:2]).error["message"]
         else:
             assert run_here("import", tmp_path / form, *where, "--hash", rule).code == 2
         assert done(run_here("import", tmp_path / form, *where, *said))["checksum"] == told["checksum"]
