@@ -57,9 +57,10 @@ $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 serve-demo: $(VENV)/.stamp-serve ## the service over two million messages that a broker writes: console, HTTP, RocketMQ's protocol
 	@$(BIN)/python -m tests.demo --serve
 
-lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
+lint: $(VENV)/.stamp-test ## ruff, its format, the prose of pages, help and messages, and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/unit/test_prose.py
 	@$(BIN)/mypy
 
 # Java's archive of Spark's classes is made beside the lint, which leaves a core idle; tests go without where Java makes none

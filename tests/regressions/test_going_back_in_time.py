@@ -240,7 +240,7 @@ def test_recover_sends_what_a_restored_storage_lacks(
             else:
                 broken.setattr(Root, "write_file", lambda *_: 1 / 0)
             life.begin_anew()
-        with pytest.raises(RootBehind, match="broken off"):
+        with pytest.raises(RootBehind, match="interrupted"):
             life.open()
         with pytest.raises(TieredIndexError, match="set aside"), IndexReader.open(root=life.root) as reader:
             life.found(reader)

@@ -39,8 +39,9 @@ QUICK = {
     "chaos": ["--minutes", "1"],
 }
 SAID = {
-    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage, also in the "
-    "recovery from an earlier crash. Each call fails in each way. Bursts of 2 to 8 calls fail. Unsynced bytes are "
+    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage. This "
+    "includes the recovery from an earlier crash. Each call fails in each way. Bursts of 2 to 8 calls fail. "
+    "Unsynced bytes are "
     "lost, kept, torn or reordered.",
     "interrupts": "An exception strikes every line of every public call, in eight states of an index. It strikes the "
     "caller's thread and, as `MemoryError`, the service's own threads. Real timer signals strike a service with "

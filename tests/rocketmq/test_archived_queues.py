@@ -333,7 +333,7 @@ def test_a_lost_segment_leaves_its_offsets_unknown(tmp_path):
         for at in (lost[0], lost[-1]):
             answer = pull(broker, "orders", 0, at)
             assert (answer.code, answer.body) == (1, b"")
-            assert answer.remark == f"what lies at offset {at} of queue 0 is not known: an archived segment was lost"
+            assert answer.remark == f"the message at offset {at} of queue 0 is not known: an archived segment was lost"
         assert pulled(broker, "orders", 0, lost[-1] + 1, 60)[0] == queue[lost[-1] + 1 :]
 
 

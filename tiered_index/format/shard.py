@@ -158,7 +158,9 @@ class ShardWriter:
                 f"items of slots {slots[0]}..{slots[-1]} don't follow slot {self._last_slot} of {self.slot_range}"
             )
         if int(slots[0]) == self._last_slot and not self._groups[-1].giant:
-            raise InvalidArgument(f"slot {slots[0]} goes on, but had less than {GROUP_BYTES} bytes in the piece before")
+            raise InvalidArgument(
+                f"slot {slots[0]} continues, but had less than {GROUP_BYTES} bytes in the piece before"
+            )
         self.second_min = min(self.second_min, int(seconds.min()))
         self.second_max = max(self.second_max, int(seconds.max()))
         self.checksum = self.checksum + entry_checksum(items, seconds) & _MASK

@@ -169,7 +169,7 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
         "--column: 'kee' is not a field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, "
         "topic_id; --item-type declares more"
     )
-    assert "--constant: 'kee' is no field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
+    assert "--constant: 'kee' is not a field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
     assert "only the newest is answered" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
     assert "--column is for files" in run_here("ingest", made.folder, *names, *where).error["message"]
 

@@ -422,4 +422,4 @@ def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BY
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

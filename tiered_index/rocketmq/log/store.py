@@ -73,9 +73,7 @@ def check_apart(config: IndexConfig, *folders: Path) -> None:
         storage = Path(unquote(urlsplit(str(config.storage)).path)).resolve()
         for folder in theirs:
             if storage.is_relative_to(folder):
-                raise ConfigError(
-                    f"the storage {storage} lies within the broker's folder {folder}: choose another place"
-                )
+                raise ConfigError(f"the storage {storage} is inside the broker's folder {folder}: choose another place")
 
 
 @dataclass(frozen=True, slots=True)

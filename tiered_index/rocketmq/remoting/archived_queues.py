@@ -129,7 +129,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             # an offset between runs: a later one is next
             number += 1
             if queue.runs[number].after_unknown:
-                raise self._unknown(f"what lies at offset {offset} of queue {queue.queue_id}", self._lacking())
+                raise self._unknown(f"the message at offset {offset} of queue {queue.queue_id}", self._lacking())
         first = max(offset, queue.runs[number].run.first)
         parts, count, end = [np.zeros(0, QUEUE_ENTRY)], 0, queue.runs[number].run.first
         for one in queue.runs[number:]:

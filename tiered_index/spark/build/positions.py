@@ -61,7 +61,7 @@ class MicroBatch:
             raise InvalidArgument(
                 f"{uri} has no index that knows this query, and its checkpoint has {self.number:,} published "
                 "micro-batches: the index is gone, or the URI is another one's. Check the URI, and that its storage is "
-                "mounted; to begin anew, give a new checkpointLocation"
+                "mounted; to begin again, give a new checkpointLocation"
             )
 
     def is_in(self, state: LogState) -> bool:
@@ -74,7 +74,7 @@ class MicroBatch:
         if last > self.number:
             raise InvalidArgument(
                 f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint "
-                "is older than the index, or another driver goes on with it; begin with a new checkpoint"
+                "is older than the index, or another driver continues it; begin with a new checkpoint"
             )
         told = state.batches.get(self.stream)
         if last == self.number and told is not None and told.number == last and told != self.told:

@@ -1,0 +1,61 @@
+"""Pages, help and messages are in plain English: sentences of at most 25 words, without phrases that puzzle readers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.cli.test_exit_codes import all_commands
+
+TOP = Path(__file__).parents[2]
+PAGES = [
+    *TOP.glob("*.md"),
+    *(TOP / "docs").rglob("*.md"),
+    *(TOP / "deploy").glob("*.md"),
+    *TOP.glob("tiered_index/**/SPEC.md"),
+]
+MOST_WORDS = 25
+# a specification has formulas and lists in sentences
+MOST_OF_SPEC = 42
+AVOID = re.compile(
+    r"\b(for ever|for good|of which|who wants|it is said|is told|are told|takes in|is met|anew|goes on|lies|stands|"
+    r"whoever|but for|is no [A-Z]\w+)\b"
+)
+MARKUP = (
+    (r"<!--.*?-->|^```.*?^```", "\n\n", re.M | re.S),
+    (r"`[^`]*`", "X", 0),
+    (r"!?\[([^\]]*)\]\([^)]*\)", r"\1", 0),
+    (r"\n(?=\s*(?:[-*|#]|\d+\.) )", "\n\n", 0),
+)
+
+
+def sentences(text: str) -> Iterator[str]:
+    for pattern, plain, flags in MARKUP:
+        text = re.sub(pattern, plain, text, flags=flags)
+    for part in re.split(r"\n\s*\n|\|", text):
+        yield from re.split(r"(?<=[.!?:;])\**\s+", " ".join(part.split()))
+
+
+def faults(text: str, most: int = MOST_WORDS) -> list[str]:
+    return [one for one in sentences(text) if len(one.split()) > most or AVOID.search(one)]
+
+
+def test_pages() -> None:
+    for page in PAGES:
+        most = MOST_OF_SPEC if page.name == "SPEC.md" else MOST_WORDS
+        assert page.name == "CHANGELOG.md" or not faults(page.read_text(), most), page
+
+
+def test_help() -> None:
+    for words, command in all_commands():
+        texts = [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
+        assert not [found for text in texts for found in faults(text.partition("[bold]")[0])], words
+
+
+def test_messages() -> None:
+    for path in (TOP / "tiered_index").rglob("*.py"):
+        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        texts = [one.value for node in raised for one in ast.walk(node) if isinstance(one, ast.Constant)]
+        assert not [text for text in texts if isinstance(text, str) and AVOID.search(text)], path
