@@ -29,7 +29,7 @@ from tiered_index.server.gate import PACE, TARGET, Pace
 from tiered_index.server.problems import Problem, Redaction, Refused
 
 _REFUSED = {
-    400: "this is no request of HTTP/1.1, or its URL has what is to be percent-encoded",
+    400: "not an HTTP/1.1 request, or its URL has characters that must be percent-encoded",
     408: "the head of the request comes too slowly",
     414: "the URL has more than 64 KiB: send many keys by POST /v1/query:batch",
     431: "the head of the request has more than 64 KiB",

@@ -169,7 +169,7 @@ class _Sending:
         except CorruptFile as error:
             gone, kept[LIST] = {}, error.problem
         for file_id in gone.keys() - self._state.files.keys() - lost:
-            kept[file_id] = "the root listed it, and none of its folders had it"
+            kept[file_id] = "the root lists it, but none of its folders has it"
         return BegunAnew(sent, entries, stored, kept)
 
     def _has_seen(self) -> bool:

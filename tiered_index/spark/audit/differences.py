@@ -53,7 +53,7 @@ class Difference:
 class Differences:
     """All differences, counted, and the first of each kind.
 
-    `unproven` entries of the source may have lain in damaged objects. `source_entries` and `index_entries` are how many
+    `unproven` entries of the source may be in damaged objects. `source_entries` and `index_entries` are how many
     different entries were compared. `unsought` entries are missing or extra between the bounds of the comparison. The
     other side may have them outside of the bounds, with a wrong second. The index stores `repeated` entries more often
     than the source has them, which is no difference: lookups answer each once.

@@ -139,7 +139,7 @@ def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
         return
     folder = settings.folder
     if not folder.is_dir():
-        raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
+        raise InvalidArgument(f"{folder.parent} is not a RocketMQ store: it has no commitlog/")
     for segment in list_segments(folder):
         yield Stretch(segment.start, segment.end, str(folder))
 
