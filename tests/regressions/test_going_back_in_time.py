@@ -203,9 +203,22 @@ def test_a_root_from_a_backup_is_refused(life: Life, then: str) -> None:
         log.open()
         life.clock.advance(10 * 86400)
         merge(storage, log, life.clock, MergeOptions(window_s=86400))
-    life.restore("root")
-    with pytest.raises(RootBehind, match="tiered-index recover"):
-        life.open()
+    reader = IndexReader.open(root=life.root, clock=life.clock)
+    with reader:
+        assert life.found(reader) == set(range(1, 301))
+        life.restore("root")
+        with pytest.raises(RootBehind, match="tiered-index recover"):
+            life.open()
+        # its copy of the published file has fewer entries
+        with pytest.raises(RootBehind, match="tiered-index recover"):
+            IndexReader.open(root=life.root)
+        life.clock.advance(100)
+        with pytest.raises(RootBehind, match="tiered-index recover"):
+            life.found(reader)
+    report = Report()
+    config = IndexConfig(root=life.root, storage=f"file://{life.folder}/storage")
+    assert check_index(config, report, lambda *_: None, lambda *_: None, deep=False)[1] is False
+    assert any("restored from a backup" in one.problem for one in report.findings)
     assert life.found() == set(range(1, 301))
 
 

@@ -6,7 +6,7 @@ import contextlib
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageBehind, StorageError
+from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, RootBehind, StorageBehind, StorageError
 from tiered_index.format.names import UNSEALED
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.report import Progress, Report
@@ -49,8 +49,8 @@ def check_index(
             if state is not None and config.root is not None:
                 _excuse_missing(Root(config.root, Disk()), state, report)
             # a copy of the index has a log of its own
-            if state is not None and seen is not None and _id_of(state) == root_index:
-                is_behind = _is_behind(storage, state, seen, report)
+            if state is not None and config.root is not None and _id_of(state) == root_index:
+                is_behind = _is_behind(storage, state, seen, Root(config.root, Disk()), report)
         except StorageError as error:
             report.unchecked.append((uri, error))
     return local, state is not None and not is_behind
@@ -60,13 +60,18 @@ def _id_of(state: LogState) -> str | None:
     return state.genesis.index_id if state.genesis is not None else None
 
 
-def _is_behind(storage: Storage, state: LogState, seen: Seen, report: Report) -> bool:
-    """Add a finding where the storage's log is not the one that the root has seen; return whether it is not."""
+def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, report: Report) -> bool:
+    """Add a finding where the storage's log is not the one that the root has `seen`, or the root is older than its own
+    records; return whether that is so.
+    """
     log = StorageLog(storage, SystemClock())
     log.recall(state)
     try:
-        log.check_seen(seen)
-    except StorageBehind as error:
+        if seen is not None:
+            log.check_seen(seen)
+        if (marker := root.read_marker()) is not None:
+            log.check_own(marker.root_id, SeenFile(root.path / "seen", root.disk).read())
+    except (StorageBehind, RootBehind) as error:
         report.add_error(error.file, "log", error)
         return True
     return False

@@ -352,16 +352,27 @@ class StorageLog:
             if found != seen.digest:
                 raise self._another(seen.number, seen.digest, found)
 
+    def check_own(self, root_id: str, seen: Seen | None) -> None:
+        """Raise `RootBehind` where a root has written records that it has not `seen`. Read that behind the log: a
+        running writer notes each of its attempts before.
+        """
+        seen = seen or Seen()
+        self._check_root_of(self.state, root_id, seen, (seen.attempt,))
+
     def _check_own(self, state: LogState) -> None:
-        """Raise `RootBehind` where somebody else has written with this root's identity, or it is an older copy."""
-        own = state.roots.get(self._root_id)
-        if self._seen is None or own is None or own[0] <= self._seen.last.number or own[1] in self._attempts:
+        if self._seen is not None:
+            self._check_root_of(state, self._root_id, self._seen.last, self._attempts)
+
+    def _check_root_of(self, state: LogState, root_id: str, seen: Seen, attempts: Container[str]) -> None:
+        """Raise `RootBehind` where somebody else has written with a root's identity, or it is an older copy."""
+        own = state.roots.get(root_id)
+        if own is None or own[0] <= seen.number or own[1] in attempts:
             return
         raise RootBehind(
             f"{self._storage.uri}/{log_name(own[0])}",
-            f"this root wrote it, but has seen the log only up to record {self._seen.last.number}: the root was "
-            f"restored from a backup, or is a clone of one that went on. Nothing was changed; {WAY_ON}",
-            expected=self._seen.last.number,
+            f"this root wrote it, but has seen the log only up to record {seen.number}: the root was restored from a "
+            f"backup, or is a clone of one that went on. Nothing was changed; {WAY_ON}",
+            expected=seen.number,
             found=own[0],
         )
 

@@ -44,8 +44,8 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts, source_number
 from tiered_index.service.reading.refreshed import Refreshed, unread
 from tiered_index.service.reading.root_view import RootView
-from tiered_index.service.root import Marker, Root, allow_many_files
-from tiered_index.service.root.seen import SeenFile
+from tiered_index.service.root import ASIDE, Marker, Root, allow_many_files
+from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
@@ -163,7 +163,7 @@ class IndexView(Refreshed):
     def _read_log(self) -> LogState:
         """Read the log, or on from where it was read to; anew where it was another one the last time."""
         # before the log: its writer notes a record once the storage has it
-        seen = SeenFile(self._root.path / "seen", self._root.disk).read() if self._root is not None else None
+        seen = self._seen()
         is_first = self._is_another or not self._log.state.number
         try:
             state = self._open_anew() if is_first else self._log.refresh()
@@ -171,9 +171,17 @@ class IndexView(Refreshed):
             self._is_another = True
             raise
         # a storage of another index is told as that
-        if seen is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
-            self._log.check_seen(seen, deep=is_first)
+        if self._root is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
+            if seen is not None:
+                self._log.check_seen(seen, deep=is_first)
+            # An older copy of the root has fewer entries of files that the storage has, too. Where `recover` set files
+            # aside, the view of the root tells that.
+            if (marker := self._root.read_marker()) is not None and not (self._root.path / ASIDE).exists():
+                self._log.check_own(marker.root_id, self._seen())
         return state
+
+    def _seen(self) -> Seen | None:
+        return SeenFile(self._root.path / "seen", self._root.disk).read() if self._root is not None else None
 
     def _open_anew(self) -> LogState:
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log
