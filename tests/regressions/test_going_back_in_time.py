@@ -70,6 +70,11 @@ class Life:
             index.seal()
             index.run_lifecycle()
 
+    def write(self, count: int, *, upload: bool, **settings: Any) -> None:
+        """Open the root, ingest and close it."""
+        with self.open(**settings) as index:
+            self.ingest(index, count, upload=upload)
+
     def found(self, asked: IndexService | IndexReader | None = None) -> set[int]:
         if asked is not None:
             result = asked.query("t", "k", max_count=10_000)
@@ -152,11 +157,9 @@ def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
 @pytest.mark.parametrize("uploaded", ["by log", "retired"])
 def test_a_storage_that_is_behind_its_root_is_refused(life: Life, uploaded: str) -> None:
     keep_s = 0 if uploaded == "retired" else 3600
-    with life.open(local_keep_s=keep_s) as index:
-        life.ingest(index, 30, upload=True)
+    life.write(30, upload=True, local_keep_s=keep_s)
     life.keep("storage")
-    with life.open(local_keep_s=keep_s) as index:
-        life.ingest(index, 70, upload=True)
+    life.write(70, upload=True, local_keep_s=keep_s)
     before = StorageLog(LocalStorage(life.folder / "storage"), life.clock).open().number
     files = sorted(path.name for path in (life.root / "uploaded").iterdir())
     life.restore("storage")
@@ -169,18 +172,15 @@ def test_a_storage_that_is_behind_its_root_is_refused(life: Life, uploaded: str)
 
 
 def test_another_history_at_the_same_number_is_refused(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     life.keep("storage")
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     shutil.move(life.root, life.folder / "first")
     life.restore("storage")
     shutil.move(life.folder / "root.kept", life.root)
     life.put = 10
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     for root in (life.folder / "first",):
         with pytest.raises(StorageBehind, match="another"):
             life.open(root)
@@ -190,11 +190,9 @@ def test_another_history_at_the_same_number_is_refused(life: Life) -> None:
 
 @pytest.mark.parametrize("then", ["nothing", "merge"])
 def test_a_root_from_a_backup_is_refused(life: Life, then: str) -> None:
-    with life.open() as index:
-        life.ingest(index, 100, upload=False)
+    life.write(100, upload=False)
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 200, upload=True)
+    life.write(200, upload=True)
     if then == "merge":
         from tiered_index.service.merge.run import MergeOptions, merge
 
@@ -239,8 +237,7 @@ def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> 
 def test_recover_sends_what_a_restored_storage_lacks(
     life: Life, monkeypatch: pytest.MonkeyPatch, broken_off: str | None
 ) -> None:
-    with life.open() as index:
-        life.ingest(index, 30, upload=True)
+    life.write(30, upload=True)
     life.keep("storage")
     with life.open() as index:
         life.ingest(index, 40, upload=True)
@@ -270,11 +267,9 @@ def test_recover_sends_what_a_restored_storage_lacks(
 
 
 def test_recover_of_a_root_from_a_backup_keeps_what_the_storage_lacks(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 100, upload=False)
+    life.write(100, upload=False)
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 200, upload=True)
+    life.write(200, upload=True)
     life.restore("root")
     done = life.begin_anew()
     assert (done.sent, done.stored) == (1, 0)  # fewer entries than the file of this id in the storage
@@ -286,11 +281,9 @@ def test_recover_of_a_root_from_a_backup_keeps_what_the_storage_lacks(life: Life
 
 
 def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=False)
+    life.write(10, upload=False)
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     life.restore("root")
     (path,) = (life.root / "unsealed").glob("*.index")
     data = bytearray(path.read_bytes())
@@ -305,20 +298,17 @@ def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
 
 
 def test_a_reader_tells_another_history_and_opens_it_anew(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     life.keep("storage")
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     storage = LocalStorage(life.folder / "storage")
     with IndexReader.open(f"file://{life.folder}/storage", clock=life.clock, refresh_interval_s=1) as reader:
         assert len(life.found(reader)) == 20
         life.restore("storage")
         life.restore("root")
         life.put = 100
-        with life.open() as index:
-            life.ingest(index, 10, upload=True)
+        life.write(10, upload=True)
         assert StorageLog(storage, life.clock).open().number == reader.log_state.number
         life.clock.advance(5)
         with pytest.raises(TieredIndexError, match="another"):
@@ -348,8 +338,7 @@ def test_a_lock_file_that_was_deleted_lets_no_second_writer_in(life: Life) -> No
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bool) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     life.keep("storage")
     with life.open() as index:
         life.ingest(index, 20, upload=True)
@@ -371,8 +360,7 @@ def test_verify_tells_that_the_storage_is_behind_the_root(life: Life, beside: bo
 
 
 def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     life.keep("storage")
     with life.open() as index:
         life.ingest(index, 20, upload=True)
@@ -412,8 +400,7 @@ def test_a_flush_into_a_root_that_was_deleted_confirms_nothing(life: Life, gone:
 
 @pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
 def test_a_folder_behind_a_link_is_refused_by_readers_too(life: Life, state: str) -> None:
-    with life.open() as index:
-        life.ingest(index, 3, upload=False)
+    life.write(3, upload=False)
     (life.root / state).rename(life.folder / "elsewhere")
     (life.root / state).symlink_to(life.folder / "elsewhere")
     with pytest.raises(StorageMisconfigured, match="symbolic link"), IndexReader.open(root=life.root) as reader:
@@ -423,8 +410,7 @@ def test_a_folder_behind_a_link_is_refused_by_readers_too(life: Life, state: str
 
 
 def test_a_link_in_the_place_of_a_file_is_refused(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 3, upload=False)
+    life.write(3, upload=False)
     for path in list((life.root / "unsealed").iterdir()):
         path.rename(life.folder / path.name)
         path.symlink_to(life.folder / path.name)
@@ -435,20 +421,17 @@ def test_a_link_in_the_place_of_a_file_is_refused(life: Life) -> None:
 
 
 def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     life.keep("storage")
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     source, target = LocalStorage(life.folder / "storage"), MemoryStorage(clock=life.clock)
     following = Copier(source, target, life.clock)
     following.open()
     following.run_once()
     life.restore("storage")
     life.restore("root")
-    with life.open() as index:
-        life.ingest(index, 10, upload=True)
+    life.write(10, upload=True)
     for copier in (following, Copier(source, target, life.clock)):
         with pytest.raises(StorageBehind):
             copier.open() if copier is not following else copier.run_once()
@@ -457,8 +440,7 @@ def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
     copier.open()
     copier.run_once()
     copier.run_once()
-    with life.open() as index:
-        life.ingest(index, 1, upload=True)
+    life.write(1, upload=True)
     copier.run_once()
 
 
@@ -490,11 +472,9 @@ def test_a_clone_waits_for_the_lease_and_the_first_keeps_its_entries(
 
 
 def test_an_older_root_that_starts_without_its_storage_adds_to_no_published_file(life: Life) -> None:
-    with life.open() as index:
-        life.ingest(index, 10, upload=False)
+    life.write(10, upload=False)
     life.keep("root")
-    with life.open() as index:
-        life.ingest(index, 20, upload=True)
+    life.write(20, upload=True)
     life.restore("root")
     storage = FaultStorage(LocalStorage(life.folder / "storage"))
     for operation in ("list", "get"):
@@ -541,8 +521,7 @@ def test_a_file_with_fewer_entries_is_dropped_where_the_published_one_has_them(l
     first.abandon()
     shutil.copytree(life.root, life.folder / "copy")
     life.end_lease()
-    with life.open() as index:
-        life.ingest(index, 5, upload=True)
+    life.write(5, upload=True)
     for path in (life.folder / "storage.kept/lease%").rglob("*"):
         os.utime(path, (0, 0))
     with life.open(life.folder / "copy", storage_backend=LocalStorage(life.folder / "storage.kept")) as copy:
@@ -628,8 +607,7 @@ class Sites:
     def __init__(self, life: Life, scheme: str) -> None:
         self.life, self.scheme = life, scheme
         self._held = {name: MemoryStorage(clock=life.clock) for name in "ab"}
-        with life.open(storage_backend=self.storage("a")) as index:
-            life.ingest(index, 10, upload=True)
+        life.write(10, upload=True, storage_backend=self.storage("a"))
         _sync(self.storage("a"), self.storage("b"), replaces=True)
         shutil.copytree(life.root, life.folder / "root.b")
 

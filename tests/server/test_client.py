@@ -7,15 +7,13 @@ import contextlib
 import io
 import json
 import socket
-import subprocess
-import sys
 import threading
 
 import pyarrow as pa
 import pytest
 
+from tests.integration.cli.command_lines import run_here
 from tests.server.conftest import PATIENCE_S, serving
-from tests.server.test_serve_command import ROOT, environment
 from tiered_index import IndexService, Lookup, QueryResult
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output
@@ -247,25 +245,14 @@ def test_what_is_no_url_is_refused(url):
         IndexClient(url)
 
 
-def test_query_asks_a_service(client, index, tmp_path):
-    def query(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "tiered_index", "query", "orders", "order-4711", *arguments],
-            cwd=ROOT,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-
+def test_query_asks_a_service(client, index):
     url = str(client.base_url)
-    done = query("--url", url, "--json", "--all", "--max", "1")
-    *items, status = map(json.loads, done.stdout.splitlines())
-    assert items == [item.to_dict() for item in index.query("orders", "order-4711")], done.stderr
+    done = run_here("query", "orders", "order-4711", "--url", url, "--json", "--all", "--max", "1")
+    *items, status = done.records
+    assert items == [item.to_dict() for item in index.query("orders", "order-4711")], done
     assert (status["status"], status["count"]) == ("complete", 2)
-    refused = query("--url", url, "--storage", "file:///tmp/x")
-    assert (refused.returncode, "leave --storage out" in refused.stderr) == (2, True)
+    refused = run_here("query", "orders", "order-4711", "--url", url, "--storage", "file:///tmp/x")
+    assert (refused.code, "leave --storage out" in refused.err) == (2, True)
 
 
 def test_a_stream_that_breaks_within_says_why(index, monkeypatch):

@@ -58,19 +58,6 @@ def started(*arguments):
             yield process, client
 
 
-def refused(*arguments):
-    done = subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    return done.returncode, done.stderr
-
-
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
     """A storage with the examples' entries, published."""
