@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Put back the loggers that a command line sets up for its process: other tests look at their records."""
-    loggers = [logging.getLogger(name) for name in ("tiered_index", "tiered_index.storage.s3.retry")]
+    loggers = [logging.getLogger(name) for name in ("tiered_index", "tiered_index.storage.retry")]
     before = [(one.level, one.propagate, list(one.handlers), list(one.filters)) for one in loggers]
     yield
     for logger, (level, propagate, handlers, filters) in zip(loggers, before, strict=True):

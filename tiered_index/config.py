@@ -75,7 +75,8 @@ class IndexConfig(BaseSettings):
 
     root: Path | None = Field(None, description="folder of the local files; one writer at a time")
     storage: str | None = Field(
-        None, description="storage URI: file:///dir, s3://bucket/prefix, sqlite:///file.db, memory://name"
+        None,
+        description="storage URI: file:///dir, s3://bucket/prefix, gs:// and az://, sqlite:///file.db, memory://name",
     )
     preset: Literal["native", "rocketmq"] = Field("native", description="file format; rocketmq writes RocketMQ's own")
     hash: Literal["abs", "mask"] | None = Field(

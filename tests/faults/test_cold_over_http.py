@@ -68,7 +68,7 @@ def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             patch.delenv(name, raising=False)
         for name, value in server.environment.items():
             patch.setenv(name, value)
-        patch.setattr("tiered_index.storage.s3.retry._LONGEST_WAIT_S", 0.0)
+        patch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
         bucket = server.new_bucket()
         made = {}
         for files in SIZES:

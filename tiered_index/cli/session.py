@@ -46,7 +46,7 @@ UNEXPECTED = 70
 _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
 # where repeated requests are logged: by its name, since the module loads boto3
-_RETRIES = "tiered_index.storage.s3.retry"
+_RETRIES = "tiered_index.storage.retry"
 P = ParamSpec("P")
 
 _common = partial(typer.Option, rich_help_panel="Common options")

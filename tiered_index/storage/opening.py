@@ -3,6 +3,7 @@
     file:///dir                                                             a folder, absolute
     s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual
                                                                             chain
+    gs://bucket[/prefix], az://container[/prefix]?account=                  Google's and Azure's stores (extra `object`)
     sqlite:///file.db                                                       a database file, absolute
     memory://name                                                           this process's memory
 
@@ -38,6 +39,7 @@ from tiered_index.storage.base import (
     check_name,
     check_prefix,
 )
+from tiered_index.storage.clouds import AzureOptions, GoogleOptions
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -46,7 +48,9 @@ from tiered_index.storage.s3.options import S3Options
 _T = TypeVar("_T")
 # Class and options of each scheme; a class is loaded on use: boto3 takes longer than everything else together
 _BUILT_IN: dict[str, tuple[str, type[StorageOptions]]] = {
+    "az": ("tiered_index.storage.clouds:AzureStorage", AzureOptions),
     "file": ("tiered_index.storage.local.storage:LocalStorage", StorageOptions),
+    "gs": ("tiered_index.storage.clouds:GoogleStorage", GoogleOptions),
     "memory": ("tiered_index.storage.memory:MemoryStorage", StorageOptions),
     "s3": ("tiered_index.storage.s3.storage:S3Storage", S3Options),
     "sqlite": ("tiered_index.storage.sqlite.storage:SqliteStorage", StorageOptions),

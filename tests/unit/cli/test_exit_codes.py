@@ -87,10 +87,10 @@ def test_an_error_can_be_pickled(error):
 def test_retries_are_told_once_a_second_unless_quiet():
     def act(session):
         for number in range(3):
-            logging.getLogger("tiered_index.storage.s3.retry").info("attempt %d", number)
+            logging.getLogger("tiered_index.storage.retry").info("attempt %d", number)
         return 0
 
-    assert invoke(act).stderr == "INFO tiered_index.storage.s3.retry: attempt 0\n"
+    assert invoke(act).stderr == "INFO tiered_index.storage.retry: attempt 0\n"
     assert invoke(act, "--quiet").stderr == ""
     assert len(invoke(act, "--verbose").stderr.splitlines()) == 3
 

@@ -16,7 +16,8 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 
 from tiered_index.errors import BudgetExceeded, StorageError
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s
-from tiered_index.storage.s3.retry import PassingFault, RetryLoop
+from tiered_index.storage.retry import PassingFault, RetryLoop
+from tiered_index.storage.s3.retry import REQUEST_ERRORS, translate
 
 FAR_S = 3600.0
 
@@ -93,7 +94,7 @@ def test_what_an_attempt_sends_is_let_go_of_at_once(failures: int, make: Callabl
     """Errors, their traces and the loop's frame must not keep each other, and so a file's mapping, until the next
     garbage collection.
     """
-    loop = RetryLoop("s3://bucket", 3, 3, 0.0, sleep=lambda _: None)
+    loop = RetryLoop("s3://bucket", 3, 3, 0.0, sleep=lambda _: None, errors=REQUEST_ERRORS, translate=translate)
     left = [failures]
 
     def send(body: Body) -> None:

@@ -164,8 +164,8 @@ def test_a_secret_in_a_uri_is_refused_and_not_repeated(uri: str) -> None:
 
 
 def test_the_known_schemes_are_listed() -> None:
-    with pytest.raises(ConfigError, match=r"starts with file://, memory://, s3://, sqlite://$"):
-        open_storage("gs://bucket")
+    with pytest.raises(ConfigError, match=r"starts with az://, file://, gs://, memory://, s3://, sqlite://$"):
+        open_storage("ftp://bucket")
 
 
 TOY = """
@@ -179,13 +179,13 @@ class GsOptions(StorageOptions):
     uri_parameters: ClassVar = ("project",)
     project: str = "default"
 
-class GsStorage(MemoryStorage):
+class Toy(MemoryStorage):
     options_type = GsOptions
 
     @classmethod
     def from_uri(cls, uri, options, disk, parallel_reads):
         made = cls(f"{uri.netloc}{uri.path}")
-        made.uri, made.options = f"gs://{uri.netloc}{uri.path}?project={options.project}", options
+        made.uri, made.options = f"toy://{uri.netloc}{uri.path}?project={options.project}", options
         return made
 """
 
@@ -197,30 +197,30 @@ def toy_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy_storages-1.dist-info").mkdir()
     (tmp_path / "toy_storages-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
     (tmp_path / "toy_storages-1.dist-info" / "entry_points.txt").write_text(
-        "[tiered_index.storages]\ngs = toy_storages:GsStorage\nbad = toy_storages:Absent\ns3 = toy_storages:GsStorage\n"
+        "[tiered_index.storages]\ntoy = toy_storages:Toy\nbad = toy_storages:Absent\ns3 = toy_storages:Toy\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.mark.usefixtures("toy_package")
 def test_another_package_adds_a_scheme_with_options_of_its_own(tmp_path: Path) -> None:
-    where = {"root": tmp_path / "root", "storage": "gs://bucket/toy?project=p1", "environment": False}
+    where = {"root": tmp_path / "root", "storage": "toy://bucket/toy?project=p1", "environment": False}
     with IndexService.open(**where, slots=10, items=100, background=False) as index:
         index.put("orders", 0, "k", offset=1, size=9, timestamp_ms=1_700_000_000_000)
         index.seal()
         index.run_lifecycle()
-        assert index.storage.uri == "gs://bucket/toy?project=p1"
-    with IndexReader.open("gs://bucket/toy") as reader:
+        assert index.storage.uri == "toy://bucket/toy?project=p1"
+    with IndexReader.open("toy://bucket/toy") as reader:
         assert len(reader.query("orders", "k")) == 1
-    own = type(open_storage("gs://bucket/toy").options)(project="p2")
-    assert open_storage("gs://bucket/toy", options=own).uri.endswith("p2")
-    assert open_storage("gs://bucket/toy", options=S3Options()).uri.endswith("default")
+    own = type(open_storage("toy://bucket/toy").options)(project="p2")
+    assert open_storage("toy://bucket/toy", options=own).uri.endswith("p2")
+    assert open_storage("toy://bucket/toy", options=S3Options()).uri.endswith("default")
     assert isinstance(open_storage("s3://bucket"), S3Storage)
     for wrong, problem in (
-        ("gs://bucket?region=x", r"unknown parameter 'region' in a gs:// URI \(known: project\)"),
-        ("gs://user:secret@bucket", "holds no credentials"),
+        ("toy://bucket?region=x", r"unknown parameter 'region' in a toy:// URI \(known: project\)"),
+        ("toy://user:secret@bucket", "holds no credentials"),
         ("bad://bucket", r"bad:// \(toy_storages:Absent\) can't be loaded"),
-        ("az://bucket", "starts with bad://, file://, gs://, memory://"),
+        ("ftp://bucket", "starts with az://, bad://, file://, gs://, memory://, s3://, sqlite://, toy://"),
     ):
         with pytest.raises(ConfigError, match=problem):
             open_storage(wrong)

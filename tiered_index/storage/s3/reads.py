@@ -13,11 +13,7 @@ read. Threads: any number.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -35,8 +31,10 @@ from urllib3.response import BaseHTTPResponse
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.storage.context import check_deadline, sending
+from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore, went_elsewhere
+from tiered_index.storage.retry import PassingFault, RequestFault
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
-from tiered_index.storage.s3.retry import PassingFault, RequestFault, S3Calls, is_elsewhere, may_pass
+from tiered_index.storage.s3.retry import S3Calls, is_elsewhere, may_pass
 
 if TYPE_CHECKING:
     from botocore.model import Shape
@@ -48,32 +46,7 @@ _ERRORS = create_parser("rest-xml")
 # obstore asks again five minutes before this ends, which is after a minute. botocore renews credentials ten minutes
 # before they end, so none that obstore uses has ended.
 _CREDENTIALS_HOLD = timedelta(minutes=6)
-_ANSWERED = re.compile(r"status code: (\d{3})[^:]*: ?(.*?)(?:\n\nDebug source:|$)", re.DOTALL)
 _XML = re.compile(r"\s*($|<\?xml|<Error)")
-# Nobody can listen on port 0. Requests to any host but the endpoint's are sent there: obstore follows redirects, and
-# would take the signature and the session token along.
-_NOWHERE = "127.0.0.1:0"
-
-
-@functools.cache
-def _obstore() -> Any:
-    """Return the module; None where it is not installed."""
-    try:
-        importlib.import_module("obstore.store")
-        return importlib.import_module("obstore")
-    except ImportError:
-        return None
-
-
-_forked_after_loading = False
-
-
-def _after_fork() -> None:
-    global _forked_after_loading
-    _forked_after_loading = _forked_after_loading or "obstore" in sys.modules
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +88,7 @@ class RangeGets:
         the client, which tells errors, too. Raises what botocore raises, or `PassingFault`.
         """
         way = self._way
-        if way is None or _forked_after_loading or _obstore() is None:
+        if way is None or obstore() is None:
             return None
         # loaded and opened by the second GET: a process of one lookup needs neither
         opened, store = self._opened
@@ -125,10 +98,10 @@ class RangeGets:
         check_deadline("sending GetObject")
         sending()
         try:
-            answer = _obstore().get(store, key, options={"range": asked})
+            answer = obstore().get(store, key, options={"range": asked})
             # one byte more than asked would show a body that is too long, whose rest is not read
             return next(iter(answer.stream(length + 1)), b""), int(answer.meta["size"])
-        except (_obstore().exceptions.BaseError, OSError, ValueError) as error:
+        except (obstore().exceptions.BaseError, OSError, ValueError) as error:
             self._judge(error, what, length)
         return None
 
@@ -147,23 +120,23 @@ class RangeGets:
         """Raise the error that obstore told; return where the client has to ask again."""
         text = str(error)
         said = f"{what} in {self._calls.uri}: {text.partition(chr(10))[0]}"
-        if answered := _ANSWERED.search(text):
-            status = int(answered[1])
+        if told := answered(text):
+            status, body = told
             # obstore tells no header
-            kind = "" if _XML.match(answered[2]) else "text/html" if "<html" in answered[2] else "text/plain"
-            document: Any = {"status_code": status, "headers": {"content-type": kind}, "body": answered[2].encode()}
-            told = ClientError(_ERRORS.parse(document, self._shape), "GetObject")
-            if may_pass(told):
+            kind = "" if _XML.match(body) else "text/html" if "<html" in body else "text/plain"
+            document: Any = {"status_code": status, "headers": {"content-type": kind}, "body": body.encode()}
+            refused = ClientError(_ERRORS.parse(document, self._shape), "GetObject")
+            if may_pass(refused):
                 self._way = None
-                raise told from error
-            if told.response["Error"].get("Code", "") not in {"", str(status)} and not is_elsewhere(told):
-                raise told from error
+                raise refused from error
+            if refused.response["Error"].get("Code", "") not in {"", str(status)} and not is_elsewhere(refused):
+                raise refused from error
         self._way = None
         if "Requested " in text:
             raise PassingFault(said) from error
         if "body error" in text:
             raise PassingFault(said, wasted_bytes=length) from error
-        if "error sending request" in text and f"{_NOWHERE}," not in text:
+        if "error sending request" in text and not went_elsewhere(text):
             raise RequestFault(said) from error
 
     def _learn(self, **about: Any) -> None:
@@ -189,20 +162,17 @@ class RangeGets:
         """Return obstore's store for the bucket."""
         options = self._options
         host = urlsplit(way.base_url)
-        client: dict[str, Any] = {
-            "allow_http": host.scheme == "http",
-            "connect_timeout": timedelta(seconds=options.connect_timeout_s),
-            "read_timeout": timedelta(seconds=options.read_timeout_s),
-            # of a request as a whole, which may be as long as its body needs
-            "timeout": timedelta(days=1),
-            "pool_max_idle_per_host": str(options.max_pool_connections or FEWEST_CONNECTIONS),
-            "proxy_url": f"http://{_NOWHERE}",
-            "proxy_excludes": host.hostname,
-        }
+        client = client_options(
+            [host.hostname or ""],
+            allow_http=host.scheme == "http",
+            connect_timeout_s=options.connect_timeout_s,
+            read_timeout_s=options.read_timeout_s,
+            connections=options.max_pool_connections or FEWEST_CONNECTIONS,
+        )
         if host.scheme == "https":
             named = Session(profile=options.profile).get_config_variable("ca_bundle")
             client["root_certificate"] = Path(str(get_cert_path(named or True))).read_bytes()
-        return _obstore().store.S3Store(
+        return obstore().store.S3Store(
             self._bucket,
             endpoint=way.base_url,
             # the endpoint is the bucket's address, whatever its style
@@ -210,8 +180,7 @@ class RangeGets:
             region=way.region,
             credential_provider=way.credentials,
             client_options=client,
-            # `RetryLoop` repeats, and counts
-            retry_config={"max_retries": 0},
+            retry_config=NO_RETRIES,
         )
 
     def close(self) -> None:

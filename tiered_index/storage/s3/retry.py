@@ -1,5 +1,4 @@
-"""What each failure of an S3 request means for the caller, and the one loop that repeats requests: bounded in attempts,
-by the caller's deadline, and counted.
+"""What each failure of an S3 request means for the caller, and the requests to one bucket.
 
 botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Messages say what to
 do and name the storage and the object, never a request's headers or credentials. Threads: any number.
@@ -7,13 +6,7 @@ do and name the storage and the object, never a request's headers or credentials
 
 from __future__ import annotations
 
-import logging
-import random
-import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
@@ -21,7 +14,6 @@ from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import (
-    BudgetExceeded,
     InvalidArgument,
     ObjectArchived,
     ObjectExists,
@@ -30,32 +22,15 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.storage.context import check_deadline, remaining_s, sending, wasted
+from tiered_index.storage.context import check_deadline, sending
+from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
 # what botocore raises for a request that failed
-REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError)
-
-
-class PassingFault(StorageUnavailable):
-    """A fault that a repeat may not meet. `wasted_bytes` bytes at most were delivered for nothing."""
-
-    is_throttled = False
-
-    def __init__(self, message: str, *, wasted_bytes: int = 0) -> None:
-        super().__init__(message)
-        self.wasted_bytes = wasted_bytes
-
-
-class RequestFault(PassingFault):
-    """A request that was not served: no answer, or one that says to ask again."""
-
-    def __init__(self, message: str, *, is_throttled: bool = False) -> None:
-        super().__init__(message)
-        self.is_throttled = is_throttled
+REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError, RecursionError)
 
 
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
@@ -157,8 +132,9 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
         return StorageMisconfigured(f"{text}: set AWS_CA_BUNDLE to the certificate authority of this endpoint")
     if isinstance(error, boto.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
         return StorageMisconfigured(f"{text}: the endpoint does not speak TLS: is it http:// that is meant?")
-    # what `RetryLoop.run` meets bare, where it came up within a request
-    if isinstance(error, boto.HTTPClientError) and isinstance(error.kwargs.get("error"), RecursionError):
+    # botocore follows a redirect without a region by a request that is redirected, and so on
+    wrapped = error.kwargs.get("error") if isinstance(error, boto.HTTPClientError) else error
+    if isinstance(wrapped, RecursionError):
         return StorageMisconfigured(f"{doing} in {uri}: {ONLY_REDIRECTS}")
     if isinstance(error, _UNREACHABLE) or (isinstance(error, OSError) and not isinstance(error, BotoCoreError)):
         return RequestFault(text)
@@ -231,78 +207,6 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
         return RequestFault(f"{doing} in {uri}: {status} {said}".rstrip(), is_throttled=status in _THROTTLED)
     advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request"
     return StorageMisconfigured(f"{text}: {advice}")
-
-
-_log = logging.getLogger(__name__)
-_LONGEST_WAIT_S = 5.0
-# a service that throttles is given more time
-_THROTTLED_BACKOFF_S = 0.5
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class RetryLoop:
-    """Requests to the storage `uri`: at most `max_attempts` of one call may end in a `RequestFault`, and at most
-    `transfer_attempts` in another `PassingFault`, so that a call makes at most the sum of both less one.
-
-    The wait after fault n of a kind is drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5 s. Each is
-    logged (INFO).
-    """
-
-    uri: str
-    max_attempts: int
-    transfer_attempts: int
-    backoff_s: float
-    sleep: Callable[[float], None] = time.sleep
-    uniform: Callable[[float, float], float] = random.uniform
-
-    def run(self, doing: str, name: str, attempt: Callable[[], _T]) -> _T:
-        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` are for messages.
-
-        What botocore raises becomes a typed error: `StorageUnavailable` after the last attempt, and `BudgetExceeded`
-        instead of an attempt or a wait that would pass the deadline.
-        """
-        what = f"{doing} in {self.uri}"
-        faults: Counter[type[PassingFault]] = Counter()
-        while True:
-            check_deadline(what)
-            try:
-                return attempt()
-            except BudgetExceeded as error:
-                raise BudgetExceeded(f"{what}: {error}") from error
-            # botocore follows a redirect without a region by a request that is redirected, and so on
-            except RecursionError as error:
-                raise StorageMisconfigured(f"{what}: {ONLY_REDIRECTS}") from error
-            except PassingFault as error:
-                self._repeat(error, faults, error)
-            except REQUEST_ERRORS as error:
-                fault = translate(error, doing=doing, uri=self.uri, name=name)
-                try:
-                    if not isinstance(fault, PassingFault):
-                        raise fault from error
-                    self._repeat(fault, faults, error)
-                finally:
-                    # else this frame and the error's trace would keep each other, and the bytes that were to be sent
-                    del fault
-
-    def _repeat(self, fault: PassingFault, faults: Counter[type[PassingFault]], cause: Exception) -> None:
-        """Count a fault and wait after it, or raise what ends the call."""
-        if fault.wasted_bytes:
-            wasted(fault.wasted_bytes)
-        faults[type(fault)] += 1
-        count = faults[type(fault)]
-        is_request = isinstance(fault, RequestFault)
-        most = self.max_attempts if is_request else self.transfer_attempts
-        if count >= most:
-            raise StorageUnavailable(f"{fault} ({count} attempts)") from cause
-        backoff_s = max(self.backoff_s, _THROTTLED_BACKOFF_S) if fault.is_throttled else self.backoff_s
-        wait_s = self.uniform(0, min(_LONGEST_WAIT_S, backoff_s * 2**count))
-        left_s = remaining_s()
-        if left_s is not None and wait_s >= left_s:
-            raise BudgetExceeded(f"timeout_s leaves no time for a retry: {fault}") from cause
-        # the text alone: a handler may keep what it is given, and the error's trace holds what was to be sent
-        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, str(fault))
-        self.sleep(wait_s)
 
 
 class S3Calls:

@@ -42,9 +42,10 @@ from tiered_index.storage.base import (
     check_suffix,
 )
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.retry import RetryLoop
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
-from tiered_index.storage.s3.retry import NO_S3, RetryLoop, S3Calls, count_requests, translate
+from tiered_index.storage.s3.retry import NO_S3, REQUEST_ERRORS, S3Calls, count_requests, translate
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -109,7 +110,7 @@ class S3Storage(Storage):
         self.uri = _uri(bucket, prefix, self.options)
         self.client = client or build_client(self.options, self.uri)
         attempts = (self.options.max_attempts if client is None else 1, self.options.transfer_attempts)
-        loop = RetryLoop(self.uri, *attempts, self.options.backoff_s, sleep, uniform)
+        loop = RetryLoop(self.uri, *attempts, self.options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
         self._call = S3Calls(self.client, bucket, loop)
         is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
         self._gets = RangeGets(self._call, bucket, self.client if is_lean else None, self.options)

@@ -1,0 +1,112 @@
+"""`gs://` against a stand-in of Google's XML API. `az://` is in `tests/real_s3`, against Azurite."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.google_server import GoogleServer, google_server
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import ConfigError, StorageError, StorageMisconfigured, StorageUnavailable
+from tiered_index.storage.base import Storage
+from tiered_index.storage.clouds import CloudStorage
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.testing.storage_conformance import StorageConformance
+
+pytest.importorskip("obstore", reason="the extra `object` is not installed")
+NO_KEY = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+
+
+@pytest.fixture(scope="module")
+def google() -> Iterator[GoogleServer]:
+    with google_server() as server:
+        yield server
+
+
+@pytest.fixture
+def uri(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(NO_KEY))
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    google.buckets[bucket] = {}
+    google.requests.clear()
+    google.failures.clear()
+    return f"gs://{bucket}/some/prefix?endpoint_url={google.endpoint_url}"
+
+
+class TestGoogleStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self, uri: str) -> Iterator[Storage]:
+        with open_storage(uri) as storage:
+            yield storage
+
+    @pytest.fixture
+    def another(self, storage: Storage) -> Iterator[Storage]:
+        with open_storage(storage.uri) as another:
+            yield another
+
+
+def test_requests_are_counted_with_their_repeats(
+    uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MeteredStorage(open_storage(uri))
+    assert isinstance(storage.inner, CloudStorage)
+    monkeypatch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
+    google.failures[:] = [503, 503]
+    storage.put_if_absent("a", b"data")
+    google.failures[:] = [500]
+    assert storage.get_range("a", 1, 2) == b"at"
+    assert [info.name for info in storage.list()] == ["a"]
+    assert storage.total.requests == len(google.requests) == 6
+    google.failures[:] = [500] * 9
+    with pytest.raises(StorageUnavailable, match=r"'a' in gs://.*5 attempts"):
+        storage.get("a")
+
+
+def test_a_large_upload_is_written_in_chunks(uri: str, google: GoogleServer) -> None:
+    bodies = [bytes([n]) * (6 << 20) for n in range(3)]
+    with open_storage(uri) as storage:
+        handle = storage.begin_upload("large")
+        storage.complete_upload(handle, [storage.upload_part(handle, n + 1, body) for n, body in enumerate(bodies)])
+        assert storage.get("large") == b"".join(bodies)
+        assert list(storage.list_uploads()) == list(storage.foreign_keys()) == []
+    assert [*google.buckets[uri.split("/")[2]]] == ["some/prefix/large"]
+
+
+def test_an_index_lives_in_the_storage(uri: str, tmp_path: Path) -> None:
+    small = {"slots": 7, "items": 12}
+    with IndexService.open(root=tmp_path, storage=uri, background=False, **small) as index:
+        index.put("t", 0, "k", 5, 1, 1_700_000_000_000)
+        index.seal()
+        index.run_lifecycle()
+    with IndexReader.open(uri) as reader:
+        assert [item.offset for item in reader.query("t", "k")] == [5]
+
+
+def test_set_ups_that_are_wrong_are_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = f"gs://no-such-bucket{uri[uri.index('/some') :]}"
+    with open_storage(missing) as storage:
+        for call in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
+            with pytest.raises(StorageMisconfigured, match="NoSuchBucket: create the bucket"):
+                call()
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    for wrong in ("az://container/p", "gs://x", "gs://bucket/a//b", "gs://bucket/p?account=a"):
+        with pytest.raises(ConfigError):
+            open_storage(wrong)
+    with open_storage(uri) as storage:
+        probe_put_if_absent(storage)
+
+
+def test_nothing_is_sent_to_another_host(uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with google_server() as other, open_storage(uri) as storage:
+        elsewhere = other.endpoint_url.replace("127.0.0.1", "localhost")
+        monkeypatch.setattr(google, "answer", lambda *_: (307, b"", {"Location": f"{elsewhere}/b/a"}))
+        monkeypatch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
+        for call in (lambda: storage.get("a"), lambda: storage.put("a", b"x"), lambda: list(storage.list())):
+            with pytest.raises(StorageError):
+                call()
+        assert other.requests == []

@@ -1,0 +1,433 @@
+"""Objects in Google's and Azure's stores (`gs://bucket/prefix`, `az://container/prefix`), through obstore.
+
+Object `name` is the key `prefix/name`; keys that are no valid names are not listed. Put-if-absent is a put at
+generation 0 (Google) or with `If-None-Match: *` (Azure). Credentials come from obstore's own chains: `GOOGLE_*` and
+`AZURE_*` variables, Google's default credentials, the machine's identity. No proxy is used.
+
+obstore has no calls for parts that other processes send. A part is therefore an object below `prefix/~uploads/`, which
+no name reaches, and completing an upload reads the parts and writes them as one object, atomically.
+
+Threads: any number. In a process that was forked after obstore was loaded every call is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar, cast
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+
+from tiered_index.errors import (
+    ConfigError,
+    InvalidArgument,
+    ObjectArchived,
+    ObjectExists,
+    ObjectNotFound,
+    StorageMisconfigured,
+    TieredIndexError,
+)
+from tiered_index.storage.base import (
+    MAX_NAME_BYTES,
+    PAGE,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    StorageOptions,
+    UploadHandle,
+    check_name,
+    check_part,
+    check_parts,
+    check_prefix,
+    check_range,
+    check_suffix,
+    chosen_uploads,
+)
+from tiered_index.storage.context import sending
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore
+from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
+
+_UPLOADS = "~uploads/"
+_UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}")
+_MAX_KEY_BYTES = 1024
+_CHUNK_BYTES = 8 << 20
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AccountIsDisabled"}
+_EXISTS = {"BlobAlreadyExists", "PreconditionFailed", "ConditionNotMet"}
+_THROTTLED = {429, 503}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoogleOptions(StorageOptions):
+    """Where Google's service answers; None: at its own address."""
+
+    uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url",)
+    endpoint_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureOptions(StorageOptions):
+    """The storage account (None: `AZURE_STORAGE_ACCOUNT_NAME`), and where it answers; None: at its own address."""
+
+    uri_parameters: ClassVar[tuple[str, ...]] = ("account", "endpoint_url")
+    account: str | None = None
+    endpoint_url: str | None = None
+
+
+class CloudStorage(Storage):
+    """The objects of a bucket or container whose keys start with `prefix` and a slash (no prefix: all of it)."""
+
+    scheme: ClassVar[str]
+
+    @classmethod
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+        """Return the storage in a bucket; a URI's parameters are among the options."""
+        return cls(uri.netloc, unquote(uri.path), options, connections=(parallel_reads or 6) + 4)
+
+    def __init__(self, bucket: str, prefix: str = "", options: Any = None, *, connections: int = 10) -> None:
+        """Open the storage; no request is sent. Raises `ConfigError`, also where obstore is missing."""
+        self.options = cast(Any, options or self.options_type())
+        prefix = prefix.strip("/")
+        if not _BUCKET.fullmatch(bucket):
+            raise ConfigError(f"not a bucket's name: {bucket!r}: {self.scheme}://bucket/prefix")
+        if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
+            raise ConfigError(f"a prefix has no empty, '.' or '..' part: {prefix!r}")
+        if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - len(_UPLOADS) - 40:
+            raise ConfigError("the prefix leaves no room for names within a key's 1,024 bytes")
+        module = obstore()
+        if module is None:
+            raise ConfigError(
+                f"{self.scheme}:// needs obstore (pip install 'tiered_index[object]'), loaded by no process that this "
+                "one was forked from"
+            )
+        self.bucket = bucket
+        self._base = f"{prefix}/" if prefix else ""
+        named = {name: value for name in self.options.uri_parameters if (value := getattr(self.options, name))}
+        folder = f"/{quote(prefix)}" if prefix else ""
+        self.uri = f"{self.scheme}://{bucket}{folder}" + (f"?{urlencode(named, safe=':/')}" if named else "")
+        endpoint = self.options.endpoint_url
+        host = urlsplit(endpoint).hostname if endpoint else None
+        client = client_options(
+            [*([host] if host else []), *self._hosts()],
+            allow_http=endpoint is not None and endpoint.startswith("http://"),
+            connections=connections,
+        )
+        try:
+            self._store = self._opened(module, {"client_options": client, "retry_config": NO_RETRIES})
+        except (module.exceptions.BaseError, ValueError) as error:
+            # the text may repeat a variable's value, which may be a secret
+            raise StorageMisconfigured(
+                f"opening {self.uri}: obstore refuses the settings of the environment"
+            ) from error
+        errors = (module.exceptions.BaseError, OSError, ValueError)
+        self._loop = RetryLoop(self.uri, 5, 4, 0.1, errors=errors, translate=_translate)
+
+    def _hosts(self) -> Iterable[str]:
+        """Return the hosts that requests and their credentials may go to, beside the endpoint's."""
+        raise NotImplementedError
+
+    def _opened(self, module: Any, common: dict[str, Any]) -> Any:
+        """Return obstore's store."""
+        raise NotImplementedError
+
+    def get(self, name: str) -> bytes:
+        return self._read(f"reading {name!r}", name, self._key(name), None)[0]
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        key = self._key(name)
+        check_range(start, length)
+        if not length:
+            return b""
+        what = f"reading bytes {start}-{start + length - 1} of {name!r}"
+        try:
+            data, size = self._read(what, name, key, (start, start + length))
+        except (InvalidArgument, StorageMisconfigured) as error:
+            # services answer in several ways where a range begins at the end
+            size = self.head(name).size_bytes
+            if start + length <= size:
+                raise
+            raise InvalidArgument(f"{what} in {self.uri}: the object has {size} bytes") from error
+        if start + length > size:
+            raise InvalidArgument(f"{what} in {self.uri}: the object has {size} bytes")
+        return data
+
+    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
+        """Return the last `length` bytes and the object's size, by a HEAD and a GET: Azure can't read from the end."""
+        key = self._key(name)
+        check_suffix(length)
+        what = f"reading the last {length} bytes of {name!r}"
+
+        def act(module: Any) -> tuple[bytes, int]:
+            found = module.head(self._store, key)
+            size = int(found["size"])
+            if not min(length, size):
+                return b"", size
+            sending()
+            asked = {"range": (max(0, size - length), size), "if_match": found["e_tag"]}
+            try:
+                return self._body(what, module.get(self._store, key, options=asked), min(length, size)), size
+            except module.exceptions.PreconditionError as error:
+                raise PassingFault(f"{what} in {self.uri}: it was replaced between two requests") from error
+
+        return self._call(what, name, act)
+
+    def put(self, name: str, data: Bytes) -> None:
+        self._put(f"writing {name!r}", name, self._key(name), data, "overwrite")
+
+    def put_if_absent(self, name: str, data: Bytes) -> None:
+        """Store `data` where `name` does not exist. Raises `ObjectExists`, also where the repeat of a request whose
+        answer was lost finds that it had succeeded.
+        """
+        self._put(f"writing {name!r}", name, self._key(name), data, "create")
+
+    def head(self, name: str) -> ObjectInfo:
+        found = self._head(name, self._key(name))
+        return ObjectInfo(name, int(found["size"]), _epoch_ms(found))
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix, start_after)
+        start = self._base + start_after if start_after else ""
+        for key, found in self._listed(f"listing {prefix!r}", self._base + prefix, start):
+            if name := self._name(key):
+                yield ObjectInfo(name, int(found["size"]), _epoch_ms(found))
+
+    def foreign_keys(self) -> Iterator[str]:
+        for key, _ in self._listed("listing all keys", self._base, ""):
+            if self._name(key) is None and not key.startswith(self._base + _UPLOADS):
+                yield key.removeprefix(self._base)
+
+    def delete(self, name: str) -> None:
+        self._delete(name, self._key(name))
+
+    def begin_upload(self, name: str) -> UploadHandle:
+        upload_id = uuid.uuid4().hex
+        key = self._part_key(UploadHandle(name, upload_id, 0), 0)
+        self._put(f"starting an upload of {name!r}", name, key, b"", "create")
+        return UploadHandle(name, upload_id, _epoch_ms(self._head(name, key)))
+
+    def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
+        check_part(number)
+        self._head(handle.name, self._part_key(handle, 0))
+        key = self._part_key(handle, number)
+        tag = self._put(f"uploading part {number} of {handle.name!r}", handle.name, key, data, "overwrite")
+        return PartInfo(number, tag, memoryview(data).nbytes)
+
+    def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
+        """Publish the object: read the parts and write them as one. Parts that are not named are dropped."""
+        ordered = check_parts(handle.name, parts, self.min_part_bytes)
+        self._head(handle.name, self._part_key(handle, 0))
+        for part in ordered:
+            try:
+                found = self._head(handle.name, self._part_key(handle, part.number))
+            except ObjectNotFound:
+                found = {"size": -1, "e_tag": ""}
+            if (int(found["size"]), found["e_tag"]) != (part.size_bytes, part.etag):
+                raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that tag")
+        doing, key = f"completing {handle.name!r}", self._key(handle.name)
+        # obstore sends the start, the end and each chunk by itself, and one request is counted for every call
+        further = 1 + sum(part.size_bytes for part in ordered) // _CHUNK_BYTES
+
+        def write(module: Any) -> None:
+            for _ in range(further):
+                sending()
+            writer = module.open_writer(self._store, key, buffer_size=_CHUNK_BYTES, max_concurrency=4)
+            for part in ordered:
+                what = f"reading part {part.number} of {handle.name!r}"
+                writer.write(self._read(what, handle.name, self._part_key(handle, part.number), None)[0])
+            # publishes the object; without it nothing is visible
+            writer.close()
+
+        self._call(doing, handle.name, write)
+        self.abort_upload(handle)
+
+    def abort_upload(self, handle: UploadHandle) -> None:
+        folder = f"{self._base}{_UPLOADS}{handle.upload_id}/"
+        if _UPLOAD_ID.fullmatch(handle.upload_id):
+            # the mark of the start goes last: while there are parts, the upload is listed
+            for key, _ in reversed([*self._listed(f"aborting an upload of {handle.name!r}", folder, "")]):
+                self._delete(handle.name, key)
+
+    def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
+        check_prefix(prefix)
+        folder = self._base + _UPLOADS
+        begun: dict[str, UploadHandle] = {}
+        for key, found in self._listed("listing unfinished uploads", folder, ""):
+            upload_id, _, rest = key.removeprefix(folder).partition("/")
+            begun.setdefault(upload_id, UploadHandle(rest.partition("/")[2], upload_id, _epoch_ms(found)))
+        return chosen_uploads(begun.values(), prefix, older_than_ms)
+
+    def _key(self, name: str) -> str:
+        return self._base + check_name(name)
+
+    def _part_key(self, handle: UploadHandle, number: int) -> str:
+        if not _UPLOAD_ID.fullmatch(handle.upload_id):
+            raise ObjectNotFound(handle.name, f"the unfinished uploads of {self.uri}")
+        return f"{self._base}{_UPLOADS}{handle.upload_id}/{number:05}/{check_name(handle.name)}"
+
+    def _name(self, key: str) -> str | None:
+        """Return the object name of `key`; None for a key that is no object of ours."""
+        try:
+            return check_name(key.removeprefix(self._base))
+        except InvalidArgument:
+            return None
+
+    def _call(self, doing: str, name: str, act: Callable[[Any], _T]) -> _T:
+        """Return what `act` returns, one request by obstore's module, repeated as `RetryLoop` says."""
+
+        def attempt() -> _T:
+            module = obstore()
+            if module is None:
+                raise StorageMisconfigured(
+                    f"{self.uri} was opened before this process was forked: open no such storage"
+                )
+            sending()
+            result: _T = act(module)
+            return result
+
+        return self._loop.run(doing, name, attempt)
+
+    def _read(self, what: str, name: str, key: str, asked: tuple[int, int] | None) -> tuple[bytes, int]:
+        """Return the bytes of a range, cut at the object's end, or of the whole object; and the object's size."""
+
+        def act(module: Any) -> tuple[bytes, int]:
+            answer = module.get(self._store, key, options={"range": asked} if asked else {})
+            size = int(answer.meta["size"])
+            start, end = asked or (0, size)
+            return self._body(what, answer, min(end, size) - start), size
+
+        return self._call(what, name, act)
+
+    def _body(self, what: str, answer: Any, length: int) -> bytes:
+        # one byte more than asked would show a body that is too long, whose rest is not read
+        data: bytes = next(iter(answer.stream(length + 1)), b"")
+        if len(data) != length:
+            problem = f"{what} in {self.uri}: a body of {len(data)} bytes instead of {length}"
+            raise PassingFault(problem, wasted_bytes=length)
+        return data
+
+    def _put(self, doing: str, name: str, key: str, data: Bytes, mode: str) -> str:
+        """Store an object and return its tag."""
+        body = data if isinstance(data, bytes) else bytes(data)
+        put = self._call(doing, name, lambda module: module.put(self._store, key, body, mode=mode, use_multipart=False))
+        return str(put["e_tag"])
+
+    def _head(self, name: str, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._call(f"looking at {name!r}", name, lambda module: module.head(self._store, key))
+        return found
+
+    def _delete(self, name: str, key: str) -> None:
+        try:
+            self._call(f"deleting {name!r}", name, lambda module: module.delete(self._store, key))
+        except ObjectNotFound:
+            pass
+
+    def _listed(self, doing: str, prefix: str, start: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield key and description of what begins with `prefix` after the key `start`, in order of key."""
+        # obstore lists folders, and starts after a key
+        folder = prefix.rpartition("/")[0] or None
+        last, pages = start, None
+
+        def page(module: Any) -> Sequence[dict[str, Any]]:
+            nonlocal pages
+            found, pages = pages, None
+            if found is None:
+                offset = last.rstrip("/") if "//" not in last else ""
+                found = module.list(self._store, folder, offset=offset or None, chunk_size=PAGE)
+            items: Sequence[dict[str, Any]] = next(found, ())
+            pages = found
+            return items
+
+        if "//" in prefix:
+            return
+        while items := self._call(doing, "", page):
+            for item in items:
+                key = str(item["path"])
+                if key <= last:
+                    if key > start:
+                        raise StorageMisconfigured(f"{self.uri}: the service lists {key!r} after {last!r}")
+                    continue
+                last = key
+                if key.startswith(prefix):
+                    yield key, item
+            if len(items) < PAGE or (not last.startswith(prefix) and last > prefix):
+                return
+
+
+class GoogleStorage(CloudStorage):
+    """A bucket of Google Cloud Storage."""
+
+    scheme = "gs"
+    options_type = GoogleOptions
+
+    def _hosts(self) -> Iterable[str]:
+        return ("googleapis.com", "metadata.google.internal", "metadata", "169.254.169.254")
+
+    def _opened(self, module: Any, common: dict[str, Any]) -> Any:
+        if self.options.endpoint_url:
+            common["base_url"] = self.options.endpoint_url
+        return module.store.GCSStore(self.bucket, **common)
+
+
+class AzureStorage(CloudStorage):
+    """A container of an account of Azure Blob Storage."""
+
+    scheme = "az"
+    options_type = AzureOptions
+
+    @functools.cached_property
+    def _account(self) -> str:
+        account = self.options.account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        if not account:
+            raise ConfigError("az:// needs the storage account: az://container/prefix?account=NAME")
+        return str(account)
+
+    def _hosts(self) -> Iterable[str]:
+        return (
+            f"{self._account}.blob.core.windows.net",
+            "login.microsoftonline.com",
+            "169.254.169.254",
+            "localhost",
+            "127.0.0.1",
+        )
+
+    def _opened(self, module: Any, common: dict[str, Any]) -> Any:
+        if self.options.endpoint_url:
+            common["endpoint"] = self.options.endpoint_url
+        return module.store.AzureStore(self.bucket, account_name=self._account, **common)
+
+
+def _epoch_ms(found: dict[str, Any]) -> int:
+    seconds: float = found["last_modified"].timestamp()
+    return round(seconds * 1000)
+
+
+def _translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
+    """Return the typed error for what obstore raised."""
+    text = str(error)
+    code = found[1] if (found := _CODE.search(text)) else ""
+    told = answered(text)
+    status = told[0] if told else 0
+    said = f"{doing} in {uri}: {status or ''} {code or text.partition(chr(10))[0]}"
+    if code in _NO_BUCKET:
+        return StorageMisconfigured(f"{said}: create the bucket or correct the storage's URI")
+    if isinstance(error, FileNotFoundError):
+        return ObjectNotFound(name, uri)
+    if code == "BlobArchived":
+        return ObjectArchived(f"{said}: the object is archived: rehydrate it first")
+    if status in {409, 412} and (code in _EXISTS or status == 412):
+        return ObjectExists(name, uri)
+    if status == 416:
+        return InvalidArgument(said)
+    if status == 409 or "Requested " in text or "body error" in text:
+        return PassingFault(said)
+    if status >= 500 or status in _THROTTLED or "error sending request" in text:
+        return RequestFault(said, is_throttled=status in _THROTTLED)
+    advice = "grant it to the identity of these credentials" if status in {401, 403} else "correct the set-up"
+    return StorageMisconfigured(f"{said}: {advice}")

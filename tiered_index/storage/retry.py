@@ -1,0 +1,116 @@
+"""The one loop that repeats requests to an object store: bounded in attempts, by the caller's deadline, and counted.
+
+A backend's library makes one attempt; its own repeats are off. Threads: any number.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tiered_index.errors import BudgetExceeded, StorageUnavailable, TieredIndexError
+from tiered_index.storage.context import check_deadline, remaining_s, wasted
+
+
+class PassingFault(StorageUnavailable):
+    """A fault that a repeat may not meet. `wasted_bytes` bytes at most were delivered for nothing."""
+
+    is_throttled = False
+
+    def __init__(self, message: str, *, wasted_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.wasted_bytes = wasted_bytes
+
+
+class RequestFault(PassingFault):
+    """A request that was not served: no answer, or one that says to ask again."""
+
+    def __init__(self, message: str, *, is_throttled: bool = False) -> None:
+        super().__init__(message)
+        self.is_throttled = is_throttled
+
+
+_log = logging.getLogger(__name__)
+_LONGEST_WAIT_S = 5.0
+# a service that throttles is given more time
+_THROTTLED_BACKOFF_S = 0.5
+_T = TypeVar("_T")
+
+
+class Translate(Protocol):
+    """What a library's error means for the caller."""
+
+    def __call__(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
+        """Return the typed error for `error`, raised while `doing` something to `name` (may be empty)."""
+        ...
+
+
+@dataclass(frozen=True)
+class RetryLoop:
+    """Requests to the storage `uri`: at most `max_attempts` of one call may end in a `RequestFault`, and at most
+    `transfer_attempts` in another `PassingFault`, so that a call makes at most the sum of both less one.
+
+    The wait after fault n of a kind is drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5 s. Each is
+    logged (INFO).
+    """
+
+    uri: str
+    max_attempts: int
+    transfer_attempts: int
+    backoff_s: float
+    sleep: Callable[[float], None] = time.sleep
+    uniform: Callable[[float, float], float] = random.uniform
+    # what a backend's library raises, and the typed error for it
+    errors: tuple[type[Exception], ...] = ()
+    translate: Translate | None = None
+
+    def run(self, doing: str, name: str, attempt: Callable[[], _T]) -> _T:
+        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` are for messages.
+
+        What the library raises becomes a typed error: `StorageUnavailable` after the last attempt, and `BudgetExceeded`
+        instead of an attempt or a wait that would pass the deadline.
+        """
+        what = f"{doing} in {self.uri}"
+        faults: Counter[type[PassingFault]] = Counter()
+        while True:
+            check_deadline(what)
+            try:
+                return attempt()
+            except BudgetExceeded as error:
+                raise BudgetExceeded(f"{what}: {error}") from error
+            except PassingFault as error:
+                self._repeat(error, faults, error)
+            except self.errors as error:
+                assert self.translate is not None
+                fault = self.translate(error, doing=doing, uri=self.uri, name=name)
+                try:
+                    if not isinstance(fault, PassingFault):
+                        raise fault from error
+                    self._repeat(fault, faults, error)
+                finally:
+                    # else this frame and the error's trace would keep each other, and the bytes that were to be sent
+                    del fault
+
+    def _repeat(self, fault: PassingFault, faults: Counter[type[PassingFault]], cause: Exception) -> None:
+        """Count a fault and wait after it, or raise what ends the call."""
+        if fault.wasted_bytes:
+            wasted(fault.wasted_bytes)
+        faults[type(fault)] += 1
+        count = faults[type(fault)]
+        is_request = isinstance(fault, RequestFault)
+        most = self.max_attempts if is_request else self.transfer_attempts
+        if count >= most:
+            raise StorageUnavailable(f"{fault} ({count} attempts)") from cause
+        backoff_s = max(self.backoff_s, _THROTTLED_BACKOFF_S) if fault.is_throttled else self.backoff_s
+        wait_s = self.uniform(0, min(_LONGEST_WAIT_S, backoff_s * 2**count))
+        left_s = remaining_s()
+        if left_s is not None and wait_s >= left_s:
+            raise BudgetExceeded(f"timeout_s leaves no time for a retry: {fault}") from cause
+        # the text alone: a handler may keep what it is given, and the error's trace holds what was to be sent
+        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, str(fault))
+        self.sleep(wait_s)
