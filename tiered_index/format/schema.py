@@ -20,7 +20,7 @@ import numpy as np
 from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
 from tiered_index.errors import ConfigError, SchemaMismatch
 from tiered_index.kernels import compiled
-from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, QueryResult, column
+from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, Provenance, QueryResult, column
 
 PREVIOUS = "previous"
 
@@ -49,7 +49,11 @@ _RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
 _TABLE_FIELDS = "lookup _lookup position entries to_dict as_of_ms error message_state message_body message_tags"
 _TABLE_FIELDS += " message_properties message_problem"
 ANSWER_FIELDS = frozenset(
-    [*_TABLE_FIELDS.split(), *(f.name for kind in (Lookup, QueryResult) for f in dataclasses.fields(kind))]
+    [
+        *_TABLE_FIELDS.split(),
+        *Provenance._fields,
+        *(f.name for kind in (Lookup, QueryResult) for f in dataclasses.fields(kind)),
+    ]
 )
 """The names that answers have beside those of entries: in JSON, streams and tables they stand side by side."""
 

@@ -386,7 +386,21 @@ def test_documents_have_the_fields_however_a_class_keeps_them(slots):
 
 
 @pytest.mark.parametrize(
-    "name", ["status", "Failed", "position", "begin_ms", "end_ms", "cursor", "lookup", "to_dict", "error"]
+    "name",
+    [
+        "status",
+        "Failed",
+        "position",
+        "begin_ms",
+        "end_ms",
+        "cursor",
+        "lookup",
+        "to_dict",
+        "error",
+        "lost",
+        "freshness",
+        "expired_before_ms",
+    ],
 )
 def test_a_column_with_the_name_of_a_field_of_answers(open_index, name):
     made = type("Named", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
