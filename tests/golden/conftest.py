@@ -10,7 +10,7 @@ import gzip
 import json
 import struct
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,10 +70,32 @@ def found(row: Row, begin_ms: int) -> Found:
     return Found(naive_hash(row.topic, row.key), *row[2:6], naive_difference(row.timestamp_ms, begin_ms))
 
 
+class Rows:
+    """Rows that are the same where they are one list, which is kept."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+
+    def __hash__(self) -> int:
+        return id(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and other.rows is self.rows
+
+
+@lru_cache(maxsize=4)
+def rows_by_hash(rows: Rows) -> dict[int, list[Row]]:
+    """The rows of each hash, in order of insertion."""
+    made: dict[int, list[Row]] = {}
+    for row in rows.rows:
+        made.setdefault(naive_hash(row.topic, row.key), []).append(row)
+    return made
+
+
 def truth(rows: list[Row], file_begin_ms: int, query: dict[str, Any]) -> list[Found]:
     """The whole answer to a query, newest insertion first."""
-    wanted = naive_hash(query["topic"], query["key"])
-    answer = [found(row, file_begin_ms) for row in rows if naive_hash(row.topic, row.key) == wanted]
+    of_hash = rows_by_hash(Rows(rows)).get(naive_hash(query["topic"], query["key"]), [])
+    answer = [found(row, file_begin_ms) for row in of_hash]
     return [f for f in reversed(answer) if query["begin"] <= file_begin_ms + 1000 * f.time_diff_s <= query["end"]]
 
 
