@@ -71,8 +71,8 @@ export async function showCost() {
     rows.sort((a, b) => b.usd_a_month - a.usd_a_month || b.bytes - a.bytes);
     for (const row of rows) row.share = totals.bytes ? row.bytes / totals.bytes : 0;
     // local files have bytes, and cost nothing here
-    said.textContent = rows.length ? `${counted(totals.entries, "entry", "entries")}, ${bytes(totals.bytes)}; what of `
-      + `it lies in the storage costs ${usd(totals.usd_a_month)} a month, at $${price} a GiB (prices of ${when}).`
+    said.textContent = rows.length ? `${counted(totals.entries, "entry", "entries")}, ${bytes(totals.bytes)}; objects `
+      + `in the storage cost ${usd(totals.usd_a_month)} a month, at $${price} a GiB (prices of ${when}).`
       : "Nothing is stored yet.";
     costTable.show(rows);
     tell(find("cost-said"), null);
