@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _SIGNATURE = "s3v4"
+# Times in a row that obstore lost its connection and boto3 did not, after which only boto3 is used: a certificate, say,
+# that only one of them takes
+_LOST_AT_MOST = 3
 _BEFORE_SIGN = "before-sign.s3.GetObject"
 _ERRORS = create_parser("rest-xml")
 # obstore asks again five minutes before this ends, which is after a minute. botocore renews credentials ten minutes
@@ -76,6 +79,7 @@ class RangeGets:
         # the store of the way that was used last
         self._opened: tuple[_Way | None, Any] = None, None
         self._signed: _Way | None = None
+        self._lost = 0
         self._events: Any = None
         self._handler_id = f"tiered-index-way-{id(self)}"
         if client is not None:
@@ -99,6 +103,7 @@ class RangeGets:
         sending()
         try:
             answer = obstore().get(store, key, options={"range": asked})
+            self._lost = 0
             # one byte more than asked would show a body that is too long, whose rest is not read
             return next(iter(answer.stream(length + 1)), b""), int(answer.meta["size"])
         except (obstore().exceptions.BaseError, OSError, ValueError) as error:
@@ -114,7 +119,8 @@ class RangeGets:
         # Not public in botocore: without it, or with an answer that came over no connection, obstore is not used.
         raw = getattr(answer["Body"], "_raw_stream", None)
         way = self._signed if isinstance(raw, BaseHTTPResponse) else None
-        self._way = None if way is None or get_environ_proxies(way.base_url) else way
+        is_usable = way is not None and self._lost < _LOST_AT_MOST and not get_environ_proxies(way.base_url)
+        self._way = way if is_usable else None
 
     def _judge(self, error: Exception, what: str, length: int) -> None:
         """Raise the error that obstore told; return where the client has to ask again."""
@@ -131,12 +137,14 @@ class RangeGets:
                 raise refused from error
             if refused.response["Error"].get("Code", "") not in {"", str(status)} and not is_elsewhere(refused):
                 raise refused from error
-        self._way = None
+        was_used, self._way = self._way is not None, None
         if "Requested " in text:
             raise PassingFault(said) from error
         if "body error" in text:
             raise PassingFault(said, wasted_bytes=length) from error
         if "error sending request" in text and not went_elsewhere(text):
+            # once for all threads
+            self._lost += was_used
             raise RequestFault(said) from error
 
     def _learn(self, **about: Any) -> None:
