@@ -16,15 +16,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
-from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
-from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
@@ -59,13 +60,10 @@ TABLES: dict[str, Collection[str]] = {
 _AGES = ("age_s", "segments_age_s", "grace_s")
 
 
-class IndexConfig(BaseSettings):
+class IndexConfig(BaseModel):
     """The settings of an index. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
+    model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         arbitrary_types_allowed=True,
@@ -146,15 +144,10 @@ class IndexConfig(BaseSettings):
         """
         try:
             if environment:
-                values = _merged(EnvSettingsSource(type(self))(), values)
+                values = _merged(_of_environment(type(self).model_fields), values)
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_problems(error)) from error
-        except SettingsError as error:
-            name = next(each for each in TABLES if f'"{each}"' in str(error))
-            raise ConfigError(
-                f"environment variable {_PREFIX}{name.upper()} must be a table of settings, as JSON"
-            ) from error
 
     def open_storage(self, uri: str | None = None) -> Storage:
         """Return the storage at `uri` (None: the index's), with these settings' options. Raises `ConfigError`."""
@@ -207,18 +200,6 @@ class IndexConfig(BaseSettings):
         except ConfigError as error:
             # gets the setting's name
             raise ValueError(str(error)) from error
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what `__init__` has put together; a TOML file is merged below by `load`."""
-        return (init_settings,)
 
     @classmethod
     def load(
@@ -287,6 +268,30 @@ def checked_config(config: object) -> IndexConfig:
 def _variables() -> list[str]:
     """Return the names of environment variables that are settings."""
     return [name for name in os.environ if name.upper().startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(name)]
+
+
+def _of_environment(known: Collection[str]) -> dict[str, Any]:
+    """Return the settings that variables give. Raises `ConfigError` for a table that is not JSON.
+
+    A variable of one value of a table wins over the table's own variable.
+    """
+    tables: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for name in _variables():
+        field, *inner = name[len(_PREFIX) :].lower().split("__")
+        text: Any = os.environ[name]
+        if not text or field not in known:
+            continue
+        if field in TABLES and not inner:
+            try:
+                tables[field] = json.loads(text)
+            except ValueError as error:
+                raise ConfigError(f"environment variable {name} must be a table of settings, as JSON") from error
+            continue
+        for part in reversed(inner):
+            text = {part: text}
+        values = _merged(values, {field: text})
+    return _merged(tables, values)
 
 
 _SENTENCES = {
