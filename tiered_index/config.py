@@ -64,11 +64,7 @@ class IndexConfig(BaseModel):
     """The settings of an index. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        arbitrary_types_allowed=True,
-        validate_default=True,
-        hide_input_in_errors=True,
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, validate_default=True, hide_input_in_errors=True
     )
 
     root: Path | None = Field(None, description="folder of the local files; one writer at a time")

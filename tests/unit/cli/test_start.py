@@ -26,7 +26,7 @@ ALWAYS = {
     "tiered_index.tracing",
     "tiered_index.types",
 }
-HEAVY = {"boto3", "starlette", "pandas", "pyarrow", "pyspark", "sqlite3"}
+HEAVY = {"asyncio", "boto3", "botocore", "pandas", "pyarrow", "pydantic_settings", "pyspark", "sqlite3", "starlette"}
 
 
 def loaded(*arguments):
@@ -51,7 +51,7 @@ def own(names):
 def test_version_and_the_list_of_commands_load_no_command(arguments):
     names = loaded(*arguments)
     assert own(names) == ALWAYS
-    assert not names & (HEAVY | {"numpy", "pydantic_settings", *(("rich",) if arguments == ("--version",) else ())})
+    assert not names & (HEAVY | {"numpy", *(("rich",) if arguments == ("--version",) else ())})
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
@@ -76,6 +76,20 @@ def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
         "testing",
     )
     assert not [name for name in own(names) if name.removeprefix("tiered_index.").startswith(packages)]
+
+
+def test_a_reader_of_a_storage_loads_what_its_lookup_needs(root):
+    script = (
+        "import json, sys\n"
+        "from tiered_index import IndexReader\n"
+        f"with IndexReader.open('file://{root.parent}/store') as reader:\n"
+        "    reader.query('t', 'k')\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    names = set(json.loads(done.stdout))
+    assert not names & (HEAVY | {"rich", "typer"})
+    assert not [name for name in own(names) if name.startswith(("tiered_index.cli", "tiered_index.service.writing"))]
 
 
 def commands(group):
