@@ -28,8 +28,9 @@ _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
 # of a record's digest, in the name of its checkpoint
 DIGEST_DIGITS = 16
 _CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGITS}}}))?")
+_SUMMARY = re.compile(rf"checkpoint/[0-9]{{20}}-[0-9a-f]{{{DIGEST_DIGITS}}}\.summary")
 _OBJECT = re.compile(
-    rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
+    rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|{_SUMMARY.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
     rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.log"
     rf"|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
 )
@@ -68,6 +69,16 @@ def checkpoint_name(number: int, digest: str = "") -> str:
     two histories never overwrite each other's checkpoints. Earlier versions wrote it without the digest.
     """
     return CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
+
+
+def summary_name(number: int, digest: str) -> str:
+    """Return the name of a summary of directories that whoever appended record `number` wrote."""
+    return f"{checkpoint_name(number, digest)}.summary"
+
+
+def is_summary(name: str) -> bool:
+    """Return whether an object of this name is a summary of directories."""
+    return _SUMMARY.fullmatch(name) is not None
 
 
 def checkpoint_of(name: str) -> tuple[int, str]:

@@ -31,6 +31,7 @@ from tiered_index.format.names import (
     checkpoint_of,
     file_id_of,
     is_foreign,
+    is_summary,
     log_name,
     number_of,
 )
@@ -290,7 +291,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     for info in storage.list(CHECKPOINT_PREFIX):
         if is_foreign(info.name):
             _note_foreign(info, report)
-        else:
+        elif not is_summary(info.name):
             checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
     records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}

@@ -225,6 +225,10 @@ class Filters:
         kept = self.folder is not None and self.folder.write(stored.name, "filter", data)
         return kept or self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
 
+    def adopt(self, stored: StoredObject, data: bytes) -> None:
+        """Take in a file's verified filter that lay in a summary: in memory alone."""
+        self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+
     def has(self, stored: StoredObject) -> bool:
         """Return whether the whole filter is in a cache; what lies in the disk cache is verified."""
         if self.memory.get((self.index_id, stored.name, _WHOLE)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -28,16 +28,19 @@ from tiered_index.errors import (
     TieredIndexError,
     UnsupportedVersion,
 )
-from tiered_index.format.trailer import Run, Trailer, parse_trailer
+from tiered_index.format.trailer import Run, Trailer
 from tiered_index.kernels import crc32
 from tiered_index.service.cold.caches import Caches, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
-from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.records import StoredObject, trailer_of
+from tiered_index.service.log.summary import decode
 from tiered_index.service.threads import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
 T = TypeVar("T")
+# directories that are read one by one before the summary of all
+_SUMMARY_AFTER = 2
 MAX_SPAN_BYTES = 8 << 20
 """The longest range read: longer ones are cut and read side by side."""
 _log = logging.getLogger(__name__)
@@ -161,6 +164,11 @@ class ColdPath:
         self._range_reads = range_reads or RangeReadPool(self.settings.query_threads)
         self._fetches: dict[str, Future[Trailer]] = {}
         self._closed = False
+        # a summary that was not read, and the objects that it may be of
+        self._summary: tuple[str, Callable[[], Mapping[str, StoredObject]]] | None = None
+        self._summary_lock = threading.Lock()
+        self._has_summary = False
+        self._directories_read = 0
 
     def trailer(self, stored: StoredObject) -> Trailer:
         """Return a file's verified trailer; who comes while it is fetched waits, and shares errors, too."""
@@ -193,6 +201,61 @@ class ColdPath:
                 raise BudgetExceeded(
                     f"timeout_s was reached while waiting for the directory of {stored.name}"
                 ) from error
+
+    def use_summary(self, name: str, objects: Callable[[], Mapping[str, StoredObject]]) -> None:
+        """Read summary `name` once some directories were read one by one; `objects` are those that the log names."""
+        self._summary = name, objects
+
+    def adopt(self, data: bytes, name: str, objects: Mapping[str, StoredObject]) -> None:
+        """Take directories and filters out of a summary's bytes; what is damaged is left out."""
+        try:
+            parts = decode(data, name)
+        except CorruptFile as error:
+            _log.warning("summary passed over: %s", error)
+            return
+        for of, (position, part) in parts.items():
+            if (stored := objects.get(of)) is None:
+                continue
+            try:
+                CorruptFile.unless_equal(name, f"has not the end of {of}", stored.size_bytes, position + len(part))
+                trailer = trailer_of(stored, part)
+                directory_bytes = stored.size_bytes - stored.directory_position
+                if position == stored.trailer_position and stored.filter_length:
+                    found = bytes(part[:-directory_bytes])
+                    problem = f"the filter of {of} does not match its CRC32"
+                    CorruptFile.unless_equal(name, problem, trailer.tail.filter_crc32, crc32(found))
+                    self.filters.adopt(stored, found)
+                self.caches.directories.put((self._index_id, of), trailer, directory_bytes)
+            except CorruptFile as error:
+                _log.warning("summary passed over: %s", error)
+
+    def tries_summary(self, stored: StoredObject) -> bool:
+        """Read a file's directory if a summary may have it; return whether filters may have come by a summary."""
+        if self._summary is None:
+            return self._has_summary
+        self.trailer(stored)
+        return True
+
+    def _read_summary(self) -> None:
+        """Read the summary that is due, if there is one; who comes meanwhile waits for it, until the deadline."""
+        self._directories_read += 1
+        if self._summary is None or self._directories_read <= _SUMMARY_AFTER or active_context().is_limited:
+            return
+        if not self._summary_lock.acquire(timeout=-1 if (left_s := remaining_s()) is None else max(0.0, left_s)):
+            return
+        try:
+            if self._summary is not None:
+                name, objects = self._summary
+                self.adopt(self.storage.get(name), name, objects())
+                self._has_summary, self._summary = True, None
+        except BudgetExceeded:
+            pass
+        except StorageError as error:
+            # a later one may have taken its place
+            self._summary = None
+            _log.warning("summary passed over: %s", error)
+        finally:
+            self._summary_lock.release()
 
     def known_trailer(self, stored: StoredObject) -> Trailer | None:
         """Return a file's trailer where it is in memory."""
@@ -293,12 +356,17 @@ class ColdPath:
         length = stored.size_bytes - start
         if self._folder is not None and (kept := self._folder.read(stored.name, "trailer", length)) is not None:
             with contextlib.suppress(CorruptFile):  # a cache of another program; what the storage says counts
-                return _trailer_of(stored, kept)
+                return trailer_of(stored, kept)
+        if self._summary is not None:
+            self._read_summary()
+        # maybe by another thread
+        if self._has_summary and (known := self.known_trailer(stored)) is not None:
+            return known
         fetched: list[bytes] = []
 
         def check(data: bytes) -> Trailer:
             fetched[:] = [data]
-            return _trailer_of(stored, data)
+            return trailer_of(stored, data)
 
         trailer = self._checked(stored, start, length, check)
         if self._folder is not None:
@@ -374,13 +442,3 @@ def check_run(piece: memoryview, run: Run, file: str) -> None:
     """Raise `CorruptFile` where a run's bytes do not match its CRC32."""
     if (found := crc32(piece)) != run.crc32:
         raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=found)
-
-
-def _trailer_of(stored: StoredObject, data: bytes) -> Trailer:
-    trailer = parse_trailer(data, stored.name, stored.size_bytes)
-    meta, tail = trailer.metadata, trailer.tail
-    found = (meta.file_id, meta.count, meta.is_shard, meta.layout.hash, tail.position, tail.filter_length)
-    is_shard = stored.shard is not None
-    said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
-    CorruptFile.unless_equal(stored.name, "object is not the file that the log names", said, found)
-    return trailer

@@ -166,8 +166,8 @@ class StorageBytes:
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered; a search that finds nothing counts as a filter's miss."""
         cold, stored = self.cold, self.stored
-        due = cold.filters.is_due(stored) and cold.maybe_fetch_filter(stored)
-        if due and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
+        has_new_filter = cold.tries_summary(stored) or (cold.filters.is_due(stored) and cold.maybe_fetch_filter(stored))
+        if has_new_filter and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
             return concatenate([], self.trailer().metadata.layout.schema)
         rows = search_file(self, lookup)
         whole = (
@@ -182,7 +182,7 @@ class StorageBytes:
         """Return the rows that answer each lookup but those that are `away` (bool, n); otherwise as `search`."""
         cold, stored = self.cold, self.stored
         hashes = lookup_hashes(batch, keyed=cold.keyed)
-        if cold.maybe_fetch_filter(stored):
+        if cold.tries_summary(stored) or cold.maybe_fetch_filter(stored):
             here = np.flatnonzero(~away)
             away = away.copy()
             away[here] = cold.filters.excludes_many(stored, hashes[here])

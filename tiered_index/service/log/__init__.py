@@ -1,4 +1,4 @@
-"""The storage's log: records, the state they add up to, checkpoints, and a writer's session (epoch and lease).
+"""The storage's log: records, the state they add up to, checkpoints, summaries, and a writer's session (epoch, lease).
 
-May import the root: what it has seen of the log is noted there.
+May import the root, where it notes what the root has seen of the log, and threads.
 """

@@ -19,7 +19,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
@@ -45,13 +46,17 @@ from tiered_index.format.names import (
     checkpoint_of,
     epoch_name,
     is_foreign,
+    is_summary,
     log_name,
     number_of,
 )
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
 from tiered_index.service.log.state import LogReplay, LogState
+from tiered_index.service.log.summary import EAGER_BYTES, Summary
 from tiered_index.service.root.seen import Seen, SeenFile
+from tiered_index.service.threads import side_by_side
 from tiered_index.storage.base import ObjectInfo, Storage
+from tiered_index.storage.context import active_context
 
 # a state of up to this size, of more than 10,000 objects, is stored after every record: a reader then opens by 3
 # requests; one of k times the size after every k-th
@@ -103,24 +108,33 @@ class Checkpoints:
     """When it was written, by the storage's clock; 0: there is another one of its number."""
     _number: int = 0  # of the newest one known
     _size_bytes: int = 0  # its size
+    summary: Summary = field(init=False)
     # those that were read or written here
     _whole: list[int] = field(default_factory=list)
     # records before this one have no checkpoints, but for listed ones
     _swept: int = 0
 
+    def __post_init__(self) -> None:
+        self.summary = Summary(self.storage)
+
     def look(self) -> None:
         """List them: a request."""
+        found = list(own_objects(self.storage, CHECKPOINT_PREFIX))
         self.listed = sorted(
             _ListedCheckpoint(*checkpoint_of(info.name), info.name, info.size_bytes, info.modified_ms)
-            for info in own_objects(self.storage, CHECKPOINT_PREFIX)
+            for info in found
+            if not is_summary(info.name)
         )
+        self.summary.listed = [info for info in found if is_summary(info.name)]
 
-    def newest(self, passed: Container[str] = ()) -> LogState:
-        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. `passed`:
-        names of those that are not of this log.
+    def newest(self, passed: Container[str] = (), *, is_listed: bool = False) -> LogState:
+        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing, unless they were
+        just listed, and a GET. `passed`: names of those that are not of this log.
         """
         for listings_left in reversed(range(_LISTINGS)):
-            self.look()
+            if not is_listed:
+                self.look()
+            is_listed = False
             for one in reversed([one for one in self.listed if one.name not in passed]):
                 try:
                     data = self.storage.get(one.name)
@@ -227,6 +241,8 @@ class StorageLog:
         # the newest record that was read, as it was listed: one that was replaced since has another size or time
         self._listed: tuple[str, int, int] | None = None
         self._writes = False
+        self.summary_data: bytes | None = None
+        """The newest summary, if `open` read it."""
         self._settled = 0  # the newest record that is known to be durable
         self._seen: SeenFile | None = None
         self._root_id = ""
@@ -234,15 +250,17 @@ class StorageLog:
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
-    def open(self, *, checks: bool = True) -> LogState:
-        """Read the newest checkpoint, then the records behind it: 3 requests and one a record. Raises `NotAnIndex`;
-        unless not `checks`, as `check_unmixed`.
+    def open(self, *, checks: bool = True, with_summary: bool = False) -> LogState:
+        """Read the newest checkpoint, then the records behind it: 3 requests and one a record. With threads of the
+        context the log is listed while the checkpoint is read, and a small summary is read if it is wanted. Raises
+        `NotAnIndex`; unless not `checks`, as `check_unmixed`.
         """
         passed: set[str] = set()
-        state = self._checkpoints.newest()
+        self._checkpoints.look()
+        state, infos = self._read_at_once(with_summary=with_summary)
         while True:
             try:
-                number = self._read_on(state)
+                number = self._read_on(state, infos)
                 break
             except StorageBehind as error:
                 if not state.number:
@@ -250,12 +268,38 @@ class StorageLog:
                 # a checkpoint is a cache: the log decides
                 _log.warning("checkpoint %d is not of this log, and is passed over: %s", state.number, error)
                 passed.add(self._checkpoints.name)
-                state = self._checkpoints.newest(passed)
+                state, infos = self._checkpoints.newest(passed), None
         if not number:
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         if checks:
             self.check_unmixed()
         return self.state
+
+    def _read_at_once(self, *, with_summary: bool) -> tuple[LogState, list[ObjectInfo] | None]:
+        """Return the state of the newest listed checkpoint, and the records behind it if they were listed meanwhile."""
+        checkpoints, summary = self._checkpoints, self._checkpoints.summary.newest
+        last = checkpoints.listed[-1].number if checkpoints.listed else 0
+        newest = partial(checkpoints.newest, is_listed=True)
+        if not last or active_context().submit is None:
+            return newest(), None
+        parts: list[Callable[[], Any]] = [newest, partial(self._list_from, last)]
+        if with_summary and summary is not None and summary.size_bytes <= EAGER_BYTES:
+            parts.append(partial(self._read_summary, summary.name))
+        state, infos, *read = side_by_side(parts)
+        if read:
+            self.summary_data = read[0]
+        return state, infos if state.number == last else None
+
+    def _read_summary(self, name: str) -> bytes | None:
+        try:
+            return self._storage.get(name)
+        except StorageError as error:
+            _log.warning("summary passed over: %s", error)
+            return None
+
+    def _list_from(self, last: int) -> list[ObjectInfo]:
+        """Return record `last`, and those behind it, as they are listed."""
+        return [*own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
 
     def refresh(self) -> LogState:
         """Read the records behind the last one known: one request, one more for each; a writer looks at that one, too.
@@ -269,6 +313,11 @@ class StorageLog:
         """Write for a root from here on, which has `seen` records of this log. Nothing is checked yet: `check_root`."""
         self._root_id, self._seen = root_id, seen
         self._attempts.append(seen.last.attempt)
+
+    @property
+    def summary(self) -> ObjectInfo | None:
+        """The newest summary, as it was listed."""
+        return self._checkpoints.summary.newest
 
     @property
     def has_seen(self) -> bool:
@@ -407,11 +456,13 @@ class StorageLog:
         """Go to a state of this log that was kept, where it is later."""
         self._advance(state)
 
-    def _read_on(self, state: LogState) -> int:
-        """Read what follows `state` and go there, as far as it can be read; return the number reached."""
+    def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None) -> int:
+        """Read what follows `state`, maybe `listed` already, and go there, as far as it can be read; return the number
+        reached.
+        """
         replay = LogReplay(state)
         try:
-            infos = self._records_behind(state)
+            infos = self._records_behind(state, listed)
             if infos and self._writes:
                 self.check_end(state)  # or records of another log would be taken for this one's
             for info in infos:
@@ -423,7 +474,7 @@ class StorageLog:
         self._advance(replay.state())
         return replay.number
 
-    def _records_behind(self, state: LogState) -> list[ObjectInfo]:
+    def _records_behind(self, state: LogState, listed: list[ObjectInfo] | None = None) -> list[ObjectInfo]:
         """Return the records behind `state`, as they are listed. Raises `CorruptFile` where one is missing among them,
         `StorageBehind` where the state's own is gone or another, `StorageUnavailable` where there is no log at all, as
         where a disk isn't mounted.
@@ -431,7 +482,7 @@ class StorageLog:
         last = state.number
         # a listing, since the first record that isn't there need not be the end; from the last known one on, which
         # tells an empty storage from one that has nothing new
-        infos = [*own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
+        infos = self._list_from(last) if listed is None else listed
         if last:
             if not infos or infos[0].name != log_name(last):
                 raise self._gone(last)
@@ -587,6 +638,7 @@ class StorageLog:
                     continue
                 self._advance(after)
                 self._checkpoints.write(self.state)
+                self._checkpoints.summary.renew(self.state)
                 return self.state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 

@@ -41,6 +41,7 @@ from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap
+from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
@@ -493,3 +494,14 @@ _RECORD = record(
     root=Optional(text(), ""),
     copied=DIGEST,
 )
+
+
+def trailer_of(stored: StoredObject, data: bytes | memoryview) -> Trailer:
+    """Return the trailer in the last bytes of an object. Raises `CorruptFile`, also where it is another file's."""
+    trailer = parse_trailer(data, stored.name, stored.size_bytes)
+    meta, tail = trailer.metadata, trailer.tail
+    found = (meta.file_id, meta.count, meta.is_shard, meta.layout.hash, tail.position, tail.filter_length)
+    is_shard = stored.shard is not None
+    said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
+    CorruptFile.unless_equal(stored.name, "object is not the file that the log names", said, found)
+    return trailer

@@ -188,8 +188,9 @@ class _Pace:
     """How many stored files one scan searches at once, as far as answers can spare the search of later files.
 
     The two newest files come first: where the key is frequent, they have the whole answer. The answers that a file had
-    then tell how many files hold those that are missing, and each file that had none makes it four times as many. So a
-    rare key costs a round trip more. It costs none where filters exclude at least half of the files.
+    then tell how many files hold those that are missing. Each file that had none makes it four times as many, up to a
+    file for each missing answer, and then twice as many. So a rare key costs a round trip more. It costs none where
+    filters exclude at least half of the files.
     """
 
     def __init__(self, scan: Scan, ordered: Sequence[Handle]) -> None:
@@ -198,21 +199,26 @@ class _Pace:
         self._reasons: list[str | None] = []
         self._stored = self._excluded = 0
         self._searched = self._matched = 0
-        self._least = 1
+        self._width = self._fast = 1
 
     def excluded(self, place: int) -> str | None:
         """Return why the stored file at `place` needs no search; None: it needs one."""
-        for handle in self._ordered[len(self._reasons) : place + 1]:
-            reason = None if handle.is_local else self._scan.excludes(handle)
-            self._reasons.append(reason)
-            self._stored += not handle.is_local
-            self._excluded += reason is not None
-        return self._reasons[place]
+        reasons = self._reasons
+        while len(reasons) <= place:
+            handle, reason = self._ordered[len(reasons)], None
+            if not handle.is_local:
+                reason = self._scan.excludes(handle)
+                self._stored += 1
+                if reason is not None:
+                    self._excluded += 1
+            reasons.append(reason)
+        return reasons[place]
 
     def room(self, missing: int, under_way: int) -> int:
         """Return how many searches may run at once while `missing` answers are missing."""
         if self._searched:
-            return max(self._least, -(-missing * self._searched // self._matched) if self._matched else 0)
+            estimate = -(-missing * self._searched // self._matched) if self._matched else 0
+            return max(self._width, min(self._fast, missing), estimate)
         if under_way < _FIRST_FILES:
             return min(_FIRST_FILES, missing)
         # looked at while the first requests travel
@@ -224,7 +230,8 @@ class _Pace:
         found = [search.matched or 0 for search in ended]
         self._searched, self._matched = len(found), sum(found)
         if without := found.count(0):
-            self._least = max(_FIRST_FILES, self._least) * 4**without
+            self._width *= 2
+            self._fast = max(_FIRST_FILES, self._fast) * 4**without
 
 
 class FileReader:

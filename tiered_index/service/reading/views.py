@@ -47,7 +47,7 @@ from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import ASIDE, Marker, Root, allow_many_files
 from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import deadline_at, remaining_s
+from tiered_index.storage.context import active_context, deadline_at, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Freshness
@@ -122,8 +122,20 @@ class IndexView(Refreshed):
                 range_reads=parts.range_reads,
                 index_id=index_id,
             )
+            self._use_summary()
             self._show(self._log.state)
             undo.pop_all()
+
+    def _use_summary(self) -> None:
+        """Take in the summary that was read with the log; a greater one is read when it is needed."""
+        log = self._log
+        if log.summary is None:
+            return
+        if log.summary_data is not None:
+            self.cold.adopt(log.summary_data, log.summary.name, log.state.objects)
+            log.summary_data = None
+        else:
+            self.cold.use_summary(log.summary.name, lambda: self._log.state.objects)
 
     def _open_log(self, marker: Marker | None) -> IndexDescriptor:
         try:
@@ -187,7 +199,8 @@ class IndexView(Refreshed):
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log
         try:
             # a root knows which history it has seen
-            state = log.open(checks=self._root is None)
+            with active_context().with_threads(self._parts.threads.submit).active():
+                state = log.open(checks=self._root is None, with_summary=self._root is None)
         except NotAnIndex as error:
             if self._must_answer:
                 raise

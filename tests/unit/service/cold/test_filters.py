@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cold_index import ColdIndex, Read, cold_index, spoiled
+from tests.support.cold_index import ColdIndex, Read, cold_index, spoiled, without_summary
 from tests.support.model import Answer
 from tests.support.staging import merge_all
 from tests.support.storage_faults import FaultStorage
@@ -329,6 +329,7 @@ def test_what_keeps_a_filter_on_demand_from_being_fetched_is_raised(made: ColdIn
 def test_a_filter_on_demand_of_a_table_is_that_of_each_shard(tmp_path: Path) -> None:
     made = cold_index(tmp_path / "root", files=FILES, entries=200, slots=50)
     assert merge_all(made.inner, ManualClock(2_000_000_000_000)).sources == FILES
+    without_summary(made.inner)
     with made.reader(filter_after_probes=10**6, block_cache_bytes=0) as reader:
         (table, *_) = reader.files()
         made.storage.reset()

@@ -109,7 +109,8 @@ def test_a_storage_that_hangs(
     assert before > 0
     hang.release.set()
     # what was opened too late for anybody is closed, too; beside a root nothing is
-    until(lambda: beside_the_root or storage.closed > before)
+    opens = not beside_the_root and (operation, prefix) != ("list", "checkpoint/")
+    until(lambda: not opens or storage.closed > before)
     with made.reader(storage, timeout_s=LONG_S) as reader:
         assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
         assert not any(

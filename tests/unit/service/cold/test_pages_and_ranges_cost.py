@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.cold_index import without_summary
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import BudgetExceeded
 from tiered_index.storage.memory import MemoryStorage
@@ -37,6 +38,7 @@ def storage(tmp_path_factory):
             )
             service.seal()
             service.run_lifecycle()
+    without_summary(storage)
     return storage
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cold_index import Read, Recorder
+from tests.support.cold_index import Read, Recorder, without_summary
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
@@ -39,6 +39,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
         life.merge(DAY_S)
     (shards,) = life.state.tables.values()
     assert len(shards) == SHARDS
+    without_summary(life.storage)
     yield life
     life.close()
 

@@ -128,7 +128,9 @@ def test_requests_to_open(cluster, prefix, opened):
 
 @pytest.mark.parametrize("children", [1, 5, 12])
 def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
-    """Two that find no index there, the listings of what is below, three an index, three for a folder that is none."""
+    """Two that find no index there, the listings of what is below, three an index and one for its summary, three for a
+    folder that is none.
+    """
     store = Watched(MemoryStorage())
     made = Cluster(tmp_path)
     for number in range(children):
@@ -139,7 +141,8 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     objects = sum(1 for _ in store.inner.list())
     with IndexReader.open(storage_backend=store) as reader:
         assert list(reader.sources) == made.uris
-        assert store.calls("get") == children
+        summaries = sum(info.name.endswith(".summary") for info in store.inner.list())
+        assert store.calls("get") == children + summaries
         listings = store.calls("list") - 2 - 2 * children - 3
         assert 1 <= listings <= 1 + objects // 1000
         assert made.answers(reader.query("t", "k", max_count=1000)) == made.model().query("t", "k", max_count=None)

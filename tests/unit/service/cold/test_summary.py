@@ -1,0 +1,279 @@
+"""The summary: directories and filters of many files in one object, which spares requests and never changes answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.cold_index import BASE_MS, ColdIndex, Recorder, cold_index, columns, put, spoiled
+from tests.support.merging import BASE_MS as MERGED_MS
+from tests.support.merging import DAY_S, HOUR_MS, Merging
+from tests.support.model import Answer
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexReader, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import BudgetExceeded, CorruptFile
+from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
+from tiered_index.service.log import log as log_module
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.summary import decode, encode
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+
+FILES = 40
+
+
+def summaries(storage: Storage) -> list[str]:
+    return [info.name for info in storage.list(CHECKPOINT_PREFIX) if is_summary(info.name)]
+
+
+def summarise(storage: Storage) -> str:
+    """Write the summary of all files of an index; return its name."""
+    for _ in range(2):
+        log = StorageLog(storage, ManualClock())
+        state = log.open()
+        log._checkpoints.summary.renew(state)
+    (name,) = summaries(storage)
+    return name
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """Files of an hour each, with their summary; "all" is in each."""
+    made = cold_index(tmp_path_factory.mktemp("cold") / "root", files=FILES, entries=20)
+    summarise(made.inner)
+    return made
+
+
+@pytest.fixture
+def opened(made: ColdIndex) -> Iterator[Callable[[], IndexReader]]:
+    readers: list[IndexReader] = []
+
+    def open_reader() -> IndexReader:
+        made.storage.gate = None
+        made.storage.reset()
+        readers.append(made.reader())
+        return readers[-1]
+
+    yield open_reader
+    for reader in readers:
+        reader.close()
+
+
+def check(made: ColdIndex, reader: IndexReader) -> None:
+    for key in ("all", "k0-3", f"k{FILES - 1}-0", "absent"):
+        answer = reader.query("t", key, max_count=1000)
+        assert ([Answer.of(item) for item in answer], answer.status) == (made.expected("t", key), "complete")
+
+
+def test_a_fresh_reader_asks_for_no_files_directory(made: ColdIndex, opened: Callable[[], IndexReader]) -> None:
+    reader = opened()
+    assert sorted(made.storage.operations) == ["get", "get", "list", "list"]
+    assert reader.query("t", "k7-3").explain.requests == 1
+    assert reader.query("t", "absent").explain.requests == 0
+    assert reader.query("t", "all", max_count=FILES).explain.requests == FILES - 1
+    check(made, reader)
+
+
+def test_a_fresh_reader_and_its_first_lookup_take_three_round_trips(made: ColdIndex) -> None:
+    """Each of the requests that may travel together waits for the others: one by one they would never get on."""
+    together = threading.Barrier(3)
+    order: list[str] = []
+
+    class Rounds(Recorder):
+        def get(self, name: str) -> bytes:
+            order.append("read")
+            together.wait(60)
+            return super().get(name)
+
+        def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[object]:  # type: ignore[override]
+            order.append("list" if prefix == CHECKPOINT_PREFIX else "read")
+            if prefix != CHECKPOINT_PREFIX:
+                together.wait(60)
+            return super().list(prefix, start_after=start_after)
+
+        def get_range(self, name: str, start: int, length: int) -> bytes:
+            order.append("group")
+            return super().get_range(name, start, length)
+
+    with made.reader(Rounds(made.inner)) as reader:
+        assert len(reader.query("t", "k7-3")) == 1
+    assert order == ["list", "read", "read", "read", "group"]
+
+
+def test_a_great_summary_is_read_once_some_directories_were(
+    made: ColdIndex, opened: Callable[[], IndexReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
+    reader = opened()
+    assert sorted(made.storage.operations) == ["get", "list", "list"]
+    hour = {"begin_ms": BASE_MS, "end_ms": BASE_MS + 60_000}
+    assert reader.query("t", "k0-3", **hour).explain.requests == 2
+    made.storage.reset()
+    answer = reader.query("t", "absent")
+    assert answer.explain.requests == len(made.storage.operations) <= 7
+    assert made.storage.operations.count("get") == 1
+    assert reader.query("t", "absent too").explain.requests == 0
+    assert reader.query("t", "k7-3").explain.requests == 1
+    check(made, reader)
+
+
+def test_batches_and_bounded_lookups_over_a_great_summary(
+    made: ColdIndex, opened: Callable[[], IndexReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
+    reader = opened()
+    with pytest.raises(BudgetExceeded):
+        reader.query("t", "k0-3", max_requests=5)
+    # a bounded lookup has its bytes for itself
+    assert "get" not in made.storage.operations[3:]
+    answers = reader.query_many([Lookup(topic="t", key=key) for key in ("k3-1", "all", "absent")], timeout_s=600)
+    assert answers.counts.tolist() == [1, FILES, 0]
+    assert made.storage.operations[3:].count("get") == 1
+    check(made, reader)
+
+
+def flip(at: int, bit: int) -> Callable[[bytearray], object]:
+    def change(data: bytearray) -> None:
+        data[at % len(data)] ^= 1 << bit
+
+    return change
+
+
+def cut(length: int) -> Callable[[bytearray], object]:
+    def change(data: bytearray) -> None:
+        del data[length % len(data) :]
+
+    return change
+
+
+@given(
+    change=st.one_of(st.builds(flip, st.integers(0, 10**6), st.integers(0, 7)), st.builds(cut, st.integers(0, 10**6)))
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_summary_costs_requests_and_no_answer(made: ColdIndex, change: Callable[[bytearray], object]) -> None:
+    (name,) = summaries(made.inner)
+    with spoiled(made, name, change), made.reader() as reader:
+        check(made, reader)
+
+
+@pytest.mark.parametrize("kind", ["swapped", "of no object", "other filter", "other position", "nothing"])
+def test_what_a_summary_says_of_a_file_is_checked_against_the_log(made: ColdIndex, kind: str) -> None:
+    (name,) = summaries(made.inner)
+    parts = {of: (position, bytes(part)) for of, (position, part) in decode(made.inner.get(name), name).items()}
+    assert set(parts) == {stored.name for stored in made.stored}
+    names = list(parts)
+    if kind == "swapped":
+        wrong = dict(zip(names, [*list(parts.values())[1:], parts[names[0]]], strict=True))
+    elif kind == "other filter":
+        wrong = {of: (position, bytes(32) + part[32:]) for of, (position, part) in parts.items()}
+    elif kind == "other position":
+        wrong = {of: (position + 1, part) for of, (position, part) in parts.items()}
+    else:
+        wrong = {f"data/{of}/x": part for of, part in parts.items()} if kind == "of no object" else {}
+
+    def change(data: bytearray) -> None:
+        data[:] = encode(wrong)
+
+    with spoiled(made, name, change), made.reader() as reader:
+        check(made, reader)
+
+
+def test_a_summary_that_is_gone_when_it_is_read(made: ColdIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = summaries(made.inner)
+    faulty = FaultStorage(made.inner)
+    faulty.fail("get", nth=2)
+    with made.reader(faulty) as reader:
+        check(made, reader)
+    monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
+    with made.reader() as reader:
+        whole = made.inner.get(name)
+        made.inner.delete(name)
+        check(made, reader)
+        made.inner.put(name, whole)
+
+
+def test_a_writer_renews_the_summary_after_some_files(tmp_path: Path) -> None:
+    made = cold_index(tmp_path / "root", files=7, entries=5)
+    assert summaries(made.inner) == []
+    covered = []
+    for number in range(7, 25):
+        with made.writer() as writer:
+            put(made, writer, columns(number, 5))
+            writer.seal()
+            writer.run_lifecycle()
+        (name,) = summaries(made.inner)
+        covered.append(len(decode(made.inner.get(name), name)))
+    assert covered == [*([8] * 8), *([16] * 8), 24, 24]
+    made.storage.reset()
+    with made.reader() as reader:
+        assert [Answer.of(item) for item in reader.query("t", "all")] == made.expected("t", "all")
+        # 4 to open, a group each, and the directory of the file that the summary lacks
+        assert len(made.storage.operations) == 4 + 25 + 1
+
+
+def test_a_summary_that_can_not_be_written_fails_no_record(tmp_path: Path) -> None:
+    faulty = FaultStorage(MemoryStorage())
+    made = cold_index(tmp_path / "root", files=6, entries=5, storage=faulty)
+    with made.writer() as writer:
+        for number in (6, 7, 8, 9):
+            put(made, writer, columns(number, 5))
+            writer.seal()
+            faulty.fail("put", name_prefix=CHECKPOINT_PREFIX, times=None)
+            writer.run_lifecycle()
+            faulty.clear()
+        assert summaries(faulty) == []
+        put(made, writer, columns(10, 5))
+        writer.seal()
+        writer.run_lifecycle()
+    (name,) = summaries(faulty)
+    assert len(decode(faulty.get(name), name)) == 11
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Merging]:
+    life = Merging(tmp_path)
+    yield life
+    life.close()
+
+
+def test_a_merge_leaves_a_summary_of_what_there_is(life: Merging) -> None:
+    for hour in range(10):
+        life.put([(MERGED_MS + hour * HOUR_MS, f"k{hour}"), (MERGED_MS + hour * HOUR_MS + 5000, "all")])
+        life.publish()
+    (before,) = summaries(life.storage)
+    life.later()
+    life.merge(DAY_S)
+    (after,) = summaries(life.storage)
+    assert after != before
+    assert set(decode(life.storage.get(after), after)) == set(life.state.objects)
+    recorder = Recorder(life.storage)
+    with IndexReader.open(storage_backend=recorder, clock=life.clock, refresh_interval_s=10**6) as reader:
+        assert len(reader.query("t", "all")) == 10
+    assert len(recorder.operations) == 5
+    life.check()
+
+
+def test_no_summary_tells_of_what_was_erased(life: Merging) -> None:
+    for hour in range(10):
+        life.put([(MERGED_MS + hour * HOUR_MS, "secret"), (MERGED_MS + hour * HOUR_MS + 5000, "all")])
+        life.publish()
+    old = set(life.state.objects)
+    (before,) = summaries(life.storage)
+    assert set(decode(life.storage.get(before), before)) & old
+    life.later()
+    life.merge(DAY_S)
+    for name in summaries(life.storage):
+        assert not set(decode(life.storage.get(name), name)) & old
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"TIDXSUM1", b"TIDXSUM1\xff\xff\xff\xff" + bytes(4), encode({})[:-1]])
+def test_bytes_that_are_no_summary_are_told(data: bytes) -> None:
+    with pytest.raises(CorruptFile):
+        decode(data, "name")
+    assert decode(encode({"a": (7, b"xyz"), "b": (0, b"")}), "name") == {"a": (7, b"xyz"), "b": (0, b"")}

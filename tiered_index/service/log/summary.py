@@ -1,0 +1,164 @@
+"""The summary: directories and filters of many stored files in one object, so that a reader asks for no file's own.
+
+It is a cache beside the checkpoints: what it says of an object stays true, since objects never change under a name. A
+summary that is gone or damaged costs requests, never an answer. Whoever appends a record renews it, once enough objects
+are missing, or an object is gone: after an erasure no filter tells of what was erased. SPEC.md section 9.
+
+Threads: one process's appends are serialised by the log's lock; `decode` and `encode` are pure.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
+from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary, summary_name
+from tiered_index.kernels import crc32
+from tiered_index.service.log.records import StoredObject, trailer_of
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import ObjectInfo, Storage
+
+EAGER_BYTES = 1 << 20
+"""A summary of up to this size is read together with the checkpoint."""
+# objects that a summary may lack: each costs a reader one request
+_LACKING = 8
+# that one append reads at most
+_READ_AT_ONCE = 32
+_MOST_BYTES = 16 << 20
+# a greater filter stays out, and the object with a greater directory
+_FILTER_BYTES = 256 << 10
+_DIRECTORY_BYTES = 512 << 10
+_MAGIC = b"TIDXSUM1"
+_HEAD = struct.Struct(">8sI")
+_CRC = struct.Struct(">I")
+_log = logging.getLogger(__name__)
+
+Part = tuple[int, bytes | memoryview]
+"""An object's last bytes, and their position in it: where its filter begins, or its directory."""
+
+
+def encode(parts: Mapping[str, Part]) -> bytes:
+    """Return the bytes of a summary of objects, by name."""
+    index = json.dumps([[name, position, len(data)] for name, (position, data) in parts.items()]).encode()
+    body = b"".join([_HEAD.pack(_MAGIC, len(index)), index, *(data for _, data in parts.values())])
+    return body + _CRC.pack(crc32(body))
+
+
+def decode(data: bytes, name: str) -> dict[str, Part]:
+    """Return the parts of a summary, by name of their object. Raises `CorruptFile`."""
+    view = memoryview(data)
+    try:
+        (expected,) = _CRC.unpack(view[-_CRC.size :])
+        CorruptFile.unless_equal(name, "summary's CRC32 does not match", expected, crc32(view[: -_CRC.size]))
+        magic, length = _HEAD.unpack(view[: _HEAD.size])
+        CorruptFile.unless_equal(name, "not a summary", _MAGIC, magic)
+        at = _HEAD.size + length
+        parts: dict[str, Part] = {}
+        for of, position, size in json.loads(bytes(view[_HEAD.size : at])):
+            parts[of] = int(position), view[at : at + size]
+            at += size
+    except (struct.error, ValueError, TypeError) as error:
+        raise CorruptFile(name, f"summary can't be read: {error}") from error
+    CorruptFile.unless_equal(name, "summary has another length", len(view) - _CRC.size, at)
+    return parts
+
+
+def _position(stored: StoredObject) -> int | None:
+    """Return where the part of an object begins; None: a summary has none of it."""
+    if stored.size_bytes - stored.directory_position > _DIRECTORY_BYTES:
+        return None
+    return stored.trailer_position if stored.filter_length <= _FILTER_BYTES else stored.directory_position
+
+
+def _wanted(state: LogState) -> dict[str, StoredObject]:
+    """Return the objects, the newest first, that a summary should have."""
+    wanted: dict[str, StoredObject] = {}
+    left = _MOST_BYTES
+    for stored in reversed(state.objects.values()):
+        position = _position(stored)
+        if position is not None:
+            left -= stored.size_bytes - position
+            if left < 0:
+                break
+            wanted[stored.name] = stored
+    return wanted
+
+
+@dataclass(eq=False)
+class Summary:
+    """The summaries of one log, of which the newest is used."""
+
+    storage: Storage
+    listed: list[ObjectInfo] = field(default_factory=list)
+    """By name, the newest last."""
+    # names of what the newest has; None: it was not read
+    _covered: frozenset[str] | None = None
+    # of what could not be read, which this process does not try again
+    _unread: set[str] = field(default_factory=set)
+
+    @property
+    def newest(self) -> ObjectInfo | None:
+        """The newest summary, as it was listed or written."""
+        return self.listed[-1] if self.listed else None
+
+    def renew(self, state: LogState) -> None:
+        """Write a summary of `state` if the present one lacks too much of it, or has what is gone."""
+        wanted = _wanted(state)
+        try:
+            if self._covered is None:
+                self._covered = frozenset(self._parts())
+            if not self._is_due(state, wanted):
+                return
+            # another process may have written one
+            self.listed = [info for info in self.storage.list(CHECKPOINT_PREFIX) if is_summary(info.name)]
+            kept = {name: part for name, part in self._parts().items() if name in wanted}
+            lacking = [stored for name, stored in wanted.items() if name not in kept and name not in self._unread]
+            for stored in lacking[:_READ_AT_ONCE]:
+                if (part := self._part(stored)) is not None:
+                    kept[stored.name] = part
+                else:
+                    self._unread.add(stored.name)
+            old = [info.name for info in self.listed]
+            if kept:
+                name, data = summary_name(state.number, state.digest), encode(kept)
+                self.storage.put(name, data)
+                self.listed = [ObjectInfo(name, len(data), 0)]
+                old = [one for one in old if one != name]
+            if old:
+                self.storage.delete_many(old)
+            self._covered = frozenset(kept)
+        except (StorageError, DiskFull) as error:
+            self._covered = None
+            _log.warning("the summary of directories was not renewed; the next record renews it: %s", error)
+
+    def _is_due(self, state: LogState, wanted: Mapping[str, StoredObject]) -> bool:
+        assert self._covered is not None
+        known = self._covered | self._unread
+        lacking = [stored for name, stored in wanted.items() if name not in known]
+        # a window table has many entries, and is made rarely
+        is_behind = len(lacking) >= _LACKING or any(stored.shard for stored in lacking)
+        return is_behind or not self._covered <= state.objects.keys()
+
+    def _parts(self) -> dict[str, Part]:
+        if self.newest is None:
+            return {}
+        try:
+            return decode(self.storage.get(self.newest.name), self.newest.name)
+        except (ObjectNotFound, CorruptFile) as error:
+            _log.warning("summary passed over: %s", error)
+            return {}
+
+    def _part(self, stored: StoredObject) -> Part | None:
+        position = _position(stored)
+        assert position is not None
+        try:
+            data = self.storage.get_range(stored.name, position, stored.size_bytes - position)
+            trailer_of(stored, data)
+        except (StorageError, CorruptFile) as error:
+            _log.warning("%s is not in the summary: %s", stored.name, error)
+            return None
+        return position, data
