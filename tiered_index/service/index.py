@@ -108,8 +108,12 @@ class IndexService(Lookups[ItemT]):
         # can be garbage-collected.
         opened = self._opened = list[Parts]()
         rounds = config.background
-        self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, config.flush_interval_s)
-        self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, config.lifecycle_interval_s)
+        # a file is no younger when it is sealed than the pauses of both make it
+        flush_s, round_s = (
+            min(pause_s, config.seal_after_s) for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
+        )
+        self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, flush_s)
+        self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, round_s)
         # separate threads, started on first use, so that neither a lookup nor a flush waits for an upload
         self._log_reader, self._archiver = Worker("log"), Worker("archive")
         try:

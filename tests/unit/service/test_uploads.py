@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.hanging import until
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.storage.memory import MemoryStorage
@@ -179,3 +180,34 @@ def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
         small.finish()
         small.abandon(is_fresh=is_fresh)
         assert ("data/a/small.index" in objects(storage)) is not is_fresh
+
+
+def test_what_a_published_file_costs(open_index, storage):
+    """The price of a small `seal_after_s`, as docs/using.md has it."""
+    index = open_index("priced", storage_backend=storage)
+    usage = []
+    for number in range(17):
+        with index._session.storage.measure() as used:
+            index.put("t", 0, "k", number, 1, T + number * 1000)
+            index.seal()
+            index.run_lifecycle()
+        usage.append(used)
+    # the first one has the claim of the index to pay, every eighth one the summary
+    assert sum(used.requests for used in usage[1:]) <= 16 * 11
+    assert sum(used.cost_usd for used in usage[1:]) <= 16 * 0.000029
+
+
+@pytest.mark.parametrize(("seal_after_s", "pauses"), [(0.05, (0.05, 0.05)), (0.7, (0.5, 0.7)), (10_800, (0.5, 1.0))])
+def test_flushes_and_rounds_come_as_often_as_files_are_to_be_sealed(open_index, seal_after_s, pauses):
+    index = open_index("often", seal_after_s=seal_after_s)
+    assert (index._writer._interval_s, index._rounds._interval_s) == pauses
+
+
+def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage):
+    with IndexService.open(
+        root=tmp_path / "fresh", storage_backend=storage, slots=7, items=30, seal_after_s=0.05, max_late_s=10**10
+    ) as index:
+        index.put("t", 0, "k", 1, 1, T)
+        until(lambda: index.log_state.objects)
+        with IndexReader.open(storage_backend=storage) as reader:
+            assert len(reader.query("t", "k")) == 1
