@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.reliability.hostile_tree import small_parts
-from tests.support.cold_index import ColdIndex, cold_index
+from tests.support.cold_index import ColdIndex, cold_index, without_summary
 from tests.support.hanging import beside
 from tests.support.staging import merge_all
 from tiered_index import IndexReader, IndexService, Lookup
@@ -130,6 +130,8 @@ def test_lookups(made: ColdIndex, change: Change) -> None:
 def test_shards(made: ColdIndex, change: Change) -> None:
     with small_parts():
         merge_all(made.inner, CLOCK)
+    # it has the directories as they were
+    without_summary(made.inner)
     with IndexReader.open(storage_backend=made.inner) as reader:
         cut = [stored for stored in reader.log_state.objects.values() if b'"slot_map"' in made.inner.get(stored.name)]
         for stored in cut:

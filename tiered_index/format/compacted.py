@@ -227,16 +227,20 @@ class Compaction:
         """Return the group table, its CRCs still 0, and where in the arrays each block begins and ends (m x 2)."""
         # A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more: no loop over slots,
         # and a giant slot never drags neighbours along.
+        # Only at slots in use, and behind them: empty slots begin where the one before them ends.
         item_size = self.layout.schema.item.itemsize
-        starts_of_slots = self._first * item_size
-        number = starts_of_slots // GROUP_BYTES
-        cut = np.empty(self.layout.slots, bool)
+        in_use = self._counts != 0
+        looked_at = in_use.copy()
+        looked_at[0] = True
+        looked_at[1:] |= in_use[:-1]
+        slots = np.flatnonzero(looked_at)
+        starts = self._first[slots] * item_size
+        number = starts // GROUP_BYTES
+        cut = self._counts[slots] >= -(-GROUP_BYTES // item_size)
         cut[0] = True
-        np.not_equal(number[1:], number[:-1], out=cut[1:])
-        cut |= self._counts >= -(-GROUP_BYTES // item_size)
-        first_slots = np.flatnonzero(cut)
+        cut[1:] |= number[1:] != number[:-1]
+        first_slots, starts = slots[cut], starts[cut]
         groups = np.zeros(len(first_slots), GROUP_DTYPE)
-        starts = starts_of_slots[first_slots]
         ends = np.append(starts[1:], self.count * item_size)
         lengths = ends - starts
         groups["first_slot"] = first_slots

@@ -368,8 +368,16 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     return array
 
 
+def _is_ascii(values: Sequence[Any]) -> bool:
+    """Return whether all texts among `values` are ASCII."""
+    try:
+        return "".join(values).isascii()
+    except TypeError:
+        return all(not isinstance(value, str) or value.isascii() for value in values)
+
+
 def _text(name: str, values: Any) -> Any:
-    if isinstance(values, list | tuple) and any(isinstance(value, str) and not value.isascii() for value in values):
+    if isinstance(values, list | tuple) and not _is_ascii(values):
         # Python text may hold lone surrogates, which Arrow can't
         for row, value in enumerate(values):
             if not isinstance(value, str):
