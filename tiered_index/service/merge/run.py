@@ -238,8 +238,8 @@ def _lost_error(names: Collection[str]) -> CorruptFile:
 
 _SPAN_BYTES = 8 << 20
 _PART_BYTES = 16 << 20
-RECORD_REQUESTS: Mapping[str, int] = {"get": 2, "put_if_absent": 1, "put": 1}
-"""Of one log record: look for the end, is the last one there, append, checkpoint."""
+RECORD_REQUESTS: Mapping[str, int] = {"get": 3, "put_if_absent": 1, "put": 2, "list": 1}
+"""Of one log record: look for the end, is the last one there, append, checkpoint, and the summary of directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +277,8 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
         size = packed_bytes(schema, window.entries) // made
         shards += made
         requests += writing_requests(made, size)
+    # the directory of each, for the summary
+    requests["get_range"] += shards
     read = sum(stored.items_bytes(schema) * times[stored.name] for stored in job.inputs)
     return MergeCost(shards, dict(requests), read, packed_bytes(schema, job.entries), prices.cost_usd(requests, read))
 

@@ -42,8 +42,9 @@ def test_a_directory_is_read_by_the_tasks_that_need_it(life: Merging) -> None:
     life.merge(30 * DAY_S, storage=recorder, shard_bytes=_SHARD)
     directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.inputs, read.name))
     assert directories == readers
-    # one directory and one range for each, for no task has more than a piece
-    assert estimate(job, PriceTable()).requests["get_range"] == 2 * readers.total()
+    # one directory and one range for each, for no task has more than a piece; by the log the new shards'
+    expected = estimate(job, PriceTable())
+    assert expected.requests["get_range"] == 2 * readers.total() + expected.shards
     assert len(recorder.reads) == 2 * readers.total()
     with life.reader() as reader:
         assert [item.offset for item in reader.query("t", "k17")] == [_ENTRIES + 17, 17]
