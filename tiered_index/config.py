@@ -85,15 +85,8 @@ class IndexConfig(BaseModel):
     flush_interval_s: float = Field(0.5, gt=0, description="longest time that an entry stays only in the write buffer")
     buffer_max_entries: int = Field(2_000_000, gt=0, description="bound of the write buffer")
     buffer_max_bytes: int = Field(512 << 20, gt=0, description="bound of the write buffer, estimated")
-<<<<<<< HEAD
     disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the size of the disk")
-    seal_after_s: float = Field(3 * 3600, gt=0, description="age at which a file is sealed")
-=======
-    disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the disk's")
-    seal_after_s: float = Field(
-        3 * 3600, gt=0, description="a file older than this is sealed; below a second rounds and flushes keep up"
-    )
->>>>>>> 378bff4b (Keep a seal_after_s below a second, and tell its price)
+    seal_after_s: float = Field(3 * 3600, gt=0, description="age at which a file is sealed, also below a second")
     compaction: Literal["local", "spark"] = Field(
         "local", description="where sealed files are compacted: on this host, or by jobs of `spark compact`"
     )

@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant(
         "object-of-another-file",
         "an object is believed though it is not the file that the log names",
-        "trailer_of",
+        "verified_trailer",
         "found = (meta.file_id, meta.count,",
         "found = (stored.file_id, meta.count,",
         ("tests/unit/service/test_uploads.py::test_an_object_that_is_another_file_is_damage",),

@@ -32,7 +32,7 @@ from tiered_index.format.trailer import Run, Trailer
 from tiered_index.kernels import crc32
 from tiered_index.service.cold.caches import Caches, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
-from tiered_index.service.log.records import StoredObject, trailer_of
+from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.summary import decode
 from tiered_index.service.threads import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage
@@ -218,7 +218,7 @@ class ColdPath:
                 continue
             try:
                 CorruptFile.unless_equal(name, f"has not the end of {of}", stored.size_bytes, position + len(part))
-                trailer = trailer_of(stored, part)
+                trailer = verified_trailer(stored, part)
                 directory_bytes = stored.size_bytes - stored.directory_position
                 if position == stored.trailer_position and stored.filter_length:
                     found = bytes(part[:-directory_bytes])
@@ -356,7 +356,7 @@ class ColdPath:
         length = stored.size_bytes - start
         if self._folder is not None and (kept := self._folder.read(stored.name, "trailer", length)) is not None:
             with contextlib.suppress(CorruptFile):  # a cache of another program; what the storage says counts
-                return trailer_of(stored, kept)
+                return verified_trailer(stored, kept)
         if self._summary is not None:
             self._read_summary()
         # maybe by another thread
@@ -366,7 +366,7 @@ class ColdPath:
 
         def check(data: bytes) -> Trailer:
             fetched[:] = [data]
-            return trailer_of(stored, data)
+            return verified_trailer(stored, data)
 
         trailer = self._checked(stored, start, length, check)
         if self._folder is not None:

@@ -496,7 +496,7 @@ _RECORD = record(
 )
 
 
-def trailer_of(stored: StoredObject, data: bytes | memoryview) -> Trailer:
+def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:
     """Return the trailer in the last bytes of an object. Raises `CorruptFile`, also where it is another file's."""
     trailer = parse_trailer(data, stored.name, stored.size_bytes)
     meta, tail = trailer.metadata, trailer.tail

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary, summary_name
 from tiered_index.kernels import crc32
-from tiered_index.service.log.records import StoredObject, trailer_of
+from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage
 
@@ -157,7 +157,7 @@ class Summary:
         assert position is not None
         try:
             data = self.storage.get_range(stored.name, position, stored.size_bytes - position)
-            trailer_of(stored, data)
+            verified_trailer(stored, data)
         except (StorageError, CorruptFile) as error:
             _log.warning("%s is not in the summary: %s", stored.name, error)
             return None
