@@ -56,7 +56,7 @@ class StruckMachine(ReadingMachine):
         assert len(set(identities)) == len(found) <= count
         # each is an entry that is there: not always the newest of its identity, which may be in a file that was not
         # read
-        there = [e for e in model.entries if model._matches(e, topic, key, *limits)]
+        there = model.matching(topic, key, *limits)
         there = [e for e in there if after is None or rank(model.order_key(e)) > rank(after)]
         assert {(*place, a.size) for place, a in zip(places, found, strict=True)} <= {
             (*model.order_key(e), e.size) for e in there

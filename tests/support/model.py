@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from tiered_index.format.hashing import fingerprint, key_hash
@@ -129,8 +130,7 @@ class ReferenceModel:
         The range is compared by whole seconds. Entries of one identity are one answer: the newest of those that lie
         after `after`. So an identity that was put with two different seconds may stand on two pages.
         """
-        matching = [entry for entry in self.entries if self._matches(entry, topic, key, begin_ms, end_ms)]
-        matching = [entry for entry in matching if not self.has_expired(entry)]
+        matching = [e for e in self.matching(topic, key, begin_ms, end_ms) if not self.has_expired(e)]
         if after is not None:
             matching = [entry for entry in matching if _rank(self.order_key(entry)) > _rank(after)]
         newest: dict[tuple[Any, ...], ModelEntry] = {}
@@ -185,12 +185,17 @@ class ReferenceModel:
         identity = tuple(dict(answer.extra)[name] for name in self.identity)
         return answer.timestamp_ms // 1000, answer.offset, answer.queue_id, identity
 
-    def _matches(self, entry: ModelEntry, topic: str, key: str, begin_ms: int | None, end_ms: int | None) -> bool:
-        if entry.topic != topic or not _taken_for_one(topic, entry.key, key, self.keyed):
-            return False
-        return (begin_ms is None or entry.second >= begin_ms // 1000) and (
-            end_ms is None or entry.second <= end_ms // 1000
-        )
+    def matching(self, topic: str, key: str, begin_ms: int | None, end_ms: int | None) -> list[ModelEntry]:
+        """Return the entries of a key in a range, whether they have expired or not."""
+        low = -inf if begin_ms is None else begin_ms // 1000
+        high = inf if end_ms is None else end_ms // 1000
+        return [
+            entry
+            for entry in self.entries
+            if entry.topic == topic
+            and low <= entry.second <= high
+            and (entry.key == key or _taken_for_one(topic, entry.key, key, self.keyed))
+        ]
 
     def _preference(self, entry: ModelEntry) -> tuple[Any, ...]:
         """Of entries with one identity the newest counts; what else may differ is settled by the greater value."""
