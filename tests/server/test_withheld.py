@@ -72,7 +72,7 @@ def test_places_of_which_nothing_may_be_seen_answer_alike(held):
             problem["detail"] = problem["detail"].replace(offset_msg_id(BROKER, offset), "ID")
             del problem["request_id"]
             told.add((got.status_code, json.dumps(problem), storage.calls("get_range") - before, len(waits)))
-            assert got.status_code == 404 and problem["detail"] == "not a message ID"
+            assert got.status_code == 404 and problem["detail"] == "no message ID"
             waits.clear()
     assert len(told) == 1, told
     behind = client.get(f"/v1/messages/{offset_msg_id(BROKER, 10**9)}", params={"topic": "orders"})

@@ -510,8 +510,7 @@ class StorageLog:
         numbers = [number_of(info.name) for info in own_objects(self._storage, LOG_PREFIX)]
         if not numbers:
             return StorageUnavailable(
-                f"{self._storage.uri}: the log's record {number} is gone: is this another storage, or is it not "
-                f"mounted?"
+                f"{self._storage.uri}: the log's record {number} is gone: is this another storage, and is it mounted?"
             )
         name = f"{self._storage.uri}/{log_name(number)}"
         if numbers[-1] >= number:
