@@ -154,7 +154,7 @@ def test_what_does_not_follow_is_refused():
     writer = ShardWriter(Layout(NATIVE, KEYED_SCHEMA, 1, 100), part, (0, 1), BEGIN_MS, BEGIN_MS, 100)
     ordered = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), part, KEYED_SCHEMA)]
     writer.add(ordered[:50])
-    with pytest.raises(InvalidArgument, match="goes on"):
+    with pytest.raises(InvalidArgument, match="continues"):
         writer.add(ordered[50:])
     with pytest.raises(InvalidArgument, match="follow"):
         ShardWriter(layout, slots, (0, 10), BEGIN_MS, BEGIN_MS, 100).add(items)
