@@ -15,18 +15,25 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy
 
+cdef extern from "Python.h":
+    int PyObject_GenericSetAttr(object, object, object) except -1
+    long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+
 cdef extern from "core.h" nogil:
     uint32_t swapped32(uint32_t value)
     uint64_t swapped64(uint64_t value)
     int ones_of(uint64_t word)
     int first_one(uint64_t word)
     void prefetch(const void *place)
+    double seconds_now()
     const uint32_t *FALLING_31
     const uint32_t *FALLING_GOLDEN
     const uint32_t *SALTS
+    const uint64_t *SUM_STARTS
+    const uint64_t *SUM_FACTORS
 
 # grows where callers of another one would fail: a build that is left over is told from the present one
-REVISION = 3
+REVISION = 4
 
 ctypedef fused Unit:
     uint8_t
@@ -642,6 +649,13 @@ cdef struct Columns:
     int64_t header
 
 
+cdef inline uint64_t short_at(const uint8_t *data, uint64_t bit, uint64_t mask) noexcept nogil:
+    """Return a number of up to 57 bits, of which a word more can be read."""
+    cdef uint64_t word
+    memcpy(&word, data + (bit >> 3), 8)
+    return word >> (bit & 7) & mask
+
+
 cdef int64_t find_in_run(
     const uint64_t *words, Py_ssize_t word_count, int64_t begin, int64_t size, int64_t count, int64_t most,
     const int64_t *wanted, Py_ssize_t asked_count, const Columns *of, uint8_t *items, int64_t stride, int64_t room
@@ -704,9 +718,18 @@ cdef int64_t find_in_run(
         else:
             high = middle
     asked = wanted[low] if low < asked_count else INT64_MAX
-    bit = 8 * (begin + of.header)
-    for key in range(keys):
-        rank += <int64_t>bits_at(words, bit, masks[0])
+    bit, key = 8 * <uint64_t>of.header, 0
+    while key < keys:
+        # four at once, whose sum says that none of them is asked for
+        while not whole and key + 4 <= keys:
+            value = short_at(data, bit, masks[0]) + short_at(data, bit + key_bits, masks[0])
+            value += short_at(data, bit + 2 * key_bits, masks[0]) + short_at(data, bit + 3 * key_bits, masks[0])
+            if rank + <int64_t>value >= asked:
+                break
+            rank, bit, key = rank + <int64_t>value, bit + 4 * key_bits, key + 4
+        if key == keys:
+            break
+        rank += <int64_t>short_at(data, bit, masks[0])
         while asked < rank and not whole:
             low += 1
             asked = wanted[low] if low < asked_count else INT64_MAX
@@ -722,7 +745,7 @@ cdef int64_t find_in_run(
             if total + stop - first > room:
                 return -2
             values[0] = rank % quotients * of.base + rank // quotients
-            at = bit + widths[0]
+            at = 8 * <uint64_t>begin + bit + widths[0]
             for column in range(1, of.of_keys):
                 values[column] = bits_at(words, at, masks[column]) + least[column]
                 at += widths[column]
@@ -734,7 +757,7 @@ cdef int64_t find_in_run(
                 values[of.count - 1] += <uint64_t>line_at(of.line, of.line_size, <int64_t>values[of.count - 2])
                 write_columns(items + total * stride, values, of.table, of.count)
                 total += 1
-        bit += key_bits
+        bit, key = bit + key_bits, key + 1
     return -1 if rank >= quotients * of.base else total
 
 
@@ -1010,23 +1033,28 @@ cdef inline int64_t group_of(const File *file, int64_t slot) noexcept nogil:
 
 
 cdef uint64_t sum_of(const uint8_t *data, int64_t size) noexcept nogil:
-    """Return a sum of bytes, not 0, which is had sooner than a CRC32: each word changes one of four lanes."""
-    cdef uint64_t[4] lanes
-    cdef uint64_t[4] words
+    """Return a sum of bytes, not 0, which is had sooner than a CRC32: each word changes one of eight lanes."""
+    cdef uint64_t[8] lanes
+    cdef uint64_t[8] words
     cdef int64_t at = 0
-    lanes[0], lanes[1] = <uint64_t>0x9E3779B97F4A7C15, <uint64_t>0xC2B2AE3D27D4EB4F
-    lanes[2], lanes[3] = <uint64_t>0x165667B19E3779F9, <uint64_t>0x27D4EB2F165667C5 ^ <uint64_t>size
+    cdef int lane
+    cdef uint64_t total = <uint64_t>size
+    for lane in range(8):
+        lanes[lane] = SUM_STARTS[lane]
     while at < size:
-        if size - at < 32:
-            words[0] = words[1] = words[2] = words[3] = 0
-        memcpy(words, data + at, min(size - at, <int64_t>32))
-        lanes[0] = (lanes[0] ^ words[0]) * <uint64_t>0xFF51AFD7ED558CCD
-        lanes[1] = (lanes[1] ^ words[1]) * <uint64_t>0xC4CEB9FE1A85EC53
-        lanes[2] = (lanes[2] ^ words[2]) * <uint64_t>0x9FB21C651E98DF25
-        lanes[3] = (lanes[3] ^ words[3]) * <uint64_t>0xD6E8FEB86659FD93
-        at += 32
+        if size - at < 64:
+            for lane in range(8):
+                words[lane] = 0
+            memcpy(words, data + at, size - at)
+        else:
+            memcpy(words, data + at, 64)
+        for lane in range(8):
+            lanes[lane] = (lanes[lane] ^ words[lane]) * SUM_FACTORS[lane]
+        at += 64
     # a multiplication moves no bit down, and what is put together must not cancel out
-    return filter_mix(lanes[0] ^ filter_mix(lanes[1] ^ filter_mix(lanes[2] ^ filter_mix(lanes[3])))) | 1
+    for lane in range(8):
+        total = filter_mix(total ^ lanes[lane])
+    return total | 1
 
 
 cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nogil:
@@ -1274,6 +1302,10 @@ cdef class LocalFile:
         self.file.kind = CHAINS
         return self
 
+    def within(self, int64_t second_min, int64_t second_max):
+        """Note the seconds of an unsealed file's entries, before those that widen them are in its chains."""
+        self.file.second_min, self.file.second_max = second_min, second_max
+
     def with_groups(self, groups, crc32, int64_t filter_at, int64_t filter_size, uint32_t filter_crc):
         """Make it a compacted file of plain items, given its directory's groups and its filter; return it."""
         if self.file.kind:
@@ -1402,24 +1434,104 @@ cdef class LocalFile:
             free(found.items)
 
 
+cdef object new = object.__new__
+
+
+@cython.final
+@cython.freelist(8)
+cdef class ViewRows:
+    """The first rows of a view for a lookup: at most `max_count` + 1, in answer order, each answer once.
+
+    `handles` are the files of the view. `skipped`: they may have more. `knows_topic`: one in range has the topic, or
+    may have it. `has_left`: the caller has to search some of them. `about` is what the caller has given. As the `_later`
+    of an answer it has `fields` make the answer's.
+    """
+    cdef readonly list handles
+    cdef object fields
+    cdef readonly object topic, key, about
+    cdef readonly uint32_t key_hash, masked_hash
+    cdef readonly int64_t second_min, second_max, max_count
+    cdef readonly bint skipped, knows_topic, has_left
+    cdef readonly double elapsed_ms
+    cdef Found found
+    cdef int32_t *noted
+
+    def __dealloc__(self):
+        free(self.found.rows)
+        free(self.noted)
+
+    def field(self, str name not None):
+        """As `LaterFields.field`."""
+        return self.fields.field(self, name)
+
+    def table(self):
+        """As `LaterFields.table`."""
+        return self.fields.table(self)
+
+    def items(self, kind not None):
+        """Return the rows as items of a class that only stores their fields: of `IndexItem` or `KeyedIndexItem`."""
+        cdef int64_t number
+        cdef const uint8_t *row = self.found.rows
+        cdef list made = []
+        cdef bint keyed = self.found.fingerprint_at > 0
+        if self.found.extra_count != keyed:
+            fail("the rows have columns that the items have not")
+        for number in range(min(self.found.count, self.max_count)):
+            item = new(kind)
+            # in the order of the fields, as `IndexItem.to_dict` has it
+            PyObject_GenericSetAttr(item, "topic", self.topic)
+            PyObject_GenericSetAttr(item, "topic_id", row_word(row, 12))
+            PyObject_GenericSetAttr(item, "queue_id", row_word(row, ROW_QUEUE))
+            PyObject_GenericSetAttr(item, "offset", row_long(row, ROW_OFFSET))
+            PyObject_GenericSetAttr(item, "size", row_word(row, 28))
+            PyObject_GenericSetAttr(item, "timestamp_ms", row_long(row, 0) * 1000)
+            PyObject_GenericSetAttr(item, "key_hash", row_word(row, 8))
+            PyObject_GenericSetAttr(item, "source", None)
+            if keyed:
+                PyObject_GenericSetAttr(item, "fingerprint", <uint32_t>row_word(row, ROW_EXTRA))
+            made.append(item)
+            row += self.found.stride
+        return tuple(made)
+
+    def __len__(self):
+        return self.found.count
+
+    @property
+    def has_more(self):
+        """Whether the answer has more than `max_count` rows, or may have."""
+        return self.skipped or self.found.count > self.max_count
+
+    @property
+    def rows(self):
+        """The bytes of the rows."""
+        return PyByteArray_FromStringAndSize(<char *>self.found.rows, self.found.count * self.found.stride)
+
+    @property
+    def notes(self):
+        """A number of rows for each file, or `AWAY` (-1, out of range), `SKIPPED` (-2: `max_count` rows are newer) or
+        `LEFT` (-3: the caller has to search it).
+        """
+        return [self.noted[number] for number in range(len(self.handles))]
+
+
 @cython.final
 cdef class View:
-    """The files of a catalog as one lookup sees them: (`LocalFile` or None, first and last second) each. The first ones
-    still grow: `growing` know their seconds now, as `interval`. The others come by their last second, the newest first.
+    """The files of a catalog as one lookup sees them: (`LocalFile` or None, first and last second) each, and what the
+    caller knows them by, `handles`. Those that still grow come first, the others by their last second, the newest first.
     """
     cdef list files
-    cdef list growing
+    cdef list handles
     cdef File **places
     cdef int64_t *bounds
     cdef Py_ssize_t count
     cdef RowForm form
 
-    def __init__(self, RowForm form not None, list files not None, list growing not None):
+    def __init__(self, RowForm form not None, list files not None, list handles not None):
         cdef Py_ssize_t number
         cdef LocalFile one
-        self.form, self.files, self.growing, self.count = form, files, growing, len(files)
-        if len(growing) > self.count:
-            fail("there are fewer files than growing ones")
+        self.form, self.files, self.handles, self.count = form, files, handles, len(files)
+        if len(handles) != self.count:
+            fail("there are as many files as handles")
         self.places = <File **>calloc(self.count + 1, sizeof(File *))
         self.bounds = <int64_t *>calloc(2 * self.count + 2, 8)
         if self.places == NULL or self.bounds == NULL:
@@ -1438,41 +1550,51 @@ cdef class View:
         free(self.bounds)
 
     def find(
-        self, str topic not None, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
+        self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
         int64_t high, int64_t most, tuple after=None,
     ):
-        """Return the newest rows that answer a lookup of inclusive seconds, `most` + 1 at most, and what was done:
-        (rows, whether files were skipped, whether one in range has or may have the topic, a note of each file).
-
-        Rows are bytes; `after` is where the page before has ended: second, offset and queue. A note (i32) is a number of rows, `AWAY` (-1, out of range), `SKIPPED` (-2: `most` rows are
-        newer) or `LEFT` (-3: the caller has to search it). None: two rows may be one answer, and the caller has to
-        search all files. Raises `MemoryError`.
+        """Return the newest rows that answer a lookup of inclusive seconds. `after` is where the page before has ended:
+        second, offset and queue. None: two rows may be one answer, and the caller has to search all files. Raises
+        `MemoryError`.
         """
+        cdef ViewRows rows
+        if most < 1 or most >= <int64_t>1 << 60:
+            fail("a lookup asks for one row at least")
+        rows = self.begun(topic, key_hash, masked_hash, low, high, most)
+        return rows if self.seek(rows, fingerprint, after) else None
+
+    cdef ViewRows begun(
+        self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most
+    ):
+        cdef ViewRows rows = ViewRows.__new__(ViewRows)
+        rows.topic, rows.key_hash, rows.masked_hash, rows.handles = topic, key_hash, masked_hash, self.handles
+        rows.second_min, rows.second_max, rows.max_count = low, high, most
+        rows.found = self.form.found()
+        rows.noted = <int32_t *>malloc(4 * self.count + 4)
+        if rows.noted == NULL:
+            raise MemoryError
+        return rows
+
+    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after) except -1:
+        """Do as `find`; return whether the rows are all answers of their own."""
         cdef Py_ssize_t number, ahead = 0
-        cdef int64_t cutoff = 0, before
-        cdef bint has_cutoff = False, skipped = False, is_known = False, is_left = False
+        cdef int64_t cutoff = 0, before, first, last, most = rows.max_count, low = rows.second_min, high = rows.second_max
+        cdef bint has_cutoff = False
         cdef int done = 0, rule
+        cdef uint32_t key_hash = rows.key_hash, masked_hash = rows.masked_hash
         cdef uint64_t mixed = 0
         cdef int32_t only = 0
         cdef int32_t *many = NULL
-        cdef int32_t *notes
         cdef File *file
         cdef LocalFile one
         cdef Asked asked
-        cdef Found found = self.form.found()
-        cdef bytes told = PyBytes_FromStringAndSize(NULL, 4 * self.count)
-        if most < 1 or most >= <int64_t>1 << 60:
-            fail("a lookup asks for one row at least")
-        notes = <int32_t *>PyBytes_AS_STRING(told)
+        cdef Found *found = &rows.found
         asked.shown_hash, asked.fingerprint, asked.low, asked.high = key_hash, fingerprint, low, high
         asked.has_after = after is not None
         if after is not None:
             asked.after[0], asked.after[1], asked.after[2] = after
         mixed = filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0))
         try:
-            for number in range(len(self.growing)):
-                # before the chains: what is appended from here on is not asked for
-                self.bounds[2 * number], self.bounds[2 * number + 1] = self.growing[number].interval
             for number in range(self.count):
                 while ahead < self.count and ahead < number + AHEAD:
                     file = self.places[ahead]
@@ -1482,28 +1604,33 @@ cdef class View:
                     elif file != NULL and file.kind == CHAINS:
                         prefetch(&file.heads[key_hash % <uint64_t>file.slots])
                     ahead += 1
-                if self.bounds[2 * number] > high or self.bounds[2 * number + 1] < low:
-                    notes[number] = AWAY
-                    continue
-                if has_cutoff and self.bounds[2 * number + 1] < cutoff:
-                    notes[number], skipped = SKIPPED, True
-                    continue
                 file = self.places[number]
-                if file == NULL:
-                    notes[number], is_left = LEFT, True
+                if file != NULL and file.kind == CHAINS:
+                    # it may have grown
+                    first, last = file.second_min, file.second_max
+                else:
+                    first, last = self.bounds[2 * number], self.bounds[2 * number + 1]
+                if first > high or last < low:
+                    rows.noted[number] = AWAY
                     continue
-                notes[number] = 0
+                if has_cutoff and last < cutoff:
+                    rows.noted[number], rows.skipped = SKIPPED, True
+                    continue
+                if file == NULL:
+                    rows.noted[number], rows.has_left = LEFT, True
+                    continue
+                rows.noted[number] = 0
                 one = None
-                if not is_known:
+                if not rows.knows_topic:
                     one = <LocalFile>(<tuple>self.files[number])[0]
-                    is_known = one.ids is None or topic in <dict>one.ids
+                    rows.knows_topic = one.ids is None or rows.topic in <dict>one.ids
                 if file.rule == 0 and excludes(file, mixed):
                     continue
                 if one is None:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                 asked.ids, asked.id_count = NULL, -1
                 if one.ids is not None:
-                    ids = (<dict>one.ids).get(topic)
+                    ids = (<dict>one.ids).get(rows.topic)
                     if ids is None:
                         continue
                     asked.id_count = len(ids)
@@ -1527,31 +1654,110 @@ cdef class View:
                     if rule == 1 and (file.rule == 0 or masked_hash == key_hash):
                         continue
                     asked.key_hash = masked_hash if rule else key_hash
-                    done = search_in(file, &asked, &found)
+                    done = search_in(file, &asked, found)
                     if done < 0:
                         break
                 if done == NO_MEMORY:
                     raise MemoryError
                 if done == DECLINED:
-                    found.count, notes[number], is_left, done = before, LEFT, True, 0
+                    found.count, rows.noted[number], rows.has_left, done = before, LEFT, True, 0
                     continue
-                notes[number] = <int32_t>min(found.count - before, 0x7FFFFFFF)
+                rows.noted[number] = <int32_t>min(found.count - before, 0x7FFFFFFF)
                 if found.count > before and found.count >= most:
-                    done = order_rows(&found, most + 1)
+                    done = order_rows(found, most + 1)
                     if done == DECLINED:
-                        return None
+                        return False
                     if done < 0:
                         raise MemoryError
                     has_cutoff, cutoff = True, row_long(found.rows + (most - 1) * found.stride, 0)
             if not has_cutoff and found.count > 1:
-                done = order_rows(&found, most + 1)
+                done = order_rows(found, most + 1)
                 if done == DECLINED:
-                    return None
+                    return False
                 if done < 0:
                     raise MemoryError
-            rows = PyByteArray_FromStringAndSize(<char *>found.rows, found.count * found.stride)
-            return rows, skipped, is_known, is_left, told
+            return True
         finally:
             free(many)
-            free(found.rows)
             free(found.items)
+            found.items, found.items_room = NULL, 0
+
+
+@cython.final
+cdef class Answers:
+    """The answers of plain lookups, which no file outside a view, no limit and no cursor has a say in.
+
+    An answer is a `kind` whose fields are made when they are looked at, by `fields`, of its `_later`, a `ViewRows`.
+    `complete` and `truncated` are how many there were. A topic has at most `most_topic` characters, a key `most_key`; no time is after `last_millisecond`.
+    """
+    cdef readonly int64_t complete, truncated
+    cdef object kind, fields
+    cdef Py_ssize_t most_topic, most_key
+    cdef int64_t last_millisecond
+
+    def __init__(self, kind, fields, Py_ssize_t most_topic, Py_ssize_t most_key, int64_t last_millisecond):
+        self.fields = fields
+        self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
+
+    def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count):
+        """Return the answer of a lookup; None: the caller has to check its arguments, or to search some files."""
+        cdef ViewRows rows
+        cdef uint32_t java = 0, second = 0, masked
+        cdef int64_t low, high, most
+        cdef double started = seconds_now()
+        if type(topic) is not str or type(key) is not str:
+            return None
+        if not 0 < len(<str>topic) <= self.most_topic or not 0 < len(<str>key) <= self.most_key:
+            return None
+        # a topic is not only of blanks
+        if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
+            return None
+        most = number_of(max_count, 0)
+        low, high = number_of(begin_ms, 0), number_of(end_ms, self.last_millisecond)
+        if most < 1 or low < 0 or high < low:
+            return None
+        low, high = low // 1000, high // 1000
+        add_units(topic, &java, &second)
+        java, second = java * 31 + 35, second * <uint32_t>0x9E3779B1 + 35
+        add_units(key, &java, &second)
+        masked = java & 0x7FFFFFFF
+        rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
+        if not view.seek(rows, mixed32(second), None) or rows.has_left:
+            return None
+        rows.key, rows.about, rows.fields = key, about, self.fields
+        result = new(self.kind)
+        PyObject_GenericSetAttr(result, "_later", rows)
+        if rows.skipped or rows.found.count > most:
+            self.truncated += 1
+        else:
+            self.complete += 1
+        rows.elapsed_ms = (seconds_now() - started) * 1000
+        return result
+
+
+cdef inline int64_t number_of(value, int64_t otherwise) except? -2:
+    """Return a number from 0 to 2**60 - 1; `otherwise` for None, -1 for anything else."""
+    cdef int64_t number
+    cdef int overflow = 0
+    if value is None:
+        return otherwise
+    if type(value) is not int:
+        return -1
+    number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    return number if not overflow and 0 <= number < <int64_t>1 << 60 else -1
+
+
+cdef inline void add_units(str text, uint32_t *java, uint32_t *second) noexcept:
+    """Add the UTF-16 code units of a text to Java's hash and to the sum of a fingerprint."""
+    cdef Py_UCS4 unit
+    cdef uint32_t a = java[0], b = second[0], value
+    for unit in text:
+        value = unit
+        if value > 0xFFFF:
+            value -= 0x10000
+            a = a * 31 + (0xD800 | value >> 10)
+            b = b * <uint32_t>0x9E3779B1 + (0xD800 | value >> 10)
+            value = 0xDC00 | (value & 0x3FF)
+        a = a * 31 + value
+        b = b * <uint32_t>0x9E3779B1 + value
+    java[0], second[0] = a, b

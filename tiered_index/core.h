@@ -3,6 +3,7 @@
 #define TIERED_INDEX_CORE_H
 
 #include <stdint.h>
+#include <time.h>
 
 static inline uint32_t swapped32(uint32_t value) { return __builtin_bswap32(value); }
 static inline uint64_t swapped64(uint64_t value) { return __builtin_bswap64(value); }
@@ -10,6 +11,21 @@ static inline int ones_of(uint64_t word) { return __builtin_popcountll(word); }
 /* of a word that is not 0 */
 static inline int first_one(uint64_t word) { return __builtin_ctzll(word); }
 static inline void prefetch(const void *place) { __builtin_prefetch(place); }
+static inline double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* of sums of bytes: any numbers, the factors odd */
+static const uint64_t SUM_STARTS[8] = {
+    0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5, 0x85EBCA77C2B2AE63, 0xFF51AFD7ED558CCD,
+    0x94D049BB133111EB, 0xBF58476D1CE4E5B9,
+};
+static const uint64_t SUM_FACTORS[8] = {
+    0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x9FB21C651E98DF25, 0xD6E8FEB86659FD93, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3,
+    0x589965CC75374CC3, 0x1D8E4E27C47D124F,
+};
 
 /* of filters, as `format/bloom.py` has them */
 static const uint32_t SALTS[8] = {0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31};

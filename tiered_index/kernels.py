@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _core: ModuleType | None
 
 # of the core that this package calls
-_REVISION = 3
+_REVISION = 4
 
 try:
     # by name: checks of imports know modules of Python only

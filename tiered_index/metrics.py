@@ -101,7 +101,7 @@ class _OwnCollector(StateCollector):
     def _collect(self) -> Iterator[Metric]:
         yield from super()._collect()
         family = CounterMetricFamily("tiered_index_lookups", "Lookups, by kind and status.", labels=["kind", "status"])
-        for labels, count in sorted(self._lookups._engine.counted.copy().items()):
+        for labels, count in sorted(self._lookups._engine.counts().items()):
             family.add_metric(labels, count)
         yield family
 

@@ -318,10 +318,11 @@ RowT = TypeVar("RowT", covariant=True, default=Any)
 class Answer(Sequence[RowT]):
     """Base of the answers to lookups: a sequence of rows. Fields and properties are as in `QueryResult`."""
 
+    # defaults that are made leave no attribute of the class in the place of one that is made later
     status: Status
-    failed: tuple[FileReport, ...] = ()
+    failed: tuple[FileReport, ...] = field(default_factory=tuple)
     explain: Explain = field(default_factory=Explain)
-    seen: Provenance = _NOTHING_SEEN
+    seen: Provenance = field(default_factory=lambda: _NOTHING_SEEN)
 
     @property
     def rows(self) -> tuple[RowT, ...]:
@@ -385,11 +386,12 @@ class Answer(Sequence[RowT]):
         return self.seen.to_dict()
 
 
-class LaterFields(Protocol[ItemT]):
-    """What of a `QueryResult` takes time and isn't always asked for."""
+class LaterFields(Protocol):
+    """The fields of a `QueryResult` that are made when they are looked at."""
 
-    def items(self) -> tuple[ItemT, ...]: ...
-    def explain(self) -> Explain: ...
+    def field(self, name: str) -> Any:
+        """Return the field."""
+
     def table(self) -> pa.Table:
         """Return what `items_table` does of the items, without making them."""
 
@@ -408,19 +410,19 @@ class QueryResult(Answer[ItemT]):
     """
 
     items: tuple[ItemT, ...]
-    cursor: str | None = None
+    cursor: str | None = field(default_factory=lambda: None)
     timestamp_resolution_ms: int = 1000
-    item_type: type[IndexItem] = field(default=IndexItem, repr=False)
+    item_type: type[IndexItem] = field(default_factory=lambda: IndexItem, repr=False)
 
-    # without `items` and `explain` it has `_later`, a `LaterFields`, and makes them, once, when they are looked at
+    # some fields it makes of `_later`, a `LaterFields`, once, when they are looked at
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             later = self.__dict__.get("_later")
-            if later is None or name not in ("items", "explain"):
+            if later is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             # of two threads that look at once, both get what the first one made
-            return self.__dict__.setdefault(name, getattr(later, name)())
+            return self.__dict__.setdefault(name, later.field(name))
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -436,7 +438,7 @@ class QueryResult(Answer[ItemT]):
         `timestamp_ms` (epoch milliseconds) and `offset` are int64; other numbers have their stored width. `source` is
         null if one index is read. An empty answer has the same columns.
         """
-        later: LaterFields[ItemT] | None = self.__dict__.get("_later")
+        later: LaterFields | None = self.__dict__.get("_later")
         return items_table(self.items, self.item_type) if later is None else later.table()
 
     def to_pandas(self) -> pd.DataFrame:

@@ -35,6 +35,7 @@ from tiered_index.errors import IndexClosed, InvalidArgument, TieredIndexError
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled
+from tiered_index.retention import NOTHING
 from tiered_index.service.answers.validation import (
     batch_columns,
     check_keys,
@@ -52,14 +53,14 @@ from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
-from tiered_index.service.lookup.query import Files, Viewed
+from tiered_index.service.lookup.query import NOTHING_LOST, Files, Viewed
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import ItemT, shortened
+from tiered_index.types import ItemT, QueryResult, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
@@ -82,8 +83,6 @@ class IndexService(Lookups[ItemT]):
     writes.
     """
 
-    _has_view = True
-
     def __init__(
         self,
         config: IndexConfig,
@@ -100,7 +99,8 @@ class IndexService(Lookups[ItemT]):
         self.config = config = checked_config(config)
         self._defaults = column_defaults(config.item_type)
         self._closed = False
-        self._pid = os.getpid()
+        # in a forked child, which owns nothing of it
+        self._is_foreign = False
         # the remaining steps of closing; None: closing has not begun
         self._closing: list[Callable[[], object]] | None = None
         self._trouble: list[Exception] = []
@@ -232,7 +232,7 @@ class IndexService(Lookups[ItemT]):
         The call is accepted whole or refused whole, and never waits for a disk. Raises `InvalidArgument` (fix the
         call), `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
         """
-        if self._closed or self._pid != os.getpid() or self._session.fenced is not None:
+        if self._closed or self._is_foreign or self._session.fenced is not None:
             self._check_writable()
         if topic_id is None and source is None and source_position is None and not extra:
             known = self._topics.assigned(topic)
@@ -498,6 +498,23 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         return found
 
+    def _from_view(
+        self, topic: object, key: object, begin_ms: object, end_ms: object, max_count: object
+    ) -> QueryResult[ItemT] | None:
+        # the buffer first: an entry that is flushed meanwhile is in the view
+        if not self._buffer.is_empty or compiled() is None:
+            return None
+        view, session, plain = self._catalog.present_view, self._session, self._engine.plain
+        # after the view: closing empties the catalog, and a log that is read shows its files at once
+        if self._closed or self._is_foreign or session.log_error is not None or session.expired is not NOTHING:
+            return None
+        if view is None or plain is None:
+            return None
+        lost = session.log.state.lost
+        about = ((), [(None, one) for one in lost.values()]) if lost else NOTHING_LOST
+        found: QueryResult[ItemT] | None = plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count)
+        return found
+
     def _viewed(self, second_min: int, second_max: int) -> Viewed:
         """Do as `_handles` in two parts: a view of the catalog, and the rest; None: there is no view."""
         core = compiled()
@@ -533,8 +550,16 @@ class IndexService(Lookups[ItemT]):
             raise IndexClosed("the index is closed")
 
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
-        if self._pid != os.getpid():
+        if self._is_foreign:
             raise IndexClosed(FORKED)
+
+
+def _disown() -> None:
+    for service in list(_open_ones):
+        service._is_foreign = True
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _flush(opened: list[Parts]) -> None:

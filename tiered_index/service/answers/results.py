@@ -49,6 +49,8 @@ class AnswerForm:
         self._only_stores = item_type is KeyedIndexItem or item_type is IndexItem
         if sources is not None:
             self._numbers, self._extra[-1] = self._extra[-1], "source"
+        self.is_plain = self._only_stores and sources is None and self._extra == ["fingerprint"] * schema.keyed
+        """Whether the compiled core can make the items."""
 
     def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
         """Return the rows (n) as items."""

@@ -213,12 +213,11 @@ def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | Non
     if core is None or file is None or lookup.queues or (after is None and lookup.after is not None):
         return None
     hashes = lookup.key_hash, lookup.key_hash, lookup.fingerprint
-    view = core.View(row_form(schema), [(file, low, high)], [])
+    view = core.View(row_form(schema), [(file, low, high)], [file])
     found = view.find(lookup.topic, *hashes, low, high, min(lookup.max_count, MOST_ROWS), after)
     if found is None:
         return None
-    rows, _, _, is_left, _ = found
-    return None if is_left else np.frombuffer(rows, schema.row)
+    return None if found.has_left else np.frombuffer(found.rows, schema.row)
 
 
 def rows_of_columns(
@@ -380,9 +379,9 @@ class AnswerRows(NamedTuple):
     form: AnswerForm
     explain: Callable[[], Explain]
 
-    def items(self) -> tuple[Any, ...]:
-        """Return the rows as items."""
-        return self.form.items(self.topic, self.rows)
+    def field(self, name: str) -> Any:
+        """Return the `items` or `explain`."""
+        return self.explain() if name == "explain" else self.form.items(self.topic, self.rows)
 
     def table(self) -> pa.Table:
         """Return the rows as a table."""

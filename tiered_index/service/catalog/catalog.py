@@ -196,6 +196,11 @@ class Catalog:
             self._view = None
         return view
 
+    @property
+    def present_view(self) -> Any:
+        """The result of `view`, unless the handles have changed since."""
+        return self._view
+
     def _changed(self) -> None:
         # in this order, so that `view` never keeps one that is out of date
         self._changes += 1

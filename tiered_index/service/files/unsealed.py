@@ -142,6 +142,11 @@ class UnsealedFile(LocalHandle):
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
         self._in_core: Any = None
+        if (core := compiled()) is not None:
+            layout, rule = self.layout, HASH_RULES.index(self.hash)
+            made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, begin_s, layout.slots)
+            made.within(self.second_min, self.second_max)
+            self._in_core = made.with_chains(table.heads, layout.items_position, layout.items)
 
     @classmethod
     def begin(cls, root: Root, reserve: Reserve, journal: Journal) -> UnsealedFile:
@@ -267,6 +272,8 @@ class UnsealedFile(LocalHandle):
             if self.table.count:
                 low, high = min(low, self.second_min), max(high, self.second_max)
             self.second_min, self.second_max = low, high
+            if self._in_core is not None:
+                self._in_core.within(low, high)
         self.table.commit(batch)
         self.batches.append(record)
         self.positions = max_positions(self.positions, positions)
@@ -368,15 +375,7 @@ class UnsealedFile(LocalHandle):
 
     def in_core(self) -> Any:
         """Return the file as the compiled core searches it, with what is appended later; None: there is no core."""
-        core = compiled()
-        if core is None:
-            return None
-        if self._in_core is None:
-            layout = self.layout
-            begin_s, rule = self.table.begin_ms // 1000, HASH_RULES.index(layout.hash)
-            made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, begin_s, layout.slots)
-            self._in_core = made.with_chains(self.table.heads, layout.items_position, layout.items)
-        return self._in_core
+        return self._in_core if compiled() is not None else None
 
     @property
     def known_topics(self) -> Collection[str]:

@@ -1,23 +1,24 @@
 """A catalog's files as one call of the compiled core searches them.
 
 A view has the local files of one moment, and never changes; a lookup keeps the one that it began with. It holds the
-files' maps: a map is closed once no view has it any more. The caller searches the files in `left`: other files, and
-files that the core declines (damage, slot groups in blocks, long chains). Threads: any.
+files' maps: a map is closed once no view has it any more. The caller searches the files that are `left`: other files,
+and files that the core declines (damage, slot groups in blocks, long chains). Threads: any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.service.answers.rows import MOST_ROWS, Array, PreparedLookup
+from tiered_index.service.answers.rows import MOST_ROWS, PreparedLookup
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
+
+if TYPE_CHECKING:
+    from tiered_index._core import View, ViewRows
 
 # notes of `View.find`: out of range, needless because of newer answers, left to the caller
 _AWAY, _SKIPPED, _LEFT = -1, -2, -3
@@ -30,33 +31,18 @@ class ViewNote(NamedTuple):
     rows: int | None
 
 
-class ViewRows(NamedTuple):
-    """The first rows of a view for a lookup: at most `max_count` + 1, in answer order, each answer once.
+def notes_of(found: ViewRows) -> Iterator[ViewNote]:
+    """Yield a note for each file in range, except those that are `left`."""
+    for handle, note in zip(found.handles, found.notes, strict=True):
+        if note not in (_AWAY, _LEFT):
+            yield ViewNote(handle, None if note == _SKIPPED else note)
 
-    `skipped`: the rest may have more. `knows_topic`: a file in range has the topic, or may have it.
-    """
 
-    view: LocalView
-    rows: Array
-    skipped: bool
-    knows_topic: bool
-    has_left: bool
-    noted: bytes
-
-    def notes(self) -> Iterator[ViewNote]:
-        """Yield a note for each file in range, except those in `left`."""
-        for handle, note in zip(self.view.handles, self._numbers(), strict=True):
-            if note not in (_AWAY, _LEFT):
-                yield ViewNote(handle, None if note == _SKIPPED else note)
-
-    def left(self) -> list[Handle]:
-        """Return the files that the caller has to search."""
-        if not self.has_left:
-            return []
-        return [handle for handle, note in zip(self.view.handles, self._numbers(), strict=True) if note == _LEFT]
-
-    def _numbers(self) -> Sequence[int]:
-        return memoryview(self.noted).cast("i")
+def left(found: ViewRows) -> list[Handle]:
+    """Return the files that the caller has to search."""
+    if not found.has_left:
+        return []
+    return [handle for handle, note in zip(found.handles, found.notes, strict=True) if note == _LEFT]
 
 
 class LocalView:
@@ -68,8 +54,7 @@ class LocalView:
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
         files = [(_in_core(handle, schema), handle.second_min, handle.second_max) for handle in self.handles]
-        self._schema = schema
-        self._find = core.View(row_form(schema), files, growing).find
+        self.core: View = core.View(row_form(schema), files, self.handles)
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
         """Return the rows of the files for a lookup. None: two rows may be one answer, or the core does not know the
@@ -80,14 +65,8 @@ class LocalView:
             if after is None:
                 return None
             high = min(high, after[0])
-        found = self._find(
-            *(lookup.topic, lookup.key_hash, lookup.masked_hash, lookup.fingerprint),
-            *(lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after),
-        )
-        if found is None:
-            return None
-        rows, *more = found
-        return ViewRows(self, np.frombuffer(rows, self._schema.row) if rows else self._schema.no_rows, *more)
+        hashes = lookup.key_hash, lookup.masked_hash, lookup.fingerprint
+        return self.core.find(lookup.topic, *hashes, lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after)
 
 
 def _in_core(handle: Handle, schema: Schema) -> object:

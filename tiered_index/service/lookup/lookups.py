@@ -26,7 +26,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits
 from tiered_index.service.lookup.inventory import Leftovers, du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.query import Files, QueryEngine, Viewed
+from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
@@ -69,8 +69,6 @@ class Lookups(ABC, Generic[ItemT]):
     _cold_paths: Sequence[ColdPath]
     _prices: PriceTable
     _leftovers: Leftovers | None = None
-    # a writer has a view of its files
-    _has_view = False
 
     def query(
         self,
@@ -94,16 +92,13 @@ class Lookups(ABC, Generic[ItemT]):
         entries found so far. With `allow_partial` the status is ``partial`` instead, and `failed` names each file and
         the reason.
         """
+        if cursor is None and not limits and not is_traced():
+            found = self._from_view(topic, key, begin_ms, end_ms, max_count)
+            if found is not None:
+                return found
         bounds, engine = _bounds(limits), self._engine
         self._check_open(bounds)
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        if bounds is NO_LIMITS and self._has_view and not is_traced():
-            # nothing is deleted under a lookup
-            with self._catalogs[0].reading():
-                found = engine.query_in_view(self._viewed, lookup)
-            if found is not None:
-                engine.count("query", found.status)
-                return found
         return self._answer("query", engine.query, lookup, allow_partial, bounds)
 
     def query_all(
@@ -412,9 +407,13 @@ class Lookups(ABC, Generic[ItemT]):
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` where several indexes are read as one."""
 
-    def _viewed(self, second_min: int, second_max: int) -> Viewed:
-        """As `Files.viewed`, where files have a view."""
-        return (), None
+    def _from_view(
+        self, topic: object, key: object, begin_ms: object, end_ms: object, max_count: object
+    ) -> QueryResult[ItemT] | None:
+        """Answer a lookup without cursor and limits; None: it takes more than one view, or its arguments are to be
+        checked.
+        """
+        return None
 
     @abstractmethod
     def _ready(self) -> Files | None:

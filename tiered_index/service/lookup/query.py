@@ -13,17 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.hashing import HASH_RULES, HashRule, lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled
 from tiered_index.retention import Expired
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, best_answers
 from tiered_index.service.answers.results import AnswerForm, QueryResults
 from tiered_index.service.answers.rows import (
     AnswerRows,
+    Array,
     OrderKey,
     PreparedLookup,
     check_key,
@@ -37,12 +41,15 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import LocalView, ViewRows
+from tiered_index.service.files.view import LocalView, left, notes_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
+    MAX_KEY_UNITS,
+    MAX_TIMESTAMP_MS,
+    MAX_TOPIC_UNITS,
     Explain,
     FileReport,
     Freshness,
@@ -54,6 +61,11 @@ from tiered_index.types import (
     TopicsResult,
     TopicSummary,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiered_index._core import Answers, ViewRows
 
 Viewed = tuple[Sequence[Handle], LocalView | None]
 """Files of an index: those beside the view, and the view."""
@@ -96,9 +108,14 @@ class QueryEngine:
         self._files = FileReader(self.threads, self.prices)
         # entries that lookups folded though their content differs, counted at each lookup
         self.folded = 0
-        # lookups, by kind and status
-        self.counted: Counter[tuple[str, str]] = Counter()
+        self._counted: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
+        # of lookups that one view answers whole; None: the compiled core is missing
+        self.plain: Answers | None = None
+        if (core := compiled()) is not None:
+            fields = ViewFields(self.schema, self.form, self.item_type)
+            bounds = MAX_TOPIC_UNITS // 2, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
+            self.plain = core.Answers(QueryResult, fields, *bounds)
 
     def read_of(self, sources: Mapping[int, str]) -> None:
         """Answer of these indexes from now on; call it before their files are seen."""
@@ -174,10 +191,10 @@ class QueryEngine:
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, allow_partial, budget, excludes, top.can_skip, top.missing, newest)
-        handles = files.handles(lookup.second_min, newest) if viewed is None else [*beside, *viewed.left()]
+        handles = files.handles(lookup.second_min, newest) if viewed is None else [*beside, *left(viewed)]
         begins, erased = {}, {}
         if viewed is not None:
-            top.add(viewed.rows)
+            top.add(np.frombuffer(viewed.rows, self.schema.row))
             top.skipped = viewed.skipped
         elif everywhere := self.expired():
             begins = _begins(everywhere, lookup.topic)
@@ -208,35 +225,6 @@ class QueryEngine:
             item_type=self.item_type,
         )
         return _within_budget(scan, result) if scan.errors else result
-
-    def query_in_view(self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup) -> QueryResult[Any] | None:
-        """Do as `query` for a lookup whose files are all in one view; None: they are not."""
-        started = time.perf_counter()
-        beside, found = self._find(viewed, lookup)
-        if found is None or found.has_left or beside:
-            return None
-        rows, skipped = found.rows, found.skipped
-        more = skipped or len(rows) > lookup.max_count
-        cursor = None
-        if more:
-            rows = rows[: lookup.max_count]
-            digest = query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max)
-            cursor = encode_cursor(order_key(rows[-1], self.schema), digest)
-        # of a page behind others nobody asks whether the topic is known
-        is_known = found.knows_topic or len(rows) or lookup.after is not None
-        told = partial(_explained_of_view, found, (time.perf_counter() - started) * 1000)
-        return AnswerRows(lookup.topic, rows, self.form, told).result(
-            status="truncated" if more else "complete",
-            cursor=cursor,
-            failed=(),
-            seen=Provenance(
-                (),
-                () if is_known else _unknown((lookup.topic,), (), found),
-                _among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
-                None,
-            ),
-            item_type=self.item_type,
-        )
 
     def _find(
         self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup
@@ -402,7 +390,16 @@ class QueryEngine:
     def count(self, kind: str, status: str) -> None:
         """Count a lookup that has ended."""
         with self._lock:
-            self.counted[kind, status] += 1
+            self._counted[kind, status] += 1
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Return how many lookups have ended, by kind and status."""
+        with self._lock:
+            counted = self._counted.copy()
+        if self.plain is not None:
+            counted.update({("query", "complete"): self.plain.complete, ("query", "truncated"): self.plain.truncated})
+        # without statuses that there were none of
+        return +counted
 
     def _fold(self, count: int) -> int:
         if count:
@@ -418,6 +415,54 @@ class QueryEngine:
             missing.resolve(scan)
         if scan.errors and scan.failed:
             raise _error(scan)
+
+
+NOTHING_LOST: tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]] = (), ()
+"""About a view: no storage is read alone, and nothing was lost."""
+
+
+class ViewFields:
+    """Makes the fields of answers that one view has whole, when they are looked at. Immutable.
+
+    A view's rows are `about` what the storages' logs had at that moment: their freshness, and what was lost.
+    """
+
+    def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem]) -> None:
+        self._schema, self._form, self._item_type = schema, form, item_type
+
+    def field(self, found: ViewRows, name: str) -> Any:
+        """As `LaterFields.field`."""
+        match name:
+            case "items":
+                form = self._form
+                return found.items(form.item_type) if form.is_plain else form.items(found.topic, self._rows(found))
+            case "status":
+                return "truncated" if found.has_more else "complete"
+            case "cursor":
+                return self._cursor(found) if found.has_more else None
+            case "failed":
+                return ()
+            case "explain":
+                return _explained((), (), NOTHING, NOTHING, found.elapsed_ms, 0, found)
+            case "seen":
+                freshness, lost = found.about
+                unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
+                interval = found.second_min, found.second_max
+                return Provenance(freshness, unknown, _among(lost, *interval, found.key_hash, found.masked_hash), None)
+            case "item_type":
+                return self._item_type
+        raise AttributeError(name)
+
+    def table(self, found: ViewRows) -> pa.Table:
+        """As `LaterFields.table`."""
+        return self._form.table(found.topic, self._rows(found))
+
+    def _rows(self, found: ViewRows) -> Array:
+        return np.frombuffer(found.rows, self._schema.row)[: found.max_count]
+
+    def _cursor(self, found: ViewRows) -> str:
+        digest = query_digest(found.topic, found.key, found.second_min, found.second_max)
+        return encode_cursor(order_key(self._rows(found)[-1], self._schema), digest)
 
 
 def _begins(gone: Sequence[tuple[str | None, Expired]], topic: str) -> dict[str | None, int]:
@@ -457,10 +502,6 @@ def _explain(
     return partial(_explained, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded, viewed)
 
 
-def _explained_of_view(viewed: ViewRows, elapsed_ms: float) -> Explain:
-    return _explained((), (), NOTHING, NOTHING, elapsed_ms, 0, viewed)
-
-
 def _explained(
     notes: Sequence[FileNote],
     outdated: Sequence[FileReport],
@@ -472,7 +513,7 @@ def _explained(
 ) -> Explain:
     reports = [*(note.report() for note in notes), *outdated]
     if viewed is not None:
-        reports += [FileNote.of_view(note).report() for note in viewed.notes()]
+        reports += [FileNote.of_view(note).report() for note in notes_of(viewed)]
     if outdated:
         stats = RequestStats.of(stats, *outdated)
     if len(reports) > 1:
@@ -494,7 +535,7 @@ def _explained(
 
 def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: ViewRows | None = None) -> tuple[str, ...]:
     """Return which of the topics none of the files has, nor a view; none where the topics of a file are not known."""
-    if viewed is not None and (viewed.knows_topic or (not handles and not any(viewed.notes()))):
+    if viewed is not None and (viewed.knows_topic or (not handles and not any(notes_of(viewed)))):
         return ()
     unknown = tuple(topics) if handles or viewed is not None else ()
     for handle in handles:

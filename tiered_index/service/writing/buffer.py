@@ -217,6 +217,12 @@ class WriteBuffer:
         return self._entries + len(self._open.keys)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether all that was put before the call is in files."""
+        # in this order: what leaves the open chunk meanwhile is counted before
+        return not self._open.keys and not self._entries
+
+    @property
     def taken_entries(self) -> int:
         """Entries that were ever put."""
         return self._flushed_entries + self.size
@@ -345,8 +351,9 @@ class WriteBuffer:
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
         """Add a closed chunk, and from here on have `following` take rows."""
         ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
-        state = ready, following, chunk.number, entries, size_bytes
-        self._ready, self._open, self._newest, self._entries, self._bytes = state
+        state = ready, entries, following, chunk.number, size_bytes
+        # in this order, for `is_empty`
+        self._ready, self._entries, self._open, self._newest, self._bytes = state
 
     def _closed_chunks(self) -> tuple[Chunk, ...]:
         if self._open.keys or self._open.positions:

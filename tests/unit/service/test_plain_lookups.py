@@ -1,0 +1,136 @@
+"""Lookups without cursor, limits and spans: one call of the compiled core checks, hashes and answers them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.core import compiled_core, using
+from tiered_index.errors import TieredIndexError
+from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS
+
+T_MS = 1_700_000_000_000
+LONG = 1_000
+KEYS = [
+    "k",
+    "ключ",
+    "鍵",
+    "é",
+    "\U0001f511 key",
+    "\ud800",
+    "\udc00\ud800",
+    "\x00",
+    " ",
+    "x" * MAX_KEY_UNITS,
+    "\U0001f511" * LONG,
+]
+TOPICS = ["t", "тема", " t", "\x85t", "\U0001f511", "t" * MAX_TOPIC_UNITS]
+
+
+@pytest.fixture
+def index(open_index):
+    """Entries of each topic and key in a compacted file, and later ones in an unsealed file; none in the buffer."""
+    compiled_core()
+    service = open_index(slots=50, items=4_000)
+    for part in range(2):
+        for number, (topic, key) in enumerate([(topic, key) for topic in TOPICS for key in KEYS]):
+            for more in range(3):
+                offset = 1_000_000 * part + 10 * number + more
+                service.put(topic, part, key, offset, 1 + more, T_MS + 1_000 * offset)
+        service.flush()
+        if not part:
+            service.seal()
+            service.run_lifecycle()
+    return service
+
+
+def outcome(index, arguments):
+    try:
+        document = index.query(*arguments).to_dict()
+    except TieredIndexError as error:
+        return type(error), str(error)
+    document["explain"]["elapsed_ms"] = 0
+    for report in document["explain"]["files"]:
+        report["elapsed_ms"] = 0
+    return json.dumps(document)
+
+
+class Text(str):
+    pass
+
+
+TIMES = [(T_MS, None), (None, T_MS), (T_MS, T_MS), (T_MS + 1, T_MS), (-1, 0), (-(2**70), 2**70), (2**63, 2**63)]
+TIMES += [(0, 2**60), (True, None), (None, False), (1.5, None), ("1", None), (np.int64(T_MS), None)]
+TIMES += [(None, np.float64(1)), (T_MS + 1_999, T_MS + 1_999), (253_402_300_800_000, None)]
+COUNTS = (1, 2, 6, 7, 0, -1, True, 2**60 - 1, 2**60, 2**64, np.int32(2), 1.0, None)
+ODD_TOPICS = ("", " ", "\t\n", "\x85", "none", None, 1, b"t", Text("t"), "t" * (MAX_TOPIC_UNITS + 1))
+ODD_KEYS = ("", "none", None, 1, b"k", Text("k"), "x" * (MAX_KEY_UNITS + 1))
+ASKED = [
+    *((topic, key) for topic in TOPICS for key in KEYS),
+    *((topic, "k") for topic in ODD_TOPICS),
+    *(("t", key) for key in ODD_KEYS),
+    *(("t", "k", *times) for times in TIMES),
+    *(("t", "k", None, None, count) for count in COUNTS),
+]
+
+
+def test_whatever_is_asked_for_is_answered_or_refused_as_by_the_reference(index):
+    core = compiled_core()
+    for arguments in ASKED:
+        with using(core):
+            found = outcome(index, arguments)
+        with using(None):
+            assert found == outcome(index, arguments), arguments
+
+
+def test_a_view_answers_without_preparing_the_lookup_unless_the_buffer_has_entries(index, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("prepared")
+
+    # the first one makes the view
+    assert len(index.query("t", "k")) == 6
+    monkeypatch.setattr(QueryEngine, "prepare", refuse)
+    assert [item.offset for item in index.query("t", "k")] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]
+    assert not index.query("t", "none").items and index.query("none", "k").unknown_topics == ("none",)
+    index.put("t", 0, "other", 5, 1, T_MS + 1_000_600_000)
+    with pytest.raises(AssertionError, match="prepared"):
+        index.query("t", "k")
+    index.flush()
+    assert [item.offset for item in index.query("t", "other")] == [5]
+
+
+def test_an_entry_that_widens_a_files_time_is_found_at_once(index):
+    for number, before_ms in enumerate([5_000_000, -9_000_000, 7_000_000, 0]):
+        at_ms = T_MS + 1_000_000_000 + before_ms
+        assert not index.query("t", "later", at_ms, at_ms).items
+        index.put("t", 0, "later", number, 1, at_ms)
+        index.flush()
+        assert [item.offset for item in index.query("t", "later", at_ms, at_ms)] == [number]
+
+
+def test_fields_that_are_made_later_are_those_of_any_answer(index):
+    for arguments in (("t", "k"), ("t", "k", None, None, 2), ("t", "none"), ("none", "k")):
+        lazy = index.query(*arguments)
+        whole = replace(index.query(*arguments), explain=lazy.explain)
+        assert lazy == whole == pickle.loads(pickle.dumps(lazy)) == copy.deepcopy(lazy) == copy.copy(lazy)
+        assert repr(lazy) == repr(whole)
+        assert index.query(*arguments).to_arrow() == whole.to_arrow()
+    page = index.query("t", "k", None, None, 4)
+    following = index.query("t", "k", None, None, 4, page.cursor)
+    assert [item.offset for item in (*page, *following)] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]
+    with pytest.raises(AttributeError, match="no attribute 'more'"):
+        page.more  # noqa: B018
+
+
+def test_answers_of_a_view_are_counted(index):
+    before = index._engine.counts()
+    for count in (64, 64, 1):
+        index.query("t", "k", max_count=count)
+    counted = index._engine.counts() - before
+    assert counted == {("query", "complete"): 2, ("query", "truncated"): 1}
