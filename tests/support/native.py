@@ -22,6 +22,8 @@ _TESTS = (
     "tests/unit/format",
     "tests/regressions/rocketmq/test_long_chains.py",
     "tests/regressions/rocketmq/test_puts_with_more_keys_than_a_file.py",
+    "tests/unit/service/test_plain_lookups.py",
+    "tests/unit/service/test_lookups_beside_changes.py",
 )
 
 

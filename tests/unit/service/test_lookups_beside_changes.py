@@ -1,0 +1,89 @@
+"""Lookups in threads while files grow, are sealed, compacted, uploaded and retired: each answer has all that was put
+before it began, and nothing that was not.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from tests.support.core import compiled_core
+
+T_MS = 1_700_000_000_000
+ROUNDS = 24
+THREADS = 3
+MOST = 10_000
+
+
+@pytest.fixture(autouse=True)
+def threads_change_often():
+    """Have threads change between any two steps, most of all where a view is made or dropped."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Lookups:
+    """A thread that looks up until it is told to stop, singly and in batches."""
+
+    def __init__(self, index, put):
+        self.index, self.put, self.errors, self.answered = index, put, [], threading.Semaphore(0)
+        self.stopped = False
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        try:
+            while not self.stopped:
+                self.check(lambda: self.index.query("t", "k", max_count=MOST))
+                self.check(lambda: self.index.query_many([("t", "k"), ("t", "no")], max_count=MOST)[0])
+                first = self.put[0]
+                begin_ms = T_MS + first * 1_000
+                self.check(lambda begin_ms=begin_ms: self.index.query("t", "k", begin_ms, max_count=MOST), first)
+                assert not self.index.query("t", "no").items
+                self.answered.release()
+        except BaseException as error:  # noqa: BLE001 - the main thread tells it
+            self.errors.append(error)
+            self.answered.release()
+
+    def check(self, look, first=0):
+        acknowledged = self.put[0]
+        answer = look()
+        found = [item.offset for item in answer]
+        assert answer.status == "complete"
+        assert found == list(range(first + len(found) - 1, first - 1, -1))
+        assert acknowledged <= first + len(found) <= self.put[1]
+
+
+def test_each_answer_has_what_was_put_before_it(open_index):
+    compiled_core()
+    index = open_index(local_keep_s=0, items=128)
+    # entries that are acknowledged, and that were begun
+    put = [0, 0]
+    lookups = [Lookups(index, put) for _ in range(THREADS)]
+    try:
+        for number in range(ROUNDS):
+            for _ in range(1 + number % 5):
+                put[1] += 3
+                for offset in range(put[1] - 3, put[1]):
+                    index.put("t", 0, "k", offset, 1, T_MS + offset * 1_000)
+                put[0] = put[1]
+                if number % 2:
+                    index.flush()
+            if number % 3 == 0:
+                index.seal()
+            if number % 4 == 0:
+                index.run_lifecycle()
+            if number % 8 == 7:
+                for one in lookups:
+                    assert one.answered.acquire(timeout=60) and not one.errors, one.errors
+    finally:
+        for one in lookups:
+            one.stopped = True
+        for one in lookups:
+            one.thread.join(60)
+    assert not any(one.errors for one in lookups), [one.errors for one in lookups]
+    assert [item.offset for item in index.query("t", "k", max_count=MOST)] == list(range(put[1] - 1, -1, -1))
