@@ -100,6 +100,7 @@ class Answers:
     def find(
         self, view: View, about: Any, topic: object, key: object, begin_ms: object, end_ms: object, max_count: object
     ) -> Any: ...
+    def answer(self, rows: ViewRows, key: str, second_max: int, about: Any) -> Any: ...
 
 def hash_rows(
     units: npt.NDArray[Any],

@@ -338,15 +338,29 @@ cdef inline uint64_t filter_mix(uint64_t value) noexcept nogil:
     return value ^ value >> 33
 
 
-cdef inline bint may_hold(const uint8_t *block, uint32_t low) noexcept nogil:
-    """Return whether the bits of the lower half of a hash are all set in a block of a filter."""
-    cdef uint32_t[8] words
+cdef struct Bits:
+    # of one key in a block of a filter, and which block that is as a part of all, of 2**32
+    uint64_t[4] words
+    uint64_t part
+
+
+cdef inline void set_key_bits(Bits *bits, uint64_t mixed) noexcept nogil:
     cdef int number
-    cdef uint32_t held = 1
-    memcpy(words, block, 32)
+    cdef uint32_t[8] words
     for number in range(8):
-        held &= words[number] >> (<uint32_t>(low * SALTS[number]) >> 27)
-    return held & 1
+        words[number] = <uint32_t>1 << (<uint32_t>(<uint32_t>mixed * SALTS[number]) >> 27)
+    memcpy(bits.words, words, 32)
+    bits.part = mixed >> 32
+
+
+cdef inline bint may_hold(const uint8_t *block, const Bits *bits) noexcept nogil:
+    """Return whether the bits of a key are all set in a block of a filter."""
+    cdef uint64_t[4] words
+    memcpy(words, block, 32)
+    return not (
+        ~words[0] & bits.words[0] | ~words[1] & bits.words[1]
+        | ~words[2] & bits.words[2] | ~words[3] & bits.words[3]
+    )
 
 
 def filter_hash(uint64_t value):
@@ -355,10 +369,12 @@ def filter_hash(uint64_t value):
 
 
 def block_may_hold(bytes block not None, uint32_t low):
-    """As `may_hold`."""
+    """Return whether the bits of the lower half of a hash are all set in a block of a filter."""
+    cdef Bits bits
     if len(block) != 32:
         fail("a block has 8 words")
-    return bool(may_hold(<const uint8_t *>block, low))
+    set_key_bits(&bits, low)
+    return bool(may_hold(<const uint8_t *>block, &bits))
 
 
 def match(
@@ -896,6 +912,16 @@ cdef struct File:
     void *owner
 
 
+cdef struct Place:
+    # of a file in a view: its seconds, unless they grow, and its filter once that is known to match its checksum
+    File *file
+    int64_t second_min
+    int64_t second_max
+    const uint8_t *filter
+    const uint32_t *sums
+    uint64_t blocks
+
+
 cdef struct Asked:
     uint32_t key_hash
     uint32_t shown_hash
@@ -1051,10 +1077,18 @@ cdef uint64_t sum_of(const uint8_t *data, int64_t size) noexcept nogil:
         for lane in range(8):
             lanes[lane] = (lanes[lane] ^ words[lane]) * SUM_FACTORS[lane]
         at += 64
-    # a multiplication moves no bit down, and what is put together must not cancel out
+    # a multiplication moves no bit down
     for lane in range(8):
-        total = filter_mix(total ^ lanes[lane])
-    return total | 1
+        total += (lanes[lane] ^ lanes[lane] >> 32) * (SUM_STARTS[lane] | 1)
+    return filter_mix(total) | 1
+
+
+cdef inline uint32_t sum_of_block(const uint8_t *block) noexcept nogil:
+    """Return a sum of a filter's block."""
+    cdef uint64_t[4] words
+    memcpy(words, block, 32)
+    words[0] = words[0] * SUM_FACTORS[0] + words[1] * SUM_FACTORS[1]
+    return <uint32_t>(filter_mix(words[0] + words[2] * SUM_FACTORS[2] + words[3] * SUM_FACTORS[3]) >> 32)
 
 
 cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nogil:
@@ -1174,13 +1208,15 @@ cdef int matches(void *owner, const uint8_t *data, int64_t size, uint32_t crc) n
         return 0
 
 
-cdef inline bint excludes(const File *file, uint64_t mixed) noexcept nogil:
-    """Return whether a filter is known to have matched its checksum, is still what it was, and excludes a key."""
-    cdef uint64_t number = (mixed >> 32) * file.blocks >> 32
-    if file.sums == NULL or may_hold(file.filter + 32 * number, <uint32_t>mixed):
+cdef inline bint excludes(
+    const uint8_t *filter, const uint32_t *sums, uint64_t blocks, const Bits *bits
+) noexcept nogil:
+    """Return whether a filter, which has matched its checksum, is still what it was, and excludes a key."""
+    cdef uint64_t number = bits.part * blocks >> 32
+    if may_hold(filter + 32 * number, bits):
         return False
     # what is changed in the map later excludes nothing
-    return file.sums[number] == <uint32_t>(sum_of(file.filter + 32 * number, 32) >> 32)
+    return sums[number] == sum_of_block(filter + 32 * number)
 
 
 cdef void check_filter(File *file) noexcept nogil:
@@ -1191,7 +1227,7 @@ cdef void check_filter(File *file) noexcept nogil:
         return
     # before the checksum: what is changed in between is found
     for number in range(file.blocks):
-        sums[number] = <uint32_t>(sum_of(file.filter + 32 * number, 32) >> 32)
+        sums[number] = sum_of_block(file.filter + 32 * number)
     if matches(file.owner, file.filter, 32 * file.blocks, file.filter_crc) and file.sums == NULL:
         file.sums = sums
     else:
@@ -1202,6 +1238,7 @@ cdef void check_filter(File *file) noexcept nogil:
 cdef int search_in(File *file, Asked *asked, Found *found) noexcept nogil:
     """Add the rows of a file by one hash of the key."""
     cdef uint64_t mixed
+    cdef Bits bits
     cdef int64_t before = found.count
     cdef int done
     if file.kind == CHAINS:
@@ -1209,7 +1246,8 @@ cdef int search_in(File *file, Asked *asked, Found *found) noexcept nogil:
     else:
         if file.sums != NULL:
             mixed = filter_mix(<uint64_t>asked.key_hash << 32 | (asked.fingerprint if found.fingerprint_at else 0))
-            if excludes(file, mixed):
+            set_key_bits(&bits, mixed)
+            if excludes(file.filter, file.sums, file.blocks, &bits):
                 return 0
         done = search_group(file, asked, found)
         if file.blocks and file.sums == NULL and not file.filter_damaged and found.count == before:
@@ -1453,6 +1491,7 @@ cdef class ViewRows:
     cdef readonly int64_t second_min, second_max, max_count
     cdef readonly bint skipped, knows_topic, has_left
     cdef readonly double elapsed_ms
+    cdef double started
     cdef Found found
     cdef int32_t *noted
 
@@ -1521,8 +1560,7 @@ cdef class View:
     """
     cdef list files
     cdef list handles
-    cdef File **places
-    cdef int64_t *bounds
+    cdef Place *places
     cdef Py_ssize_t count
     cdef RowForm form
 
@@ -1532,22 +1570,20 @@ cdef class View:
         self.form, self.files, self.handles, self.count = form, files, handles, len(files)
         if len(handles) != self.count:
             fail("there are as many files as handles")
-        self.places = <File **>calloc(self.count + 1, sizeof(File *))
-        self.bounds = <int64_t *>calloc(2 * self.count + 2, 8)
-        if self.places == NULL or self.bounds == NULL:
+        self.places = <Place *>calloc(self.count + 1, sizeof(Place))
+        if self.places == NULL:
             raise MemoryError
         for number in range(self.count):
-            known, self.bounds[2 * number], self.bounds[2 * number + 1] = files[number]
+            known, self.places[number].second_min, self.places[number].second_max = files[number]
             if known is None:
                 continue
             one = known
             if not one.file.kind or not one.form.equals(form):
                 fail("a file has items of another form")
-            self.places[number] = &one.file
+            self.places[number].file = &one.file
 
     def __dealloc__(self):
         free(self.places)
-        free(self.bounds)
 
     def find(
         self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
@@ -1561,6 +1597,8 @@ cdef class View:
         if most < 1 or most >= <int64_t>1 << 60:
             fail("a lookup asks for one row at least")
         rows = self.begun(topic, key_hash, masked_hash, low, high, most)
+        # of a page behind others nobody asks
+        rows.knows_topic = after is not None
         return rows if self.seek(rows, fingerprint, after) else None
 
     cdef ViewRows begun(
@@ -1569,7 +1607,7 @@ cdef class View:
         cdef ViewRows rows = ViewRows.__new__(ViewRows)
         rows.topic, rows.key_hash, rows.masked_hash, rows.handles = topic, key_hash, masked_hash, self.handles
         rows.second_min, rows.second_max, rows.max_count = low, high, most
-        rows.found = self.form.found()
+        rows.found, rows.started = self.form.found(), seconds_now()
         rows.noted = <int32_t *>malloc(4 * self.count + 4)
         if rows.noted == NULL:
             raise MemoryError
@@ -1582,9 +1620,11 @@ cdef class View:
         cdef bint has_cutoff = False
         cdef int done = 0, rule
         cdef uint32_t key_hash = rows.key_hash, masked_hash = rows.masked_hash
-        cdef uint64_t mixed = 0
+        cdef uint64_t block
+        cdef Bits bits
         cdef int32_t only = 0
         cdef int32_t *many = NULL
+        cdef Place *place
         cdef File *file
         cdef LocalFile one
         cdef Asked asked
@@ -1593,23 +1633,28 @@ cdef class View:
         asked.has_after = after is not None
         if after is not None:
             asked.after[0], asked.after[1], asked.after[2] = after
-        mixed = filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0))
+        set_key_bits(&bits, filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0)))
         try:
             for number in range(self.count):
                 while ahead < self.count and ahead < number + AHEAD:
-                    file = self.places[ahead]
-                    if file != NULL and file.sums != NULL:
-                        prefetch(file.filter + 32 * ((mixed >> 32) * file.blocks >> 32))
-                        prefetch(&file.sums[(mixed >> 32) * file.blocks >> 32])
-                    elif file != NULL and file.kind == CHAINS:
-                        prefetch(&file.heads[key_hash % <uint64_t>file.slots])
+                    place = &self.places[ahead]
+                    file = place.file
+                    if place.sums == NULL and file != NULL:
+                        # a filter by another rule than abs is asked with the file
+                        if file.kind == CHAINS:
+                            prefetch(&file.heads[key_hash % <uint64_t>file.slots])
+                        elif file.rule == 0:
+                            place.filter, place.blocks, place.sums = file.filter, file.blocks, file.sums
+                    if place.sums != NULL:
+                        block = bits.part * place.blocks >> 32
+                        prefetch(place.filter + 32 * block)
+                        prefetch(&place.sums[block])
                     ahead += 1
-                file = self.places[number]
-                if file != NULL and file.kind == CHAINS:
+                place = &self.places[number]
+                file, first, last = place.file, place.second_min, place.second_max
+                if place.sums == NULL and file != NULL and file.kind == CHAINS:
                     # it may have grown
                     first, last = file.second_min, file.second_max
-                else:
-                    first, last = self.bounds[2 * number], self.bounds[2 * number + 1]
                 if first > high or last < low:
                     rows.noted[number] = AWAY
                     continue
@@ -1624,7 +1669,7 @@ cdef class View:
                 if not rows.knows_topic:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                     rows.knows_topic = one.ids is None or rows.topic in <dict>one.ids
-                if file.rule == 0 and excludes(file, mixed):
+                if place.sums != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
                     continue
                 if one is None:
                     one = <LocalFile>(<tuple>self.files[number])[0]
@@ -1704,7 +1749,6 @@ cdef class Answers:
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
         cdef int64_t low, high, most
-        cdef double started = seconds_now()
         if type(topic) is not str or type(key) is not str:
             return None
         if not 0 < len(<str>topic) <= self.most_topic or not 0 < len(<str>key) <= self.most_key:
@@ -1724,14 +1768,18 @@ cdef class Answers:
         rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
         if not view.seek(rows, mixed32(second), None) or rows.has_left:
             return None
-        rows.key, rows.about, rows.fields = key, about, self.fields
+        return self.answer(rows, key, high, about)
+
+    cpdef answer(self, ViewRows rows, key, int64_t second_max, about):
+        """Return the answer of a lookup up to `second_max` whose rows a view has whole."""
+        rows.key, rows.second_max, rows.about, rows.fields = key, second_max, about, self.fields
         result = new(self.kind)
         PyObject_GenericSetAttr(result, "_later", rows)
-        if rows.skipped or rows.found.count > most:
+        if rows.skipped or rows.found.count > rows.max_count:
             self.truncated += 1
         else:
             self.complete += 1
-        rows.elapsed_ms = (seconds_now() - started) * 1000
+        rows.elapsed_ms = (seconds_now() - rows.started) * 1000
         return result
 
 

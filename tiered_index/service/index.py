@@ -53,14 +53,14 @@ from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
-from tiered_index.service.lookup.query import NOTHING_LOST, Files, Viewed
+from tiered_index.service.lookup.query import NOTHING_LOST, About, Files, Viewed
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import ItemT, QueryResult, shortened
+from tiered_index.types import ItemT, shortened
 
 if TYPE_CHECKING:
     from tiered_index._settings import IndexSettings
@@ -498,22 +498,17 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         return found
 
-    def _from_view(
-        self, topic: object, key: object, begin_ms: object, end_ms: object, max_count: object
-    ) -> QueryResult[ItemT] | None:
+    def _whole_view(self) -> tuple[LocalView, About] | None:
         # the buffer first: an entry that is flushed meanwhile is in the view
         if not self._buffer.is_empty or compiled() is None:
             return None
-        view, session, plain = self._catalog.present_view, self._session, self._engine.plain
+        view, session = self._catalog.present_view, self._session
         # after the view: closing empties the catalog, and a log that is read shows its files at once
         if self._closed or self._is_foreign or session.log_error is not None or session.expired is not NOTHING:
             return None
-        if view is None or plain is None:
-            return None
         lost = session.log.state.lost
         about = ((), [(None, one) for one in lost.values()]) if lost else NOTHING_LOST
-        found: QueryResult[ItemT] | None = plain.find(view.core, about, topic, key, begin_ms, end_ms, max_count)
-        return found
+        return None if view is None else (view, about)
 
     def _viewed(self, second_min: int, second_max: int) -> Viewed:
         """Do as `_handles` in two parts: a view of the catalog, and the rest; None: there is no view."""

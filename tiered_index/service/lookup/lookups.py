@@ -21,12 +21,13 @@ from tiered_index.service.answers.rows import check_range, check_topic, unseen
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.view import LocalView
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits
 from tiered_index.service.lookup.inventory import Leftovers, du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.query import Files, QueryEngine
+from tiered_index.service.lookup.query import About, Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
@@ -92,13 +93,17 @@ class Lookups(ABC, Generic[ItemT]):
         entries found so far. With `allow_partial` the status is ``partial`` instead, and `failed` names each file and
         the reason.
         """
-        if cursor is None and not limits and not is_traced():
-            found = self._from_view(topic, key, begin_ms, end_ms, max_count)
+        engine = self._engine
+        whole = None if limits or engine.plain is None or is_traced() else self._whole_view()
+        if whole is not None and engine.plain is not None and cursor is None:
+            found = engine.plain.find(whole[0].core, whole[1], topic, key, begin_ms, end_ms, max_count)
             if found is not None:
-                return found
-        bounds, engine = _bounds(limits), self._engine
+                return found  # type: ignore[no-any-return]
+        bounds = _bounds(limits)
         self._check_open(bounds)
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
+        if whole is not None and cursor is not None and (page := engine.page(*whole, lookup)) is not None:
+            return page
         return self._answer("query", engine.query, lookup, allow_partial, bounds)
 
     def query_all(
@@ -407,12 +412,8 @@ class Lookups(ABC, Generic[ItemT]):
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` where several indexes are read as one."""
 
-    def _from_view(
-        self, topic: object, key: object, begin_ms: object, end_ms: object, max_count: object
-    ) -> QueryResult[ItemT] | None:
-        """Answer a lookup without cursor and limits; None: it takes more than one view, or its arguments are to be
-        checked.
-        """
+    def _whole_view(self) -> tuple[LocalView, About] | None:
+        """Return a view of all files, and what is to be said of an answer; None: a lookup takes more than one view."""
         return None
 
     @abstractmethod

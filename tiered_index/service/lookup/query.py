@@ -226,6 +226,13 @@ class QueryEngine:
         )
         return _within_budget(scan, result) if scan.errors else result
 
+    def page(self, view: LocalView, about: About, lookup: PreparedLookup) -> QueryResult[Any] | None:
+        """Answer a lookup whose files one view has whole; None: the caller has to search some of them."""
+        found = view.find(lookup)
+        if self.plain is None or found is None or found.has_left:
+            return None
+        return self.plain.answer(found, lookup.key, lookup.second_max, about)  # type: ignore[no-any-return]
+
     def _find(
         self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup
     ) -> tuple[Sequence[Handle], ViewRows | None]:
@@ -417,15 +424,15 @@ class QueryEngine:
             raise _error(scan)
 
 
-NOTHING_LOST: tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]] = (), ()
-"""About a view: no storage is read alone, and nothing was lost."""
+About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
+"""What the logs of storages had when a view was looked at: their freshness, where they are read alone, and what was
+lost.
+"""
+NOTHING_LOST: About = (), ()
 
 
 class ViewFields:
-    """Makes the fields of answers that one view has whole, when they are looked at. Immutable.
-
-    A view's rows are `about` what the storages' logs had at that moment: their freshness, and what was lost.
-    """
+    """Makes the fields of answers that one view has whole, when they are looked at. Their `about` is an `About`."""
 
     def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem]) -> None:
         self._schema, self._form, self._item_type = schema, form, item_type
