@@ -1768,10 +1768,13 @@ cdef class Answers:
         rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
         if not view.seek(rows, mixed32(second), None) or rows.has_left:
             return None
-        return self.answer(rows, key, high, about)
+        return self.made(rows, key, high, about)
 
-    cpdef answer(self, ViewRows rows, key, int64_t second_max, about):
+    def answer(self, ViewRows rows not None, key, int64_t second_max, about):
         """Return the answer of a lookup up to `second_max` whose rows a view has whole."""
+        return self.made(rows, key, second_max, about)
+
+    cdef made(self, ViewRows rows, key, int64_t second_max, about):
         rows.key, rows.second_max, rows.about, rows.fields = key, second_max, about, self.fields
         result = new(self.kind)
         PyObject_GenericSetAttr(result, "_later", rows)
