@@ -120,6 +120,49 @@ def test_a_suffix_is_light_too_and_a_whole_object_is_not(light: S3Storage, scrip
     assert [is_light(request) for request in scripted.requests] == [True, False]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_environments_endpoint_does_not_move_light_requests(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """obstore would take it for the address of the bucket, and ask for an object of another one."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1" if is_named else scripted.endpoint_url)
+    scripted.answers(part(DATA, 0, 10))
+    named = {"endpoint_url": scripted.endpoint_url} if is_named else {}
+    with S3Storage("bucket", "p", S3Options(**named)) as storage:
+        for _ in range(2):
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_light(request) for request in scripted.requests] == [False, True]
+    assert {request.path for request in scripted.requests} == {"/bucket/p/data/a-1"}
+
+
+def test_variables_that_obstore_alone_reads_change_nothing(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+    for name, value in {
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_REQUEST_PAYER": "true",
+        "AWS_S3_EXPRESS": "true",
+        "AWS_SERVER_SIDE_ENCRYPTION": "sse-c",
+        "AWS_SSE_CUSTOMER_KEY_BASE64": key,
+    }.items():
+        monkeypatch.setenv(name, value)
+    with opened(scripted, []) as storage:
+        scripted.answers(part(DATA, 0, 10))
+        storage.get_range(NAME, 0, 10)
+        assert is_light(scripted.requests[-1])
+        sent = set(scripted.requests[-1].lowered)
+        assert "authorization" in sent
+        assert not sent & {"x-amz-request-payer", "x-amz-server-side-encryption-customer-key", "x-amz-s3session-token"}
+    # what obstore refuses leaves every request to botocore
+    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "CRC32")
+    with opened(scripted, []) as storage:
+        scripted.answers(part(DATA, 0, 10))
+        for _ in range(2):
+            assert storage.get_range(NAME, 0, 10) == DATA[:10]
+        assert [is_light(request) for request in scripted.requests] == [False, False]
+
+
 def test_a_refusal_is_one_request(light: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
     for status, code, kind in ((404, "NoSuchKey", ObjectNotFound), (403, "AccessDenied", StorageMisconfigured)):
         scripted.reset()

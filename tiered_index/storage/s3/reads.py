@@ -49,6 +49,14 @@ _ERRORS = create_parser("rest-xml")
 # obstore asks again five minutes before this ends, which is after a minute. botocore renews credentials ten minutes
 # before they end, so none that obstore uses has ended.
 _CREDENTIALS_HOLD = timedelta(minutes=6)
+# obstore reads variables that boto3 does not, which would change its GETs
+_NOT_OF_ENVIRONMENT: Any = {
+    "skip_signature": False,
+    "request_payer": False,
+    "s3_express": False,
+    # of writes, and instead of a customer's key
+    "server_side_encryption": "AES256",
+}
 _XML = re.compile(r"\s*($|<\?xml|<Error)")
 
 
@@ -97,7 +105,12 @@ class RangeGets:
         # loaded and opened by the second GET: a process of one lookup needs neither
         opened, store = self._opened
         if opened != way:
-            store = self._open(way)
+            try:
+                store = self._open(way)
+            except (obstore().exceptions.BaseError, OSError, ValueError):
+                # a variable of the environment, say, that obstore alone reads
+                self._way, self._lost = None, _LOST_AT_MOST
+                return None
             self._opened = way, store
         check_deadline("sending GetObject")
         sending()
@@ -182,9 +195,10 @@ class RangeGets:
             client["root_certificate"] = Path(str(get_cert_path(named or True))).read_bytes()
         return obstore().store.S3Store(
             self._bucket,
-            endpoint=way.base_url,
-            # the endpoint is the bucket's address, whatever its style
+            # the bucket's address, whatever its style; any other key of this would lose to AWS_ENDPOINT_URL_S3
+            aws_endpoint_url_s3=way.base_url,
             virtual_hosted_style_request=True,
+            **_NOT_OF_ENVIRONMENT,
             region=way.region,
             credential_provider=way.credentials,
             client_options=client,
