@@ -7,6 +7,7 @@ are passed over. Instances are immutable.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -269,25 +270,25 @@ def _variables() -> list[str]:
 def _of_environment(known: Collection[str]) -> dict[str, Any]:
     """Return the settings that variables give. Raises `ConfigError` for a table that is not JSON.
 
-    A variable of one value of a table wins over the table's own variable.
+    A variable of one value of a table wins over the table's own variable, in whichever order they come.
     """
-    tables: dict[str, Any] = {}
     values: dict[str, Any] = {}
-    for name in _variables():
+    for name in sorted(_variables(), key=lambda each: each.count("__")):
         field, *inner = name[len(_PREFIX) :].lower().split("__")
-        text: Any = os.environ[name]
-        if not text or field not in known:
+        value: Any = os.environ[name]
+        if not value or field not in known:
             continue
-        if field in TABLES and not inner:
-            try:
-                tables[field] = json.loads(text)
-            except ValueError as error:
-                raise ConfigError(f"environment variable {name} must be a table of settings, as JSON") from error
-            continue
+        is_table = field in TABLES and not inner
+        if is_table or (field, *inner) == ("retention", "topics"):
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+            if is_table and not isinstance(value, dict):
+                raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
+        _without(values, [field, *inner])
         for part in reversed(inner):
-            text = {part: text}
-        values = _merged(values, {field: text})
-    return _merged(tables, values)
+            value = {part: value}
+        values = _merged(values, {field: value})
+    return values
 
 
 _SENTENCES = {

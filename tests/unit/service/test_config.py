@@ -175,6 +175,14 @@ def test_a_wrong_value_of_the_environment_is_named_with_the_variable(variable, v
     assert str(caught.value) == f"environment variable TIERED_INDEX_{variable}{message}"
 
 
+@pytest.mark.parametrize("value", ["5", "[]", '"eu-1"', "x"])
+def test_a_wrong_table_of_the_environment_is_told_beside_one_of_its_values(value, monkeypatch):
+    monkeypatch.setenv("TIERED_INDEX_S3__REGION", "here")
+    monkeypatch.setenv("TIERED_INDEX_S3", value)
+    with pytest.raises(ConfigError, match="TIERED_INDEX_S3 must be a table of settings, as JSON"):
+        IndexConfig()
+
+
 @pytest.mark.parametrize("path", ["/data/my index", "~/cold", "./cold", "cold", Path("/data/cold")], ids=str)
 def test_a_path_for_a_storage_suggests_a_file_uri(path):
     with pytest.raises(ConfigError) as caught:

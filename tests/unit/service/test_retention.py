@@ -219,6 +219,16 @@ def test_settings_from_file_and_environment(tmp_path, monkeypatch):
     assert IndexConfig.load(file).retention.topics == {"x": HOUR_S}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("whole", ["RETENTION", "RETENTION__TOPICS"])
+def test_rules_of_topics_from_two_variables(whole, order, monkeypatch):
+    topics = '{"x": "1h", "y": "7d"}'
+    variables = {whole: topics if whole.endswith("TOPICS") else f'{{"topics": {topics}}}', "RETENTION__TOPICS__X": "2h"}
+    for name, value in list(variables.items())[::order]:
+        monkeypatch.setenv(f"TIERED_INDEX_{name}", value)
+    assert IndexConfig().retention.topics == {"x": 2 * HOUR_S, "y": 7 * DAY_S}
+
+
 def test_durations_and_sizes():
     assert [parse_duration(text) for text in ("7d", "12h", "30m", "90s", "0")] == [604_800, 43_200, 1_800, 90, 0]
     assert [parse_bytes(text) for text in ("100GiB", "1KiB", "2MiB", "1TiB", "17")] == [

@@ -250,7 +250,7 @@ class ColdPath:
                 self._has_summary, self._summary = True, None
         except BudgetExceeded:
             pass
-        except StorageError as error:
+        except (StorageError, CorruptFile) as error:
             # a later one may have taken its place
             self._summary = None
             _log.warning("summary passed over: %s", error)

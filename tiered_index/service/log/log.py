@@ -293,7 +293,7 @@ class StorageLog:
     def _read_summary(self, name: str) -> bytes | None:
         try:
             return self._storage.get(name)
-        except StorageError as error:
+        except (StorageError, CorruptFile) as error:
             _log.warning("summary passed over: %s", error)
             return None
 

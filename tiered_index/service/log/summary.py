@@ -131,7 +131,7 @@ class Summary:
             if old:
                 self.storage.delete_many(old)
             self._covered = frozenset(kept)
-        except (StorageError, DiskFull) as error:
+        except (StorageError, CorruptFile, DiskFull) as error:
             self._covered = None
             _log.warning("the summary of directories was not renewed; the next record renews it: %s", error)
 

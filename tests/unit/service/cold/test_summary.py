@@ -198,6 +198,20 @@ def test_a_summary_that_is_gone_when_it_is_read(made: ColdIndex, monkeypatch: py
         made.inner.put(name, whole)
 
 
+def test_a_summary_that_its_storage_calls_damaged_costs_requests_and_no_answer(
+    made: ColdIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a database whose pages are damaged."""
+    (name,) = summaries(made.inner)
+    faulty = FaultStorage(made.inner)
+    faulty.fail("get", times=None, name_prefix=name, error=lambda text: CorruptFile(name, text))
+    for _ in range(2):
+        with made.reader(faulty) as reader:
+            check(made, reader)
+        # the second one reads it for a lookup
+        monkeypatch.setattr(log_module, "EAGER_BYTES", 0)
+
+
 def test_a_writer_renews_the_summary_after_some_files(tmp_path: Path) -> None:
     made = cold_index(tmp_path / "root", files=7, entries=5)
     assert summaries(made.inner) == []
