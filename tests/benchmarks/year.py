@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.benchmarks.machine.figures import Table
 from tests.benchmarks.machine.setting import require
+from tests.support.cold_index import without_summary
 from tiered_index._version import __version__
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
@@ -97,6 +98,8 @@ class YearOfFiles:
             block_cache_bytes=0, filter_after_probes=10**9, directory_cache_bytes=1 << 30, refresh_interval_s=1e9
         )
         found = {}
+        # it would bring filters
+        without_summary(self.storage)
         with IndexReader.open(config=config, storage_backend=self.storage, clock=self.clock) as reader:
             reader.query(_TOPIC, _IN_ALL, max_count=self.hours)
             for span_h in hours:

@@ -99,6 +99,9 @@ class Campaign:
         (base / "tmp").mkdir()
         tempfile.tempdir = str(base / "tmp")
         self.put = grow(self.tree)
+        # a summary would stand for the directories of objects
+        for summary in self.tree.glob("*/storage/checkpoint%/*.summary"):
+            summary.unlink()
         (self.tree / "cursors").mkdir()
         for number in range(4):
             cursor = encode_cursor((NOW_MS // 1000 - number, number, 0), query_digest("t", "hot", 0, 10))

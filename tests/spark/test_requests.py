@@ -16,6 +16,7 @@ import pytest
 from tests.spark.entries import messages, states
 from tests.spark.in_process import planned, shards_of, written
 from tests.storage.scripted_server import error
+from tests.support.cold_index import without_summary
 from tests.support.counting_proxy import Action, CountingProxy, Exchange, counting_proxy
 from tests.support.s3_server import S3Server
 from tiered_index import IndexReader, QueryResult
@@ -65,6 +66,7 @@ def index(spark: Any, s3: S3Server) -> Iterator[Stored]:
             log.create(plan.genesis)
             shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
             publish_tables(shards, "error", storage, log)
+            without_summary(storage)
         yield Stored(uri, proxy, tuple(sorted(states(uri).objects)))
 
 

@@ -59,7 +59,8 @@ class WindowTable:
         self.count = sum(stored.count for stored in ordered)
         self.hash = joint_rule(stored.hash for stored in ordered)
         self._cold = cold
-        self._topics: set[frozenset[str]] = set()
+        # how many shards, from the first, have these topics
+        self._topics: tuple[int, frozenset[str]] = (0, frozenset())
         self._lows = [stored.part.slot_low for stored in ordered]
 
     @property
@@ -69,8 +70,15 @@ class WindowTable:
 
     @property
     def known_topics(self) -> frozenset[str] | None:
-        """As `Handle.known_topics`, of the shards that were read in vain."""
-        return frozenset().union(*self._topics) or None
+        """As `Handle.known_topics`, once the directories of all shards are known."""
+        count, names = self._topics
+        while count < len(self.shards):
+            topics = StorageBytes(self._cold, self.shards[count]).known_topics
+            if topics is None:
+                return None
+            count, names = count + 1, names | topics
+            self._topics = count, names
+        return names
 
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
@@ -103,8 +111,6 @@ class WindowTable:
                 continue
             source = StorageBytes(self._cold, stored)
             found = source.search(lookup)
-            if not len(found):
-                self._topics.add(source.known_topics or frozenset())
             schema = source.trailer().metadata.layout.schema
             rows = (
                 found
@@ -119,7 +125,6 @@ class WindowTable:
         """Return the rows that answer each lookup, unordered; shards side by side, every slot group is read once."""
         read = [(StorageBytes(self._cold, stored), away) for stored, away in self._excluded(batch)]
         parts = side_by_side([partial(_search_shard, source, batch, away) for source, away in read])
-        self._topics.update(source.known_topics or frozenset() for source, _ in read)
         damage = tuple([one for part in parts for one in part.damage])
         found = [part for part in parts if len(part.rows)]
         if not found:

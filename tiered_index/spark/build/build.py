@@ -415,6 +415,8 @@ def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResu
     for table in plan.tables:
         made = min(table.shards, table.window.entries)
         requests += writing_requests(made, packed_bytes(schema, table.window.entries) // made)
+    # the summary of directories: find the old one, read the new directories, delete the old one
+    requests += Counter(list=1, get_range=plan.shards, delete_many=1)
     counted = ("without_key", "quarantined", "skipped_ranges", "skipped_bytes", "skipped")
     return BuildResult(
         entries=plan.entries,
