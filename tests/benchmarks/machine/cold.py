@@ -34,6 +34,7 @@ from tests.benchmarks.machine.setting import (
     require,
     scratch,
 )
+from tests.support.cold_index import without_summary
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
@@ -117,6 +118,8 @@ def make_files(setting: Setting, layout: Layout, count: int, folder: Path, *, pl
                 index.flush()
             index.run_lifecycle()
         require([file.place for file in index.files()], ["storage"] * count, "states of the files")
+    # it would bring filters, and the figures without them are of interest
+    without_summary(storage)
     return made
 
 
