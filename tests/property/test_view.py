@@ -25,7 +25,7 @@ from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.kernels import crc32
 from tiered_index.service.answers.rows import PreparedLookup, first_answers
 from tiered_index.service.files.compacted import open_local
-from tiered_index.service.files.view import LocalView, left, notes_of
+from tiered_index.service.files.view import LocalView, notes_of
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000
@@ -167,7 +167,7 @@ def asked(random_: random.Random) -> PreparedLookup:
 def assert_same(view: LocalView, handle: Any, lookup: PreparedLookup) -> bool:
     """Compare a view of one file with NumPy; return whether the view has left the file to it."""
     found = view.find(lookup)
-    if found is None or left(found) or not any(notes_of(found)):
+    if found is None or view.left(found) or not any(notes_of(found)):
         return True
     with using(None):
         rows = handle.search(lookup)
@@ -236,8 +236,9 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         index.flush()
         (handle,) = index.files()
         lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), 0, NEVER, 999)
-        found = LocalView(core, handle.layout.schema, [handle]).find(lookup)
-        assert found is not None and bool(left(found)) != walks
+        view = LocalView(core, handle.layout.schema, [handle])
+        found = view.find(lookup)
+        assert found is not None and bool(view.left(found)) != walks
         found = index.query("t", "k", max_count=999)
         # other processes get the schema of what was looked up
         assert pickle.loads(pickle.dumps(handle.layout)) == handle.layout

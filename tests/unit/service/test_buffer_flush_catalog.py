@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 
 import pytest
@@ -296,6 +297,29 @@ def test_a_table_that_comes_where_a_look_has_been_is_seen(monkeypatch):
 
     monkeypatch.setattr(catalog._list, "overlapping", interrupted)
     assert {handle.file_id for handle in catalog.overlapping(0, 10)} == {"table", "beside"}
+
+
+def test_a_view_that_a_change_makes_old_is_shown_to_nobody():
+    """The change comes just before the view is kept: a lookup that begins after the change has to see it."""
+    changer = None
+
+    class Watched(Catalog):
+        def __setattr__(self, name, value):
+            nonlocal changer
+            changed = False
+            if name == "_view" and value is not None and changer is None:
+                changer = threading.Thread(target=self.put, args=(_Handle("new", 0, 10),))
+                changer.start()
+                changer.join(0.2)
+                changed = not changer.is_alive()
+            super().__setattr__(name, value)
+            assert not changed or self.present_view is None
+
+    catalog = Watched()
+    catalog.put(_Handle("old", 0, 10))
+    catalog.view(len)
+    changer.join()
+    assert catalog.view(len) == 2
 
 
 @pytest.mark.parametrize("change", ["put", "extend", "put lower"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -126,6 +128,27 @@ def test_fields_that_are_made_later_are_those_of_any_answer(index):
     assert [item.offset for item in (*page, *following)] == [1_000_002, 1_000_001, 1_000_000, 2, 1, 0]
     with pytest.raises(AttributeError, match="no attribute 'more'"):
         page.more  # noqa: B018
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_an_answer_that_is_kept_keeps_no_file(index, is_plain):
+    index.query("t", "k")
+    if not is_plain:
+        index.put("t", 0, "k", 2_000_000, 1, T_MS + 1_000_000_000)
+    # begins and ends are those of the files when the answer's `explain` is looked at
+    kept = index.query("t", "k", None, T_MS + 2_000_000_000)
+    index.put("t", 0, "other", 5, 1, T_MS + 1_500_000_000)
+    index.flush()
+    (file,) = [weakref.ref(handle) for handle in index.files() if handle.place == "unsealed"]
+    index.seal()
+    for _ in range(2):
+        index.run_lifecycle()
+    gc.collect()
+    assert file() is None
+    places = {"unsealed", "uploaded"} if is_plain else {"unsealed", "uploaded", "buffer"}
+    assert {report.place for report in kept.explain.files} == places
+    assert max(report.end_ms for report in kept.explain.files) == T_MS + 1_500_000_000
+    assert len(kept) == 6 + (not is_plain)
 
 
 def test_answers_of_a_view_are_counted(index):

@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from tiered_index.format.hashing import HashRule
@@ -84,6 +85,22 @@ class Handle(Protocol):
 
     def let_go(self) -> None:
         """Close what is mapped: nobody searches it any more. Idempotent."""
+
+
+@dataclass(slots=True)
+class FileLabel:
+    """What answers tell of a file, without the file: its map ends though answers are kept."""
+
+    file_id: str
+    place: str
+    source: str | None
+    second_min: int
+    second_max: int
+
+
+def label_of(handle: Handle) -> FileLabel:
+    """Return the label of a file as it is now."""
+    return FileLabel(handle.file_id, handle.place, handle.source, handle.second_min, handle.second_max)
 
 
 class LocalHandle:
@@ -177,8 +194,8 @@ class Catalog:
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
-        """Return `make(handles)`, which is called again only after the handles have changed. Any thread. It waits for
-        the lock only if a change comes during the call.
+        """Return `make(handles)`, which is called again only after the handles have changed. Any thread. The first
+        call after a change waits for the lock, for changes that are under way.
         """
         view: V | None = self._view
         if view is not None:
@@ -190,10 +207,9 @@ class Catalog:
                 # as in `overlapping`
                 with self._lock:
                     changes, view = self._changes, make(self._overlapping(-_EVER, _EVER))
-        self._view = view
-        if changes != self._changes:
-            # the change may have come before the line above
-            self._view = None
+        # under the lock of changes: none comes in between, so that no view is kept that is out of date. On one line as
+        # in `synchronized`
+        with self._lock: self._view = view if changes == self._changes else None  # noqa: E701  # fmt: skip
         return view
 
     @property
@@ -202,7 +218,7 @@ class Catalog:
         return self._view
 
     def _changed(self) -> None:
-        # in this order, so that `view` never keeps one that is out of date
+        # under the lock, so that `view` never keeps one that is out of date
         self._changes += 1
         self._view = None
 

@@ -32,7 +32,7 @@ from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.kernels import compiled, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching, search_batch
 from tiered_index.service.answers.rows import PreparedLookup, search_one, select_few, select_items
-from tiered_index.service.catalog.catalog import LocalHandle, unmap
+from tiered_index.service.catalog.catalog import LocalHandle, label_of, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
 from tiered_index.storage.disk import taken_bytes
@@ -127,6 +127,7 @@ class UnsealedFile(LocalHandle):
         begin_s = journal.begin_ms // 1000
         # the smallest and the greatest second among the entries
         self.second_min, self.second_max = journal.seconds or (begin_s, begin_s)
+        self.label = label_of(self)
         self.sealed = journal.sealed
         self.failed = False  # an append or a seal did not come to its end
         self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
@@ -272,6 +273,7 @@ class UnsealedFile(LocalHandle):
             if self.table.count:
                 low, high = min(low, self.second_min), max(high, self.second_max)
             self.second_min, self.second_max = low, high
+            self.label.second_min, self.label.second_max = low, high
             if self._in_core is not None:
                 self._in_core.within(low, high)
         self.table.commit(batch)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.service.answers.rows import MOST_ROWS, PreparedLookup
-from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.catalog.catalog import FileLabel, Handle, label_of
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 
@@ -27,22 +27,15 @@ _AWAY, _SKIPPED, _LEFT = -1, -2, -3
 class ViewNote(NamedTuple):
     """The number of rows that a lookup found in a file; None: it skipped the file."""
 
-    handle: Handle
+    label: FileLabel
     rows: int | None
 
 
 def notes_of(found: ViewRows) -> Iterator[ViewNote]:
     """Yield a note for each file in range, except those that are `left`."""
-    for handle, note in zip(found.handles, found.notes, strict=True):
+    for label, note in zip(found.handles, found.notes, strict=True):
         if note not in (_AWAY, _LEFT):
-            yield ViewNote(handle, None if note == _SKIPPED else note)
-
-
-def left(found: ViewRows) -> list[Handle]:
-    """Return the files that the caller has to search."""
-    if not found.has_left:
-        return []
-    return [handle for handle, note in zip(found.handles, found.notes, strict=True) if note == _LEFT]
+            yield ViewNote(label, None if note == _SKIPPED else note)
 
 
 class LocalView:
@@ -54,7 +47,9 @@ class LocalView:
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
         files = [(_in_core(handle, schema), handle.second_min, handle.second_max) for handle in self.handles]
-        self.core: View = core.View(row_form(schema), files, self.handles)
+        # labels: an answer, which may be kept for long, keeps no file open
+        labels = [handle.label if isinstance(handle, UnsealedFile) else label_of(handle) for handle in self.handles]
+        self.core: View = core.View(row_form(schema), files, labels)
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
         """Return the rows of the files for a lookup. None: two rows may be one answer, or the core does not know the
@@ -67,6 +62,12 @@ class LocalView:
             high = min(high, after[0])
         hashes = lookup.key_hash, lookup.masked_hash, lookup.fingerprint
         return self.core.find(lookup.topic, *hashes, lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after)
+
+    def left(self, found: ViewRows) -> list[Handle]:
+        """Return the files that the caller of `find` has to search."""
+        if not found.has_left:
+            return []
+        return [handle for handle, note in zip(self.handles, found.notes, strict=True) if note == _LEFT]
 
 
 def _in_core(handle: Handle, schema: Schema) -> object:

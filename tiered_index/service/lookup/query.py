@@ -41,7 +41,7 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import LocalView, left, notes_of
+from tiered_index.service.files.view import LocalView, notes_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
@@ -191,7 +191,7 @@ class QueryEngine:
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, allow_partial, budget, excludes, top.can_skip, top.missing, newest)
-        handles = files.handles(lookup.second_min, newest) if viewed is None else [*beside, *left(viewed)]
+        handles = files.handles(lookup.second_min, newest) if viewed is None else beside
         begins, erased = {}, {}
         if viewed is not None:
             top.add(np.frombuffer(viewed.rows, self.schema.row))
@@ -199,12 +199,7 @@ class QueryEngine:
         elif everywhere := self.expired():
             begins = _begins(everywhere, lookup.topic)
             erased = {source: it for source, one in everywhere if (it := one.erased_of(lookup.topic)) is not None}
-        try:
-            self._read(scan, handles, missing)
-        except BaseException:
-            # an error that is kept keeps this frame: a view would keep the maps of closed files open
-            viewed = None
-            raise
+        self._read(scan, handles, missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
         last = order_key(rows[-1], self.schema) if more and len(rows) else lookup.after
@@ -236,10 +231,11 @@ class QueryEngine:
     def _find(
         self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup
     ) -> tuple[Sequence[Handle], ViewRows | None]:
-        """Return the files beside a view, and the view's rows for a lookup; None: no view answers it."""
+        """Return the files that a view leaves, and the view's rows for a lookup; None: no view answers it."""
         beside, view = viewed(lookup.second_min, lookup.second_max)
         # after the files, as `expired` says
-        return beside, None if view is None or self.expired() else view.find(lookup)
+        found = None if view is None or self.expired() else view.find(lookup)
+        return beside if view is None or found is None else [*beside, *view.left(found)], found
 
     def query_many(
         self,

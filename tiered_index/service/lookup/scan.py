@@ -69,10 +69,10 @@ class FileNote(NamedTuple):
     @classmethod
     def of_view(cls, note: ViewNote) -> FileNote:
         """Return the note of a file in a view, which is not timed by itself."""
-        handle, rows = note
+        label, rows = note
         outcome = "skipped_budget" if rows is None else "read"
-        interval = handle.second_min, handle.second_max
-        return cls(handle.file_id, handle.place, outcome, *interval, handle.source, matched=rows or 0)
+        interval = label.second_min, label.second_max
+        return cls(label.file_id, label.place, outcome, *interval, label.source, matched=rows or 0)
 
     def report(self) -> FileReport:
         """Return it as explanations have it."""
