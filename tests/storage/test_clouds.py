@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.google_server import GoogleServer, google_server
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import ConfigError, StorageError, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import ConfigError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.clouds import CloudStorage
 from tiered_index.storage.metering import MeteredStorage
@@ -105,8 +105,17 @@ def test_nothing_is_sent_to_another_host(uri: str, google: GoogleServer, monkeyp
     with google_server() as other, open_storage(uri) as storage:
         elsewhere = other.endpoint_url.replace("127.0.0.1", "localhost")
         monkeypatch.setattr(google, "answer", lambda *_: (307, b"", {"Location": f"{elsewhere}/b/a"}))
-        monkeypatch.setattr("tiered_index.storage.retry._LONGEST_WAIT_S", 0.0)
         for call in (lambda: storage.get("a"), lambda: storage.put("a", b"x"), lambda: list(storage.list())):
-            with pytest.raises(StorageError):
+            google.requests.clear()
+            with pytest.raises(StorageMisconfigured, match=r"leads to a host|: 307 "):
                 call()
+            assert len(google.requests) == 1
         assert other.requests == []
+
+
+def test_credentials_are_renewed_at_the_hosts_that_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://login.microsoftonline.us/")
+    with open_storage("gs://bucket/p") as google, open_storage("az://container/p?account=a") as azure:
+        assert isinstance(google, CloudStorage) and isinstance(azure, CloudStorage)
+        assert "accounts.google.com" in google._hosts()
+        assert "login.microsoftonline.us" in azure._hosts()

@@ -49,7 +49,7 @@ from tiered_index.storage.base import (
 )
 from tiered_index.storage.context import sending
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore
+from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore, went_elsewhere
 from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 
 _UPLOADS = "~uploads/"
@@ -61,6 +61,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AccountIsDisabled"}
 _EXISTS = {"BlobAlreadyExists", "PreconditionFailed", "ConditionNotMet"}
 _THROTTLED = {429, 503}
+_AUTHORITIES = ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_AUTHORITY_HOST")
 _T = TypeVar("_T")
 
 
@@ -367,7 +368,8 @@ class GoogleStorage(CloudStorage):
     options_type = GoogleOptions
 
     def _hosts(self) -> Iterable[str]:
-        return ("googleapis.com", "metadata.google.internal", "metadata", "169.254.169.254")
+        # a user's own default credentials (`gcloud auth application-default login`) are renewed at accounts.google.com
+        return ("googleapis.com", "accounts.google.com", "metadata.google.internal", "metadata", "169.254.169.254")
 
     def _opened(self, module: Any, common: dict[str, Any]) -> Any:
         if self.options.endpoint_url:
@@ -389,9 +391,12 @@ class AzureStorage(CloudStorage):
         return str(account)
 
     def _hosts(self) -> Iterable[str]:
+        # obstore asks for a token where this says, as AKS sets it for workload identities
+        authorities = (os.environ.get(name, "") for name in _AUTHORITIES)
         return (
             f"{self._account}.blob.core.windows.net",
             "login.microsoftonline.com",
+            *(host for authority in authorities if (host := urlsplit(authority).hostname)),
             "169.254.169.254",
             "localhost",
             "127.0.0.1",
@@ -419,6 +424,10 @@ def _translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIn
         return StorageMisconfigured(f"{said}: create the bucket or correct the storage's URI")
     if isinstance(error, FileNotFoundError):
         return ObjectNotFound(name, uri)
+    if went_elsewhere(text):
+        return StorageMisconfigured(
+            f"{said}: the request leads to a host that is neither the endpoint nor one that gives credentials"
+        )
     if code == "BlobArchived":
         return ObjectArchived(f"{said}: the object is archived: rehydrate it first")
     if status in {409, 412} and (code in _EXISTS or status == 412):
