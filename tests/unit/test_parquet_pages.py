@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,31 @@ def test_files_of_any_coding_are_read_whole(
                     got = [value for rows in found for value in rows.column("key").to_pylist()]
                     assert got == keys
                     assert [n for rows in found for n in rows.column("n").to_pylist()] == list(range(len(keys)))
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("values", [[f"k{n}" for n in range(500)], [["a", f"k{n}"] for n in range(500)]], ids=type)
+@pytest.mark.parametrize("frames", [0, 1])
+def test_text_of_hadoops_lz4_that_is_coded_by_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, version: str, values: list[Any], frames: int
+) -> None:
+    """The codec by its old number 5, with Hadoop's frames (Spark's `lz4`), and without them."""
+    compress = pa.Codec("lz4_raw").compress
+    path = written(tmp_path / "m.parquet", pa.array(values), encoding, compression="lz4", data_page_version=version)
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    codecs = data[footer:].replace(bytes([0x15, 0x0E]), bytes([0x15, 0x0A]))
+    path.write_bytes(data[:footer] + codecs)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    assert column.compression not in ("LZ4", "LZ4_RAW")
+    found = [rows for _, rows in parquet.ParquetTable(LocalFile(path)).read(["key"])]
+    assert [value for rows in found for value in rows.column("key").to_pylist()] == values
+    body = b"".join(str(value).encode() for value in values)
+    parts = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+    framed = b"".join(
+        struct.pack(">II", len(part), len(packed := compress(part, asbytes=True))) + packed for part in parts
+    )
+    assert pages._of_hadoop(framed if frames else compress(body, asbytes=True), len(body)) == body
+    with pytest.raises(OSError):
+        pages._of_hadoop(framed[:-1], len(body))

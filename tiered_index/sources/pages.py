@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from struct import Struct
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ _HEADERS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_2: 8}
 _VALUES, _ENCODING, _LEVELS = 1, 2, 4
 _ENCODING_2, _DEFINITIONS_2, _REPETITIONS_2, _IS_COMPRESSED_2 = 4, 5, 6, 7
 # Codecs and encodings by their numbers.
-_CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+_CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_hadoop", 6: "zstd", 7: "lz4_raw"}
 _RLE, _DELTA_TEXTS = 3, 7
 _NUMBERS, _DELTAS = (2, 8), (6, _DELTA_TEXTS)
 # The bytes that rows read at once may become in memory: pages and dictionaries unpacked, and their values.
@@ -263,7 +264,32 @@ class _Chunk:
 
     def _decompressed(self, body: bytes, size_bytes: int) -> bytes:
         name = _CODECS[self._chunk.codec]
+        if name == "lz4_hadoop" and size_bytes:
+            return _of_hadoop(body, size_bytes)
         return pa.Codec(name).decompress(body, size_bytes, asbytes=True) if name and size_bytes else body
+
+
+# lengths of a block in memory and in the file
+_FRAME = Struct(">II")
+
+
+def _of_hadoop(body: bytes, size_bytes: int) -> bytes:
+    """Return what LZ4 packed in Hadoop's frames, as Spark writes it, or without frames, as Arrow once wrote it."""
+    codec, parts, at, left = pa.Codec("lz4_raw"), [], 0, size_bytes
+    try:
+        while at < len(body):
+            unpacked, packed = _FRAME.unpack(body[at : at + 8].ljust(8, b"\xff"))
+            at += _FRAME.size
+            left -= unpacked
+            if left < 0 or packed > len(body) - at:
+                raise ValueError("no frame")
+            parts.append(codec.decompress(body[at : at + packed], unpacked, asbytes=True))
+            at += packed
+        if not left:
+            return b"".join(parts)
+    except (ValueError, pa.ArrowException, OSError):
+        pass
+    return cast(bytes, codec.decompress(body, size_bytes, asbytes=True))
 
 
 class _Deltas:
