@@ -165,6 +165,9 @@ class Checkpoints:
         if newer := [one for one in self.listed if one.number > number]:
             self.storage.delete_many([one.name for one in newer])
             self.listed = [one for one in self.listed if one.number <= number]
+        if summaries := self.summary.newer(number):
+            self.storage.delete_many(summaries)
+            self.summary.listed = [info for info in self.summary.listed if info.name not in summaries]
 
     def foreign(self, state: LogState) -> list[_ListedCheckpoint]:
         """Return the listed ones that are certainly of another history than `state`."""

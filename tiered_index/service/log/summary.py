@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
-from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary, summary_name
+from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_summary, summary_name
 from tiered_index.kernels import crc32
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.state import LogState
@@ -105,6 +105,10 @@ class Summary:
         """The newest summary, as it was listed or written."""
         return self.listed[-1] if self.listed else None
 
+    def newer(self, number: int) -> list[str]:
+        """Return the names of the listed ones that were written after record `number`."""
+        return [info.name for info in self.listed if info.name >= checkpoint_name(number + 1)]
+
     def renew(self, state: LogState) -> None:
         """Write a summary of `state` if the present one lacks too much of it, or has what is gone."""
         wanted = _wanted(state)
@@ -115,6 +119,10 @@ class Summary:
                 return
             # another process may have written one
             self.listed = [info for info in self.storage.list(CHECKPOINT_PREFIX) if is_summary(info.name)]
+            if self.newer(state.number):
+                # of a process that is further on
+                self._covered = None
+                return
             kept = {name: part for name, part in self._parts().items() if name in wanted}
             lacking = [stored for name, stored in wanted.items() if name not in kept and name not in self._unread]
             for stored in lacking[:_READ_AT_ONCE]:

@@ -231,6 +231,34 @@ def test_a_writer_renews_the_summary_after_some_files(tmp_path: Path) -> None:
         assert len(made.storage.operations) == 4 + 25 + 1
 
 
+def test_a_late_renewal_leaves_the_summary_of_later_records(tmp_path: Path) -> None:
+    made = cold_index(tmp_path / "root", files=9, entries=5)
+    log = StorageLog(made.inner, ManualClock())
+    state = log.open()
+    with made.writer() as writer:
+        for number in range(9, 20):
+            put(made, writer, columns(number, 5))
+            writer.seal()
+            writer.run_lifecycle()
+    (name,) = summaries(made.inner)
+    log._checkpoints.summary.renew(state)
+    assert summaries(made.inner) == [name]
+
+
+def test_a_summary_of_records_that_a_restored_storage_lacks_is_deleted(tmp_path: Path) -> None:
+    made = cold_index(tmp_path / "root", files=9, entries=5)
+    name = summarise(made.inner)
+    later = "checkpoint/00000000000000009999-0123456789abcdef.summary"
+    made.inner.put(later, made.inner.get(name))
+    with made.writer() as writer:
+        for number in range(9, 18):
+            put(made, writer, columns(number, 5))
+            writer.seal()
+            writer.run_lifecycle()
+    (renewed,) = summaries(made.inner)
+    assert name < renewed < later
+
+
 def test_a_summary_that_can_not_be_written_fails_no_record(tmp_path: Path) -> None:
     faulty = FaultStorage(MemoryStorage())
     made = cold_index(tmp_path / "root", files=6, entries=5, storage=faulty)
