@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
+from tests.support.cold_index import without_summary
 from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup, TopicSummary
 from tiered_index.errors import BudgetExceeded, CorruptFile
@@ -145,6 +147,24 @@ def test_a_window_table_says_so_too(open_index, storage, clock):
         assert reader.query("t", "nobody").unknown_topics == ()
         [one, two] = reader.query_many([Lookup(topic="x", key="j"), Lookup(topic="t", key="j")])
         assert (one.unknown_topics, two.unknown_topics) == (("x",), ())
+
+
+def test_a_topic_of_another_shard_is_not_unknown(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage, slots=1_000, items=200_000)
+    count = 150_000
+    names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
+    rows = [("t", 0, f"k{n}", n, 1, T + n // 100) for n in range(count - 1)] + [("rare", 0, "k", count, 1, T)]
+    index.put_batch(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))))
+    index.seal()
+    index.run_lifecycle()
+    clock.advance(7200)
+    assert merge_all(storage, clock).shards >= 2
+    without_summary(storage)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        asked = [(topic, f"{n * 7_919_777}-nobody") for n in range(40) for topic in ("rare", "x")]
+        told = [reader.query(*one).unknown_topics for one in asked]
+        # "x" is unknown once the directories of all shards are known; "rare" is in one of them
+        assert set(told[::2]) == {()} and told[-1] == ("x",)
 
 
 def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
