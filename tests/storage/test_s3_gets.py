@@ -252,6 +252,15 @@ def test_after_a_lost_connection_the_clients_method_is_used(
     assert waits == [0.2] * 3
 
 
+def test_answers_that_obstore_never_takes_are_left_to_the_clients_method(
+    light: S3Storage, scripted: ScriptedServer
+) -> None:
+    scripted.answers(Answer(206, DATA[:10], {"Content-Range": "bytes 0-9/*"}))
+    for _ in range(5):
+        assert light.get_range(NAME, 0, 10) == DATA[:10]
+    assert [is_light(request) for request in scripted.requests] == [True, False] * 3 + [False] * 2
+
+
 def test_a_body_that_breaks_off_is_asked_for_again(light: S3Storage, scripted: ScriptedServer) -> None:
     scripted.answers(Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10), part(DATA, 0, 10))
     heard = Heard()

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _SIGNATURE = "s3v4"
-# Times in a row that obstore lost its connection and boto3 did not, after which only boto3 is used: a certificate, say,
-# that only one of them takes
+# Times in a row that obstore failed and boto3 did not, after which only boto3 is used: a certificate, say, that only
+# one of them takes, or a `Content-Range` without the object's size
 _LOST_AT_MOST = 3
 _BEFORE_SIGN = "before-sign.s3.GetObject"
 _ERRORS = create_parser("rest-xml")
@@ -159,6 +159,8 @@ class RangeGets:
             # once for all threads
             self._lost += was_used
             raise RequestFault(said) from error
+        # an answer that obstore never takes must not cost each range two requests
+        self._lost += was_used
 
     def _learn(self, **about: Any) -> None:
         """See how botocore is about to send a GET of this bucket."""
