@@ -168,7 +168,8 @@ class Catalog:
         self._disposals: list[tuple[int, Callable[[], None]]] = []
         self._cleared: list[Handle] = []
         # the result of `view`; None: the handles have changed since
-        self._view: Any = None
+        # the result of `view`, and how many changes had come before it
+        self._view: tuple[int, Any] | None = None
         self._changes = 0
 
     def __len__(self) -> int:
@@ -194,10 +195,10 @@ class Catalog:
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
-        """Return `make(handles)`, which is called again only after the handles have changed. Any thread. The first
-        call after a change waits for the lock, for changes that are under way.
+        """Return `make(handles)`, which is called again only after the handles have changed. Any thread. It waits for
+        the lock only if a change comes during the call.
         """
-        view: V | None = self._view
+        view: V | None = self.present_view
         if view is not None:
             return view
         changes = self._changes
@@ -207,18 +208,20 @@ class Catalog:
                 # as in `overlapping`
                 with self._lock:
                     changes, view = self._changes, make(self._overlapping(-_EVER, _EVER))
-        # under the lock of changes: none comes in between, so that no view is kept that is out of date. On one line as
-        # in `synchronized`
-        with self._lock: self._view = view if changes == self._changes else None  # noqa: E701  # fmt: skip
+        self._view = changes, view
+        if changes != self._changes:
+            # nobody would use it: it need not keep its files
+            self._view = None
         return view
 
     @property
     def present_view(self) -> Any:
         """The result of `view`, unless the handles have changed since."""
-        return self._view
+        kept = self._view
+        # a view may be kept just after a change made it old
+        return kept[1] if kept is not None and kept[0] == self._changes else None
 
     def _changed(self) -> None:
-        # under the lock, so that `view` never keeps one that is out of date
         self._changes += 1
         self._view = None
 
