@@ -11,6 +11,7 @@ import socket
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
@@ -144,7 +145,17 @@ def test_a_new_token_leaves_the_file_to_its_owner(tmp_path, monkeypatch):
     token = add_token(link, "second", "read", None)
     assert link.is_symlink() and Tokens(path).find(token).name == "second"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert owners == [(".tokens.json.new", before.st_uid, before.st_gid)]
+    [(new, *owner)] = owners
+    assert new.startswith(".tokens.json.") and owner == [before.st_uid, before.st_gid]
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
+def test_tokens_that_are_added_at_once_are_all_in_the_file(tmp_path):
+    path, names = tmp_path / "tokens.json", [f"token-{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        added = list(pool.map(lambda name: add_token(path, name, "read", None), names))
+    known = Tokens(path)
+    assert [known.find(token).name for token in added] == names
 
 
 def test_a_token_file_that_would_change_its_owner_stays_as_it_is(tmp_path, monkeypatch):

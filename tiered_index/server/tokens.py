@@ -7,6 +7,8 @@ token that was taken out ends then. While it can't be read, the tokens known bef
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -133,8 +135,9 @@ class Tokens:
 def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -> str:
     """Make a token, add its hash to the file, which may be new, and return it.
 
-    The file is replaced as a whole. It keeps its owner, group and mode; a new one is for its owner alone. Raises
-    `InvalidArgument` for the name, and `ConfigError` if the file can't be read, replaced or given to its owner.
+    The file is replaced as a whole. Calls at once, of any process, wait for each other. The file keeps its owner, group
+    and mode; a new one is for its owner alone. Raises `InvalidArgument` for the name, and `ConfigError` if the file
+    can't be read, replaced or given to its owner.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
@@ -142,26 +145,50 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
         )
     # a link stays one
     path = path.resolve()
-    rows = _rows(path) if path.exists() else []
-    if any(row["name"] == name for row in rows):
-        raise InvalidArgument(f"{path} has a token called {name}: remove it, or choose another name")
     token = f"ti_{secrets.token_urlsafe(32)}"
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    rows.append({"name": name, "sha256": digest, "role": role, "topics": list(topics) if topics else None})
-    new = path.with_name(f".{path.name}.new")
+    row = {
+        "name": name,
+        "sha256": hashlib.sha256(token.encode()).hexdigest(),
+        "role": role,
+        "topics": list(topics) if topics else None,
+    }
     try:
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            if path.exists():
-                _keep_access(path, new)
-            json.dump(rows, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        while not _is_added(path, row):
+            pass
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
     return token
+
+
+def _is_added(path: Path, row: dict[str, Any]) -> bool:
+    """Add a row to the file; return whether another call has not replaced or made the file meanwhile."""
+    with contextlib.ExitStack() as ending:
+        is_new = not path.exists()
+        if not is_new:
+            file = ending.enter_context(path.open("rb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_ino != path.stat().st_ino:
+                return False
+        rows = [] if is_new else _rows(path)
+        if any(one["name"] == row["name"] for one in rows):
+            raise InvalidArgument(f"{path} has a token called {row['name']}: remove it, or choose another name")
+        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        ending.callback(new.unlink, missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
+            if not is_new:
+                _keep_access(path, new)
+            json.dump([*rows, row], written, indent=2)
+            written.write("\n")
+            written.flush()
+            os.fsync(written.fileno())
+        if is_new:
+            try:
+                os.link(new, path)
+            except FileExistsError:
+                return False
+        else:
+            os.replace(new, path)
+    return True
 
 
 def _keep_access(path: Path, new: Path) -> None:
@@ -171,7 +198,6 @@ def _keep_access(path: Path, new: Path) -> None:
         os.chown(new, state.st_uid, state.st_gid)
         shutil.copystat(path, new)
     except OSError as error:
-        new.unlink()
         raise ConfigError(
             f"{path} belongs to user {state.st_uid} and group {state.st_gid}, who could not read it any more: "
             "run this as that user, or as root"
