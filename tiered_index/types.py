@@ -263,7 +263,7 @@ def shortened(text: str) -> str:
 
 
 class Provenance(NamedTuple):
-    """The files that an answer could see, and the entries that it lacks for good.
+    """The files that an answer could see, and the entries that are lost to it.
 
     `freshness` says how far the storage was filled, for each index that was read from its storage alone, or from its
     root while the storage could not be asked. `unknown_topics` has the lookup's topic where nothing was found, and

@@ -72,7 +72,7 @@ def checkpoint_name(number: int, digest: str = "") -> str:
 
 
 def summary_name(number: int, digest: str) -> str:
-    """Return the name of a summary of directories that whoever appended record `number` wrote."""
+    """Return the name of the summary of directories as of record `number`."""
     return f"{checkpoint_name(number, digest)}.summary"
 
 

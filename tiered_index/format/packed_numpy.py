@@ -213,7 +213,7 @@ def pack(packing: Packing, items: Array, counts: Sequence[int]) -> list[bytes]:
 
 
 class _Rows:
-    """Columns of the rows of several runs, each of which begins at one of `starts`, the end last."""
+    """Columns of the rows of several runs. `starts` has where each run begins, and the end."""
 
     def __init__(self, columns: Sequence[Array], starts: Int64) -> None:
         self._columns, self._starts = columns, starts.tolist()

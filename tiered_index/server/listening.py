@@ -47,7 +47,7 @@ _LEAST_TAKEN_PER_S = 16 << 10
 _MORE_TIMES = 4
 # of a TLS handshake, as of RocketMQ's protocol
 _HANDSHAKE_S = 10.0
-# of a URL, of a head and of a trailer, none of which the parser bounds
+# of a URL, of a head and of a trailer; the parser bounds none of them
 _MOST_HEAD_BYTES = 64 << 10
 # For which a refused client is read on, to no use: a connection that is closed before everything was read is reset, and
 # the refusal may be lost with it.

@@ -293,7 +293,7 @@ def _of_hadoop(body: bytes, size_bytes: int) -> bytes:
 
 
 class _Deltas:
-    """Numbers of 32 bits, of which a page states the differences (DELTA_BINARY_PACKED): `count` of them, from `at`."""
+    """`count` numbers of 32 bits, which a page stores as differences (DELTA_BINARY_PACKED), from `at`."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -307,7 +307,7 @@ class _Deltas:
         self._part = block // self._parts
 
     def sum(self) -> int:
-        """Return the sum of the numbers, none of which may be negative, and go behind them."""
+        """Return the sum of the numbers and move behind them. None may be negative."""
         found, left = [np.array([self._first] if self.count else [], np.int64)], self.count - 1
         while left > 0:
             least, self.at = _varint(self._data, self.at)

@@ -248,7 +248,7 @@ def _as_dictionary(column: pa.Array) -> pa.Array:
 
 
 class _Fetched(io.RawIOBase):
-    """An object as a file, of which column chunks are fetched at once: neighbours by one request."""
+    """An object as a file. It fetches column chunks together: neighbours by one request."""
 
     def __init__(self, stored: IO[bytes], chunks: Sequence[Chunk]) -> None:
         super().__init__()

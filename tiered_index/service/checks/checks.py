@@ -473,7 +473,7 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     local: dict[str, CompactedFile] = {}
     told = {Path(one.file).stem for one in report.findings}
     for number, handle in enumerate(RootView(root).look(), 1):
-        # a listed file whose journal is gone is told by that, and the list by itself
+        # the search names a listed file without its journal, and a damaged list names itself
         if not (isinstance(handle, DamagedFile) and handle.file_id in {*told, LIST}):
             _check_file(root, handle, report)
         if isinstance(handle, CompactedFile):

@@ -90,7 +90,7 @@ def _wanted(state: LogState) -> dict[str, StoredObject]:
 
 @dataclass(eq=False)
 class Summary:
-    """The summaries of one log, of which the newest is used."""
+    """The summaries of one log. Readers use the newest."""
 
     storage: Storage
     listed: list[ObjectInfo] = field(default_factory=list)

@@ -83,7 +83,7 @@ class FileList:
             raise self._damage.with_traceback(None)
 
     def forget(self) -> CorruptFile | None:
-        """Delete a list of which both copies are damaged; return the damage. Raises typed errors of the disk."""
+        """Delete a list if both copies are damaged; return the damage. Raises typed errors of the disk."""
         try:
             self.read(again=True)
         except CorruptFile as error:
