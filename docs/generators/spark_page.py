@@ -1,4 +1,4 @@
-"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark-cluster.md, docs/merge.md and
+"""Puts documents of `python -m tests.benchmarks spark --out` into docs/spark-cluster.md, docs/lifetime.md and
 deploy/SIZING.md.
 
     python -m docs.generators.spark_page DOCUMENT.json ...
@@ -118,7 +118,7 @@ def _write_bench(bench: dict[str, Any]) -> None:
         rewrite(_PAGE, {"spark at scale": head + spent(bench)})
         return
     rewrite(_PAGE, {"spark": head + spent(bench), "spark lookups": f"{head}\n\n{lookups(bench)}"})
-    rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
+    rewrite(ROOT / "docs" / "lifetime.md", {"year": year(bench)})
     rewrite(SIZING, {"inputs": inputs(bench)})
     compute_sizing()
 
