@@ -165,7 +165,8 @@ def serve(
     """Serve lookups over HTTP until SIGTERM or SIGINT.
 
     GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, /v1/du, POST /v1/entries, /v1/verify,
-    GET /v1/health, /metrics, /livez and /readyz. /openapi.json describes them. /console/ is for browsers.
+    GET /v1/health, /v1/history, /v1/token, /metrics, /livez and /readyz. /openapi.json describes them. /console/ is for
+    browsers.
 
     With --storage alone (repeatable) the process has no state: run any number behind a load balancer. With --root, on
     the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process

@@ -73,6 +73,8 @@ class Service:
             _route("POST", "/v1/verify", verification.verify, Nothing),
             _route("GET", "/v1/verify/{id}", verification.verification, Nothing),
             _route("GET", "/v1/health", health.health, Nothing),
+            _route("GET", "/v1/history", health.history, Nothing),
+            _route("GET", "/v1/token", health.token, Nothing),
             _route("GET HEAD", "/metrics", health.metrics, Nothing),
             _route("GET HEAD", "/livez", health.livez),
             _route("GET HEAD", "/readyz", health.readyz),
@@ -91,6 +93,7 @@ class Service:
             hosts,
             page.paths if page is not None else frozenset(),
         )
+        self._health.past.start()
 
     def _gauges(self) -> Gauges:
         return {
@@ -104,6 +107,7 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._health.past.close()
         self._calls.close()
         self._health.calls.close()
         self._verification.verifications.close()

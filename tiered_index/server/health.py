@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tiered_index.server import wire
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of
+from tiered_index.server.history import History
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.parameters import Nothing
 from tiered_index.server.served import Served
@@ -24,6 +25,7 @@ class HealthHandlers(Handlers):
     def __init__(self, served: Served, metrics: Metrics) -> None:
         # Probes must answer above all while every thread of lookups waits for the storage.
         super().__init__(served, Calls(2, 62), metrics)
+        self.past = History(served, metrics)
 
     async def metrics(self, request: Request, _: Nothing) -> Response:
         """Metrics for Prometheus."""
@@ -58,6 +60,17 @@ class HealthHandlers(Handlers):
             return Response(wire.encode(document), media_type=wire.JSON)
 
         return await self.calls.run(request, self.allowance(), look)
+
+    async def history(self, request: Request, _: Nothing) -> Response:
+        """Show the last hour of the figures that have alerts."""
+        caller_of(request).need_every_topic("the service's history is")
+        return await self.answer(request, self.allowance(), lambda: wire.encode(self.past.document()), wire.JSON)
+
+    async def token(self, request: Request, _: Nothing) -> Response:
+        """Tell what the caller's token may do."""
+        caller = caller_of(request)
+        document = {"name": caller.name, "role": caller.role, "topics": caller.topics}
+        return Response(wire.encode(document), media_type=wire.JSON)
 
 
 class StandIn:

@@ -1,0 +1,169 @@
+"""The last hour of the figures that operators watch, each with the threshold of its alert.
+
+A sample is taken every 15 seconds, without a request to the storage. Samples are kept for two hours, since figures of
+the last hour look back over one. Threads: one of its own takes samples; any may read them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiered_index.errors import TieredIndexError
+from tiered_index.server.metrics import Metrics
+from tiered_index.server.served import Served
+from tiered_index.service.index import IndexService
+
+EVERY_S = 15
+_SHOWN_S = 3600
+_KEPT = 2 * _SHOWN_S // EVERY_S + 1
+_MONTH_S = 30 * 24 * 3600
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """The threshold of an alert of `deploy/prometheus/alerts.yaml`, which fires after `for_s` seconds beyond it."""
+
+    name: str
+    threshold: float
+    for_s: int
+    # fires at or below the threshold, in place of above it
+    is_floor: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure over time: a value of samples. With `over_s` it is its growth in that time; with `per` also divided by
+    the growth of another value, and multiplied by `times`.
+    """
+
+    title: str
+    unit: str
+    of: str
+    over_s: int = 0
+    per: str | None = None
+    times: int = 1
+    alert: Alert | None = None
+
+    def at(self, now: Mapping[str, float], before: Mapping[str, float] | None) -> float | None:
+        """Return the figure as of a sample; `before` is the one `over_s` earlier. None: not known."""
+        value = now.get(self.of, math.nan)
+        if self.over_s:
+            value = _grown(self.of, now, before or {})
+        if self.per is not None:
+            by = _grown(self.per, now, before or {})
+            value = value * self.times / by if by > 0 else math.nan
+        return value if math.isfinite(value) else None
+
+
+FIGURES = (
+    Figure("Lag behind the store", "s", "follow_lag_seconds", alert=Alert("TieredIndexFollowerBehind", 300, 600)),
+    Figure("Durable position", "", "durable_position"),
+    Figure("Lease left", "s", "lease_remaining_seconds", alert=Alert("TieredIndexLeaseNotHeld", 0, 300, is_floor=True)),
+    Figure("Files not in the storage yet", "", "unpublished_files", alert=Alert("TieredIndexUploadsStall", 5, 1800)),
+    Figure("Write buffer", "bytes", "buffered_bytes", alert=Alert("TieredIndexBufferFills", 400e6, 300)),
+    Figure("Life-cycle work a minute", "s", "lifecycle_seconds", over_s=60, per="time_s", times=60),
+    Figure("Present errors of the writer", "", "problems", alert=Alert("TieredIndexWriterProblem", 0, 300)),
+    Figure(
+        "Failed rounds of workers in 15 minutes", "", "worker_errors_total", over_s=900,
+        alert=Alert("TieredIndexWorkersFail", 5, 900),
+    ),
+    Figure(
+        "Failed requests over HTTP", "share", "http_failures", over_s=300, per="http_requests",
+        alert=Alert("TieredIndexRequestsFail", 0.01, 600),
+    ),
+    Figure("Requests to the storage a minute", "", "storage_requests_total", over_s=60, per="time_s", times=60),
+    Figure(
+        "Requests to the storage a lookup", "", "lookup_storage_requests_sum", over_s=3600,
+        per="lookup_storage_requests_count", alert=Alert("TieredIndexLookupsReadTooMuch", 100, 3600),
+    ),
+    Figure(
+        "Cost of the requests a month, at the last hour's rate", "usd", "storage_cost_usd_total", over_s=3600,
+        per="time_s", times=_MONTH_S, alert=Alert("TieredIndexCosts", 300, 3600),
+    ),
+)  # fmt: skip
+
+
+class History:
+    """The samples of one service. `run_once` takes one; a thread does so from `start` to `close`."""
+
+    def __init__(self, served: Served, counters: Metrics, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._served, self._counters, self._now_s = served, counters, now_s
+        self._samples: deque[dict[str, float]] = deque(maxlen=_KEPT)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiered-index-history", daemon=True)
+
+    def start(self) -> None:
+        """Take the first sample, and begin the thread."""
+        self.run_once()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._thread.join()
+
+    def run_once(self) -> None:
+        """Take a sample of the present."""
+        try:
+            self._samples.append({"time_s": self._now_s(), **self._sample()})
+        except (TieredIndexError, OSError) as error:
+            # the next sample may have them
+            _log.warning("history: no figures of this moment: %s", error)
+
+    def document(self) -> dict[str, Any]:
+        """Return the figures of the last hour that are known at any time in it, JSON-ready."""
+        samples, now_s = list(self._samples), self._now_s()
+        times_s = [one["time_s"] for one in samples]
+        first = bisect.bisect_left(times_s, now_s - _SHOWN_S)
+        shown = []
+        for figure in FIGURES:
+            values = []
+            for number, sample in enumerate(samples[first:], first):
+                # a sample may come a little late
+                earlier = bisect.bisect_left(times_s, times_s[number] - figure.over_s - EVERY_S / 2, 0, number)
+                values.append(figure.at(sample, samples[earlier] if earlier < number else None))
+            if any(value is not None for value in values):
+                alert = figure.alert and {**vars(figure.alert)}
+                shown.append({"title": figure.title, "unit": figure.unit, "alert": alert, "values": values})
+        # the clock of samples never goes back; people want the time of day
+        end_ms = time.time_ns() // 1_000_000
+        times_ms = [end_ms - int((now_s - one) * 1000) for one in times_s[first:]]
+        return {"begin_ms": end_ms - _SHOWN_S * 1000, "end_ms": end_ms, "times_ms": times_ms, "figures": shown}
+
+    def _run(self) -> None:
+        while not self._end.wait(EVERY_S):
+            self.run_once()
+
+    def _sample(self) -> dict[str, float]:
+        lookups, writer = self._served.lookups, self._served.writer
+        storages = [lookups.storage] if isinstance(lookups, IndexService) else lookups.storages
+        usages = [one.total for one in storages]
+        found = {name: value for name, (_, value) in self._served.gauges().items() if not isinstance(value, tuple)}
+        found |= self._counters.totals()
+        found["storage_requests_total"] = sum(usage.requests for usage in usages)
+        found["storage_cost_usd_total"] = sum(usage.cost_usd for usage in usages)
+        if writer is not None:
+            health, positions = writer.health(), writer.durable_positions()
+            found |= {
+                "lease_remaining_seconds": health["lease_left_s"] or 0.0,
+                "unpublished_files": health["unpublished"]["files"],
+                "buffered_bytes": health["buffered_bytes"],
+                "lifecycle_seconds": sum(step["seconds"] for step in health["steps"].values()),
+                "problems": len(health["problems"]),
+                "worker_errors_total": sum(health["failed_rounds"].values()),
+                **({"durable_position": sum(positions.values())} if positions else {}),
+            }
+        return found
+
+
+def _grown(name: str, now: Mapping[str, float], before: Mapping[str, float]) -> float:
+    return now.get(name, math.nan) - before.get(name, math.nan)
