@@ -22,7 +22,7 @@ $(VENV)/.stamp-python: deploy/make-venv.sh
 	@touch $@
 
 # what pip builds the package from
-SOURCES := pyproject.toml requirements.lock setup.py tiered_index/_core.pyx tiered_index/core.h
+SOURCES := pyproject.toml requirements.lock setup.py $(wildcard tiered_index/*.pyx tiered_index/*.pxd tiered_index/*.h)
 # says in one line where the compiled core could not be built
 CORE := $(BIN)/python -c 'from tiered_index import kernels; kernels.compiled() or print("no C compiler: NumPy does the work of the compiled core, more slowly")'
 
@@ -162,4 +162,4 @@ dist: $(VENV)/.stamp-python ## the wheel, in dist/
 	@ls dist/*.whl
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_core.c tiered_index/_core.*.so
+	@rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

@@ -1,7 +1,8 @@
-"""The door to the compiled core, `tiered_index._core`, and to the fastest CRC32 that is installed.
+"""The door to the compiled core and to the fastest CRC32 that is installed.
 
-Each loop of the core stands beside NumPy code that returns the same bytes. NumPy does the work where the core could not
-be built, as on a machine without a C compiler. The log says so once a process.
+The core is two modules: `tiered_index._core` has loops over entries, `tiered_index._views` lookups in files. Each loop
+stands beside NumPy code that returns the same bytes. NumPy does the work where the core could not be built, as on a
+machine without a C compiler. The log says so once a process.
 """
 
 from __future__ import annotations
@@ -19,25 +20,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["compiled", "crc32"]
+__all__ = ["compiled", "compiled_views", "crc32"]
 
 crc32: Callable[..., int] = _crc32
 _log = logging.getLogger(__name__)
 _core: ModuleType | None
+_views: ModuleType
 
 # of the core that this package calls
-_REVISION = 4
+_REVISION = 5
 
 try:
     # by name: checks of imports know modules of Python only
-    _core = importlib.import_module("tiered_index._core")
-    if (found := getattr(_core, "REVISION", 1)) != _REVISION:
-        raise ImportError(f"it is of revision {found}, not {_REVISION}: install the package again")
+    _core, _views = map(importlib.import_module, ("tiered_index._core", "tiered_index._views"))
+    if (found := {getattr(module, "REVISION", 1) for module in (_core, _views)}) != {_REVISION}:
+        raise ImportError(f"it is of revision {min(found)}, not {_REVISION}: install the package again")
 except ImportError as error:
     _core = None
     _log.info("the compiled core is missing, and NumPy does its work more slowly: %s", error)
 
 
 def compiled() -> ModuleType | None:
-    """Return the compiled core; None: NumPy does the work. Any thread."""
+    """Return the compiled loops; None: NumPy does the work. Any thread."""
     return _core
+
+
+def compiled_views() -> ModuleType | None:
+    """Return the compiled lookups, which are there whenever the loops are. Any thread."""
+    return None if _core is None else _views

@@ -193,7 +193,7 @@ def fuzz_compacted(core: Any, folder: Path, kind: str, rounds: int, seed: int) -
             handle = open_local(path)
         except TieredIndexError:
             continue
-        view = LocalView(core, family.schema, [handle])
+        view = LocalView(family.schema, [handle])
         answered += sum(not assert_same(view, handle, asked(random_)) for _ in range(3))
         handle.let_go()
     return answered
@@ -217,7 +217,7 @@ def fuzz_unsealed(core: Any, folder: Path, rounds: int, seed: int) -> int:
                 stream.seek(place)
                 stream.write(bytes([random_.choice([0, 1, 127, 128, 255, random_.randrange(256)])]))
                 handle.table.heads[random_.randrange(7)] = random_.choice([0, -1, 299, 300, 2**31 - 1, -(2**31), 7])
-                view = LocalView(core, handle.layout.schema, [handle])
+                view = LocalView(handle.layout.schema, [handle])
                 answered += sum(not assert_same(view, handle, asked(random_)) for _ in range(3))
                 stream.seek(place)
                 stream.write(whole[place : place + 1])
@@ -236,7 +236,7 @@ def test_a_chain_is_walked_if_it_is_short_beside_its_file(core, tmp_path, items,
         index.flush()
         (handle,) = index.files()
         lookup = PreparedLookup("t", "k", *lookup_numbers("t", "k"), 0, NEVER, 999)
-        view = LocalView(core, handle.layout.schema, [handle])
+        view = LocalView(handle.layout.schema, [handle])
         found = view.find(lookup)
         assert found is not None and bool(view.left(found)) != walks
         found = index.query("t", "k", max_count=999)

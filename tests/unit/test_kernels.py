@@ -175,17 +175,18 @@ def test_crc32(data, begin):
 PROGRAM = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
-sys.modules["tiered_index._core"] = None
+sys.modules["tiered_index." + sys.argv[2]] = None
 from tiered_index import IndexService, kernels
-assert kernels.compiled() is None
+assert kernels.compiled() is None and kernels.compiled_views() is None
 with IndexService.open(root=sys.argv[1], storage="memory://core", slots=100, items=1000) as index:
     index.put("orders", 0, "k", 8, 1, 1_700_000_000_000)
     assert [item.offset for item in index.query("orders", "k")] == [8]
 """
 
 
-def test_without_the_core_numpy_works_and_the_log_says_so_once(tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "root")]
+@pytest.mark.parametrize("module", ["_core", "_views"])
+def test_without_the_core_numpy_works_and_the_log_says_so_once(tmp_path, module):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "root"), module]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("the compiled core is missing, and NumPy does its work more slowly") == 1
 

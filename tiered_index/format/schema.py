@@ -19,7 +19,7 @@ import numpy as np
 
 from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
 from tiered_index.errors import ConfigError, SchemaMismatch
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled_views
 from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, Provenance, QueryResult, column
 
 PREVIOUS = "previous"
@@ -228,7 +228,7 @@ def row_form(schema: Schema) -> Any:
 
     It is no part of the schema, which is pickled and sent to other processes.
     """
-    core = compiled()
+    core = compiled_views()
     assert core is not None
     fields: Mapping[str, Any] = schema.item.fields or {}
     extra = [np.dtype(c.dtype) for c in schema.extra]

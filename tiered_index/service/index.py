@@ -34,7 +34,7 @@ from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import IndexClosed, InvalidArgument, TieredIndexError
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING
 from tiered_index.service.answers.validation import (
     batch_columns,
@@ -500,7 +500,7 @@ class IndexService(Lookups[ItemT]):
 
     def _whole_view(self) -> tuple[LocalView, About] | None:
         # the buffer first: an entry that is flushed meanwhile is in the view
-        if not self._buffer.is_empty or compiled() is None:
+        if not self._buffer.is_empty or compiled_views() is None:
             return None
         view, session = self._catalog.present_view, self._session
         # after the view: closing empties the catalog, and a log that is read shows its files at once
@@ -512,12 +512,11 @@ class IndexService(Lookups[ItemT]):
 
     def _viewed(self, second_min: int, second_max: int) -> Viewed:
         """Do as `_handles` in two parts: a view of the catalog, and the rest; None: there is no view."""
-        core = compiled()
         # a closed index has no files: `_handles` raises
-        if core is None or self._closed:
+        if compiled_views() is None or self._closed:
             return (), None
         found = self._buffered(second_min, second_max)
-        view = self._catalog.view(partial(LocalView, core, self._schema))
+        view = self._catalog.view(partial(LocalView, self._schema))
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", error))
         return (found, view) if not self._closed else ((), None)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema, row_form
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled_views
 from tiered_index.tombstones import TopicTombstones
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, QueryResult
 
@@ -209,7 +209,7 @@ def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | Non
     """Return the first `max_count` + 1 rows, or all, that the compiled core has of a local file, by the hash that is
     looked for; None: it has no such file, or leaves it to the caller.
     """
-    core, (low, high), after = compiled(), (lookup.second_min, lookup.second_max), lookup.page_end
+    core, (low, high), after = compiled_views(), (lookup.second_min, lookup.second_max), lookup.page_end
     if core is None or file is None or lookup.queues or (after is None and lookup.after is not None):
         return None
     hashes = lookup.key_hash, lookup.key_hash, lookup.fingerprint

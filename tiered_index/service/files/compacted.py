@@ -25,7 +25,7 @@ from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema, row_form
 from tiered_index.format.trailer import TAIL_SIZE, Run, RunTable, Tail, Trailer, parse_trailer
-from tiered_index.kernels import compiled, crc32
+from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
 from tiered_index.service.answers.rows import PreparedLookup, concatenate, search_one
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
@@ -85,7 +85,7 @@ class LocalBytes:
     def in_core(self) -> Any:
         """Return the file as the compiled core searches it; None: there is no core, or the slots are of a shard."""
         metadata, tail = self._trailer.metadata, self._trailer.tail
-        core = compiled()
+        core = compiled_views()
         if core is None or metadata.is_shard:
             return None
         if self._in_core is None:

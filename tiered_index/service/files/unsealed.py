@@ -29,7 +29,7 @@ from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import row_form
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain, walk_chains
-from tiered_index.kernels import compiled, crc32
+from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching, search_batch
 from tiered_index.service.answers.rows import PreparedLookup, search_one, select_few, select_items
 from tiered_index.service.catalog.catalog import LocalHandle, label_of, unmap
@@ -143,7 +143,7 @@ class UnsealedFile(LocalHandle):
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
         self._in_core: Any = None
-        if (core := compiled()) is not None:
+        if (core := compiled_views()) is not None:
             layout, rule = self.layout, HASH_RULES.index(self.hash)
             made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, begin_s, layout.slots)
             made.within(self.second_min, self.second_max)
@@ -377,7 +377,7 @@ class UnsealedFile(LocalHandle):
 
     def in_core(self) -> Any:
         """Return the file as the compiled core searches it, with what is appended later; None: there is no core."""
-        return self._in_core if compiled() is not None else None
+        return self._in_core if compiled_views() is not None else None
 
     @property
     def known_topics(self) -> Collection[str]:

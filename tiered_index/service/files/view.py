@@ -8,17 +8,17 @@ and files that the core declines (damage, slot groups in blocks, long chains). T
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiered_index.format.schema import Schema, row_form
+from tiered_index.kernels import compiled_views
 from tiered_index.service.answers.rows import MOST_ROWS, PreparedLookup
 from tiered_index.service.catalog.catalog import FileLabel, Handle, label_of
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 
 if TYPE_CHECKING:
-    from tiered_index._core import View, ViewRows
+    from tiered_index._views import View, ViewRows
 
 # notes of `View.find`: out of range, needless because of newer answers, left to the caller
 _AWAY, _SKIPPED, _LEFT = -1, -2, -3
@@ -41,7 +41,9 @@ def notes_of(found: ViewRows) -> Iterator[ViewNote]:
 class LocalView:
     """The files of a catalog, `handles`, for lookups of rows of `schema`."""
 
-    def __init__(self, core: ModuleType, schema: Schema, handles: Sequence[Handle]) -> None:
+    def __init__(self, schema: Schema, handles: Sequence[Handle]) -> None:
+        core = compiled_views()
+        assert core is not None
         growing = [handle for handle in handles if isinstance(handle, UnsealedFile) and not handle.ended]
         rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))

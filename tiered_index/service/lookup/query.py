@@ -21,7 +21,7 @@ from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageUnavailabl
 from tiered_index.format.hashing import HASH_RULES, HashRule, lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled_views
 from tiered_index.retention import Expired
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, best_answers
 from tiered_index.service.answers.results import AnswerForm, QueryResults
@@ -65,7 +65,7 @@ from tiered_index.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tiered_index._core import Answers, ViewRows
+    from tiered_index._views import Answers, ViewRows
 
 Viewed = tuple[Sequence[Handle], LocalView | None]
 """Files of an index: those beside the view, and the view."""
@@ -112,7 +112,7 @@ class QueryEngine:
         self._lock = threading.Lock()
         # of lookups that one view answers whole; None: the compiled core is missing
         self.plain: Answers | None = None
-        if (core := compiled()) is not None:
+        if (core := compiled_views()) is not None:
             fields = ViewFields(self.schema, self.form, self.item_type)
             bounds = MAX_TOPIC_UNITS // 2, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
             self.plain = core.Answers(QueryResult, fields, *bounds)

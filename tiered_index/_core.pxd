@@ -1,0 +1,107 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The parts that the modules of the compiled core share: bytes as numbers, blocks of filters, packed runs."""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from "core.h" nogil:
+    uint32_t swapped32(uint32_t value)
+    uint64_t swapped64(uint64_t value)
+    int ones_of(uint64_t word)
+    int first_one(uint64_t word)
+    void prefetch(const void *place)
+    double seconds_now()
+    const uint32_t *FALLING_31
+    const uint32_t *FALLING_GOLDEN
+    const uint32_t *SALTS
+    const uint64_t *SUM_STARTS
+    const uint64_t *SUM_FACTORS
+
+
+cdef enum:
+    # of both modules: grows where callers of another one would fail, so that a build that is left over is noticed
+    BUILD = 5
+    # where every schema has these columns
+    OFFSET = 12
+    TIME = 24
+    # items of a packed run, at most
+    MOST_ITEMS = 1 << 14
+
+
+cdef inline uint32_t word_at(const uint8_t *place) noexcept nogil:
+    cdef uint32_t value
+    memcpy(&value, place, 4)
+    return swapped32(value)
+
+
+cdef inline int64_t long_at(const uint8_t *place) noexcept nogil:
+    cdef uint64_t value
+    memcpy(&value, place, 8)
+    return <int64_t>swapped64(value)
+
+
+cdef inline uint64_t normal_at(const uint8_t *place) noexcept nogil:
+    """Return the key's hash at a place, made normal."""
+    cdef uint32_t value = word_at(place)
+    return 0 if value == <uint32_t>0x80000000 else value
+
+
+cdef inline uint32_t mixed32(uint32_t value) noexcept nogil:
+    """Return a fingerprint's sum, mixed as MurmurHash3's fmix32 does."""
+    value = (value ^ value >> 16) * <uint32_t>0x85EBCA6B
+    value = (value ^ value >> 13) * <uint32_t>0xC2B2AE35
+    return value ^ value >> 16
+
+
+cdef inline int fail(str text) except -1:
+    raise ValueError(text)
+
+
+cdef inline uint64_t filter_mix(uint64_t value) noexcept nogil:
+    """Return the hash that filters hold for a key's hash and, in the lower 32 bits, its fingerprint."""
+    value = (value ^ value >> 33) * <uint64_t>0xFF51AFD7ED558CCD
+    value = (value ^ value >> 33) * <uint64_t>0xC4CEB9FE1A85EC53
+    return value ^ value >> 33
+
+
+cdef struct Bits:
+    # of one key in a block of a filter, and which block that is as a part of all, of 2**32
+    uint64_t[4] words
+    uint64_t part
+
+
+cdef inline void set_key_bits(Bits *bits, uint64_t mixed) noexcept nogil:
+    cdef int number
+    cdef uint32_t[8] words
+    for number in range(8):
+        words[number] = <uint32_t>1 << (<uint32_t>(<uint32_t>mixed * SALTS[number]) >> 27)
+    memcpy(bits.words, words, 32)
+    bits.part = mixed >> 32
+
+
+cdef inline bint may_hold(const uint8_t *block, const Bits *bits) noexcept nogil:
+    """Return whether the bits of a key are all set in a block of a filter."""
+    cdef uint64_t[4] words
+    memcpy(words, block, 32)
+    return not (
+        ~words[0] & bits.words[0] | ~words[1] & bits.words[1]
+        | ~words[2] & bits.words[2] | ~words[3] & bits.words[3]
+    )
+
+
+cdef struct Columns:
+    Py_ssize_t count
+    int64_t of_keys
+    const int64_t *table
+    const int64_t *line
+    Py_ssize_t line_size
+    int64_t base
+    int64_t header
+
+
+cdef int64_t find_in_run(
+    const uint64_t *words, Py_ssize_t word_count, int64_t begin, int64_t size, int64_t count, int64_t most,
+    const int64_t *wanted, Py_ssize_t asked_count, const Columns *of, uint8_t *items, int64_t stride, int64_t room
+) noexcept nogil
+cdef int set_columns(
+    Columns *of, const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t base, int64_t size
+) except -1

@@ -1,0 +1,981 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: embedsignature=True, auto_pickle=False
+"""Lookups in files, compiled. A view has the files of a catalog, the newest first; it never changes.
+
+Callers reach it through `tiered_index.kernels`. Every length, place and width that a file states is checked before its
+use. What is not as it should be is declined: the caller's own search of that file tells the damage.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+cimport cython
+from cpython.buffer cimport PyBUF_READ
+from cpython.bytearray cimport PyByteArray_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
+from libc.string cimport memcpy
+from tiered_index._core cimport (
+    BUILD, MOST_ITEMS, OFFSET, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, fail, filter_mix, find_in_run, long_at,
+    may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
+)
+
+cdef extern from "Python.h":
+    int PyObject_GenericSetAttr(object, object, object) except -1
+    long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+
+REVISION = BUILD
+
+cdef enum:
+    # how a file is searched
+    ELSEWHERE = 0
+    CHAINS = 1
+    PLAIN = 2
+    PACKED = 3
+    # what a search says instead of a number of rows: the caller has to search the file
+    DECLINED = -1
+    NO_MEMORY = -2
+    # what `find` notes of a file instead of its number of rows
+    AWAY = -1
+    SKIPPED = -2
+    LEFT = -3
+    # rows begin with: second, key hash, topic, queue, offset, size
+    ROW_QUEUE = 16
+    ROW_OFFSET = 20
+    ROW_EXTRA = 32
+    ITEM_EXTRA = 28
+    GROUP = 32
+    GROUP_BYTES = 16384
+    STEPS = 256
+    SCANNED_A_STEP = 32
+    AHEAD = 16
+    FEW = 32
+
+
+cdef struct File:
+    int kind
+    int64_t second_min
+    int64_t second_max
+    # the file's bytes
+    const uint8_t *data
+    uint64_t size
+    # how its keys are hashed: 0 by rule abs, 1 by mask, 2 by both
+    int rule
+    int64_t begin_s
+    int64_t slots
+    # of chains
+    const int32_t *heads
+    int64_t items_at
+    int64_t items
+    # of slot groups: the directory's rows, and a sum of each group that has matched its checksum, 0 of others
+    const uint8_t *groups
+    int64_t group_count
+    uint64_t *group_sums
+    Columns columns
+    # of the filter: its blocks, a sum of each once it has matched its checksum, what was read in vain before
+    const uint8_t *filter
+    uint64_t blocks
+    uint32_t *sums
+    bint filter_damaged
+    uint64_t missed
+    uint32_t filter_crc
+    void *owner
+
+
+cdef struct Place:
+    # of a file in a view: its seconds, unless they grow, and its filter once that is known to match its checksum
+    File *file
+    int64_t second_min
+    int64_t second_max
+    const uint8_t *filter
+    const uint32_t *sums
+    uint64_t blocks
+
+
+cdef struct Asked:
+    uint32_t key_hash
+    uint32_t shown_hash
+    uint32_t fingerprint
+    int64_t low
+    int64_t high
+    # where the page before has ended
+    bint has_after
+    int64_t[3] after
+    # of the topic; less than 0: all topics
+    const int32_t *ids
+    int64_t id_count
+
+
+cdef struct Found:
+    # what a row has behind its first columns: sizes, less than 0 of bytes, which have no order
+    const int64_t *extra
+    Py_ssize_t extra_count
+    int64_t item_size
+    int64_t stride
+    int64_t fingerprint_at
+    uint8_t *rows
+    int64_t count
+    int64_t room
+    uint8_t *items
+    int64_t items_room
+
+
+cdef inline int64_t row_long(const uint8_t *row, int64_t place) noexcept nogil:
+    cdef int64_t value
+    memcpy(&value, row + place, 8)
+    return value
+
+
+cdef inline int32_t row_word(const uint8_t *row, int64_t place) noexcept nogil:
+    cdef int32_t value
+    memcpy(&value, row + place, 4)
+    return value
+
+
+cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *found) noexcept nogil:
+    """Add the row of an item that has the key's hash, if it answers the lookup."""
+    cdef uint32_t topic = word_at(item + 4), word
+    cdef int64_t number, second, offset, room, size
+    cdef uint8_t *row
+    if found.fingerprint_at and word_at(item + found.fingerprint_at) != asked.fingerprint:
+        return 0
+    if asked.id_count >= 0:
+        number = 0
+        while number < asked.id_count and <uint32_t>asked.ids[number] != topic:
+            number += 1
+        if number == asked.id_count:
+            return 0
+    second = <int64_t>(<uint64_t>begin_s + <uint64_t><int64_t><int32_t>word_at(item + TIME))
+    if second < asked.low or second > asked.high:
+        return 0
+    offset = long_at(item + OFFSET)
+    if asked.has_after:
+        if second > asked.after[0] or (second == asked.after[0] and offset > asked.after[1]):
+            return 0
+        if second == asked.after[0] and offset == asked.after[1] and <int32_t>word_at(item + 8) <= asked.after[2]:
+            return 0
+    if found.count == found.room:
+        room = 2 * found.room + 64
+        row = <uint8_t *>realloc(found.rows, room * found.stride)
+        if row == NULL:
+            return NO_MEMORY
+        found.rows, found.room = row, room
+    row = found.rows + found.count * found.stride
+    memcpy(row, &second, 8)
+    memcpy(row + 8, &asked.shown_hash, 4)
+    memcpy(row + 12, &topic, 4)
+    word = word_at(item + 8)
+    memcpy(row + ROW_QUEUE, &word, 4)
+    memcpy(row + ROW_OFFSET, &offset, 8)
+    word = word_at(item + 20)
+    memcpy(row + 28, &word, 4)
+    item, row = item + ITEM_EXTRA, row + ROW_EXTRA
+    for number in range(found.extra_count):
+        size = found.extra[number]
+        if size == 4:
+            word = word_at(item)
+            memcpy(row, &word, 4)
+        elif size < 0:
+            size = -size
+            memcpy(row, item, size)
+        else:
+            for room in range(size):
+                row[room] = item[size - 1 - room]
+        item, row = item + size, row + size
+    found.count += 1
+    return 0
+
+
+cdef int search_chain(const File *file, const Asked *asked, Found *found) noexcept nogil:
+    """Add the rows of an unsealed file. `DECLINED`: the chain is too long, or runs backwards."""
+    cdef int64_t index = file.heads[asked.key_hash % <uint64_t>file.slots], older, step = 0
+    cdef int64_t limit = max(<int64_t>STEPS, 1 + file.items // SCANNED_A_STEP)
+    cdef const uint8_t *entry
+    while index > 0:
+        if index >= file.items or step == limit:
+            return DECLINED
+        entry = file.data + file.items_at + index * (found.item_size + 4)
+        older = <int32_t>word_at(entry + found.item_size)
+        if normal_at(entry) == asked.key_hash and take(entry, file.begin_s, asked, found) < 0:
+            return NO_MEMORY
+        if older >= index or older < 0:
+            return DECLINED
+        index, step = older, step + 1
+    return 0
+
+
+cdef inline int64_t group_of(const File *file, int64_t slot) noexcept nogil:
+    """Return the last group that begins at or before a slot, -1 where none does."""
+    cdef int64_t low = -1, high = file.group_count, step = 1
+    # slots are filled about evenly, so that the group is near this one
+    cdef int64_t near = min(slot * file.group_count // file.slots, high - 1)
+    if <int64_t>word_at(file.groups + GROUP * near) <= slot:
+        low = near
+        while low + step < high and <int64_t>word_at(file.groups + GROUP * (low + step)) <= slot:
+            low, step = low + step, 2 * step
+        high = min(high, low + step)
+    else:
+        high = near
+        while high - step > low and <int64_t>word_at(file.groups + GROUP * (high - step)) > slot:
+            high, step = high - step, 2 * step
+        low = max(low, high - step)
+    while high - low > 1:
+        near = (low + high) >> 1
+        if <int64_t>word_at(file.groups + GROUP * near) <= slot:
+            low = near
+        else:
+            high = near
+    return low
+
+
+cdef uint64_t sum_of(const uint8_t *data, int64_t size) noexcept nogil:
+    """Return a sum of bytes, not 0, which is had sooner than a CRC32: each word changes one of eight lanes."""
+    cdef uint64_t[8] lanes
+    cdef uint64_t[8] words
+    cdef int64_t at = 0
+    cdef int lane
+    cdef uint64_t total = <uint64_t>size
+    for lane in range(8):
+        lanes[lane] = SUM_STARTS[lane]
+    while at < size:
+        if size - at < 64:
+            for lane in range(8):
+                words[lane] = 0
+            memcpy(words, data + at, size - at)
+        else:
+            memcpy(words, data + at, 64)
+        for lane in range(8):
+            lanes[lane] = (lanes[lane] ^ words[lane]) * SUM_FACTORS[lane]
+        at += 64
+    # a multiplication moves no bit down
+    for lane in range(8):
+        total += (lanes[lane] ^ lanes[lane] >> 32) * (SUM_STARTS[lane] | 1)
+    return filter_mix(total) | 1
+
+
+cdef inline uint32_t sum_of_block(const uint8_t *block) noexcept nogil:
+    """Return a sum of a filter's block."""
+    cdef uint64_t[4] words
+    memcpy(words, block, 32)
+    words[0] = words[0] * SUM_FACTORS[0] + words[1] * SUM_FACTORS[1]
+    return <uint32_t>(filter_mix(words[0] + words[2] * SUM_FACTORS[2] + words[3] * SUM_FACTORS[3]) >> 32)
+
+
+cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nogil:
+    """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, is damaged, or is not sorted."""
+    cdef int64_t number = group_of(file, asked.key_hash % <uint64_t>file.slots), begin, size, count, item, wanted, got
+    cdef const uint8_t *group
+    cdef uint8_t *room
+    cdef uint64_t sum
+    if number < 0:
+        return 0
+    group = file.groups + GROUP * number
+    count, begin, size = word_at(group + 4), long_at(group + 8), word_at(group + 16)
+    if not count:
+        return 0
+    if word_at(group + 28) or begin < 0 or <uint64_t>begin > file.size or <uint64_t>size > file.size - begin:
+        return DECLINED
+    # each time: bytes that have changed in the map since their checksum was compared are no answer
+    sum = sum_of(file.data + begin, size)
+    if file.group_sums[number] != sum:
+        if file.group_sums[number] or not matches(file.owner, file.data + begin, size, word_at(group + 20)):
+            return DECLINED
+        file.group_sums[number] = sum
+    if file.kind == PLAIN:
+        if size != count * found.item_size:
+            return DECLINED
+        for item in range(count):
+            group = file.data + begin + item * found.item_size
+            if normal_at(group) == asked.key_hash and take(group, file.begin_s, asked, found) < 0:
+                return NO_MEMORY
+        return 0
+    wanted = asked.key_hash % file.slots * (<int64_t>0x7FFFFFFF // file.slots + 1) + asked.key_hash // file.slots
+    while True:
+        got = find_in_run(
+            <const uint64_t *>file.data, file.size >> 3, begin, size, count, MOST_ITEMS, &wanted, 1, &file.columns,
+            found.items, found.item_size, found.items_room,
+        )
+        if got != -2:
+            break
+        room = <uint8_t *>realloc(found.items, (4 * found.items_room + FEW) * found.item_size)
+        if room == NULL:
+            return NO_MEMORY
+        found.items, found.items_room = room, 4 * found.items_room + FEW
+    for item in range(got):
+        if take(found.items + item * found.item_size, file.begin_s, asked, found) < 0:
+            return NO_MEMORY
+    return DECLINED if got < 0 else 0
+
+
+cdef inline int in_order(const uint8_t *a, const uint8_t *b) noexcept nogil:
+    """Compare the places of two rows in answers: less than 0 where the first one comes before the second."""
+    cdef int64_t one = row_long(a, 0), other = row_long(b, 0)
+    if one == other:
+        one, other = row_long(a, ROW_OFFSET), row_long(b, ROW_OFFSET)
+    if one == other:
+        other, one = row_word(a, ROW_QUEUE), row_word(b, ROW_QUEUE)
+    return (one < other) - (one > other)
+
+
+cdef int by_order(const void *a, const void *b) noexcept nogil:
+    return in_order(<const uint8_t *>a, <const uint8_t *>b)
+
+
+cdef int by_identity(const void *a, const void *b) noexcept nogil:
+    cdef const uint8_t *one = (<const uint8_t **>a)[0]
+    cdef const uint8_t *other = (<const uint8_t **>b)[0]
+    cdef int64_t x = row_long(one, ROW_OFFSET), y = row_long(other, ROW_OFFSET)
+    if x == y:
+        x, y = row_word(one, ROW_QUEUE), row_word(other, ROW_QUEUE)
+    return (x > y) - (x < y)
+
+
+cdef int order_rows(Found *found, int64_t most) noexcept nogil:
+    """Bring rows into answer order and keep the first `most`. `DECLINED`: two of them may be one answer."""
+    cdef int64_t n = found.count, stride = found.stride, item, other
+    cdef uint8_t *rows = found.rows
+    cdef const uint8_t **places
+    cdef bint falling = True, sorted_ = True
+    for item in range(1, n):
+        if in_order(rows + (item - 1) * stride, rows + item * stride) >= 0:
+            sorted_ = False
+            break
+    if not sorted_:
+        qsort(rows, n, stride, by_order)
+    for item in range(1, n):
+        if row_long(rows + (item - 1) * stride, ROW_OFFSET) <= row_long(rows + item * stride, ROW_OFFSET):
+            # no two rows have one identity where offsets fall
+            falling = False
+            break
+    if not falling and n <= FEW:
+        for item in range(1, n):
+            for other in range(item):
+                if row_long(rows + item * stride, ROW_OFFSET) == row_long(rows + other * stride, ROW_OFFSET):
+                    if row_word(rows + item * stride, ROW_QUEUE) == row_word(rows + other * stride, ROW_QUEUE):
+                        return DECLINED
+    elif not falling:
+        places = <const uint8_t **>malloc(n * sizeof(uint8_t *))
+        if places == NULL:
+            return NO_MEMORY
+        for item in range(n):
+            places[item] = rows + item * stride
+        qsort(places, n, sizeof(uint8_t *), by_identity)
+        for item in range(1, n):
+            if by_identity(&places[item - 1], &places[item]) == 0:
+                free(places)
+                return DECLINED
+        free(places)
+    found.count = min(n, most)
+    return 0
+
+
+cdef int matches(void *owner, const uint8_t *data, int64_t size, uint32_t crc) noexcept with gil:
+    """Return whether bytes match their checksum."""
+    try:
+        return (<LocalFile>owner).crc32(PyMemoryView_FromMemory(<char *>data, size, PyBUF_READ)) == crc
+    except BaseException:
+        # an interrupt, or no memory: the caller searches the file, and tells what is wrong
+        return 0
+
+
+cdef inline bint excludes(
+    const uint8_t *filter, const uint32_t *sums, uint64_t blocks, const Bits *bits
+) noexcept nogil:
+    """Return whether a filter, which has matched its checksum, is still what it was, and excludes a key."""
+    cdef uint64_t number = bits.part * blocks >> 32
+    if may_hold(filter + 32 * number, bits):
+        return False
+    # what is changed in the map later excludes nothing
+    return sums[number] == sum_of_block(filter + 32 * number)
+
+
+cdef void check_filter(File *file) noexcept nogil:
+    """Compare a filter with its checksum; from then on it excludes keys."""
+    cdef uint64_t number
+    cdef uint32_t *sums = <uint32_t *>malloc(4 * file.blocks)
+    if sums == NULL:
+        return
+    # before the checksum: what is changed in between is found
+    for number in range(file.blocks):
+        sums[number] = sum_of_block(file.filter + 32 * number)
+    if matches(file.owner, file.filter, 32 * file.blocks, file.filter_crc) and file.sums == NULL:
+        file.sums = sums
+    else:
+        file.filter_damaged = file.sums == NULL
+        free(sums)
+
+
+cdef int search_in(File *file, Asked *asked, Found *found) noexcept nogil:
+    """Add the rows of a file by one hash of the key."""
+    cdef uint64_t mixed
+    cdef Bits bits
+    cdef int64_t before = found.count
+    cdef int done
+    if file.kind == CHAINS:
+        done = search_chain(file, asked, found)
+    else:
+        if file.sums != NULL:
+            mixed = filter_mix(<uint64_t>asked.key_hash << 32 | (asked.fingerprint if found.fingerprint_at else 0))
+            set_key_bits(&bits, mixed)
+            if excludes(file.filter, file.sums, file.blocks, &bits):
+                return 0
+        done = search_group(file, asked, found)
+        if file.blocks and file.sums == NULL and not file.filter_damaged and found.count == before:
+            # the filter is checked once searches have read as many bytes in vain as it has
+            file.missed += GROUP_BYTES
+            if file.missed >= 32 * file.blocks:
+                check_filter(file)
+    if done < 0:
+        found.count = before
+    return done
+
+
+@cython.final
+cdef class RowForm:
+    """What rows and items have behind their first columns: `extra` are the sizes of their further columns, less than 0
+    of bytes; `fingerprint_at` is where in an item the key's fingerprint is, 0 where there is none.
+    """
+    cdef const int64_t[::1] extra
+    cdef int64_t item_size
+    cdef int64_t fingerprint_at
+
+    def __init__(self, extra, int64_t fingerprint_at):
+        cdef Py_ssize_t number
+        self.extra, self.fingerprint_at, self.item_size = extra, fingerprint_at, ITEM_EXTRA
+        for number in range(self.extra.shape[0]):
+            if not 1 <= labs(self.extra[number]) <= 1 << 20:
+                fail("a column has bytes")
+            self.item_size += labs(self.extra[number])
+        if fingerprint_at < 0 or fingerprint_at > self.item_size - 4:
+            fail("the fingerprint is no part of an item")
+
+    cdef Found found(self) noexcept:
+        """Return no rows."""
+        cdef Found found
+        found.extra, found.extra_count = &self.extra[0] if self.extra.shape[0] else NULL, self.extra.shape[0]
+        found.item_size, found.stride = self.item_size, self.item_size + 4
+        found.fingerprint_at = self.fingerprint_at
+        found.rows, found.count, found.room, found.items, found.items_room = NULL, 0, 0, NULL, 0
+        return found
+
+    cdef bint equals(self, RowForm other) noexcept:
+        cdef Py_ssize_t number
+        if self.fingerprint_at != other.fingerprint_at or self.extra.shape[0] != other.extra.shape[0]:
+            return False
+        for number in range(self.extra.shape[0]):
+            if self.extra[number] != other.extra[number]:
+                return False
+        return True
+
+
+@cython.final
+cdef class LocalFile:
+    """One local file, whose buffers it holds. `ids` has the ids of each topic; None: the file names no topics.
+
+    `rule` is 0 where its keys are hashed by rule abs, 1 by mask, 2 where they may be hashed by either.
+    """
+    cdef File file
+    cdef RowForm form
+    cdef object crc32
+    cdef object ids
+    cdef const uint8_t[::1] data
+    cdef const uint8_t[::1] groups
+    cdef const int32_t[::1] heads
+    cdef const int64_t[:, ::1] columns
+    cdef const int64_t[::1] line
+
+    def __init__(self, RowForm form not None, data, dict ids, int rule, int64_t begin_s, int64_t slots):
+        self.form, self.data, self.ids = form, data, ids
+        if slots <= 0 or not self.data.shape[0] or <uint64_t>&self.data[0] & 7:
+            fail("a file has bytes, which are aligned, and slots")
+        self.file.data, self.file.size = &self.data[0], self.data.shape[0]
+        self.file.rule, self.file.begin_s, self.file.slots = rule, begin_s, slots
+        self.file.owner = <void *>self
+
+    def __dealloc__(self):
+        free(self.file.group_sums)
+        free(self.file.sums)
+
+    def with_chains(self, heads, int64_t items_at, int64_t items):
+        """Make it an unsealed file with room for `items` entries, and return it."""
+        cdef int64_t entry_size = self.form.item_size + 4
+        if self.file.kind:
+            fail("it is a file of another kind")
+        self.heads = heads
+        if self.heads.shape[0] < self.file.slots or items_at < 0 or items < 0:
+            fail("there are fewer heads than slots, or less than no items")
+        if items_at > self.data.shape[0] or items > (self.data.shape[0] - items_at) // entry_size:
+            fail("a file is smaller than its entries")
+        self.file.heads, self.file.items_at, self.file.items = &self.heads[0], items_at, items
+        self.file.kind = CHAINS
+        return self
+
+    def within(self, int64_t second_min, int64_t second_max):
+        """Note the seconds of an unsealed file's entries, before those that widen them are in its chains."""
+        self.file.second_min, self.file.second_max = second_min, second_max
+
+    def with_groups(self, groups, crc32, int64_t filter_at, int64_t filter_size, uint32_t filter_crc):
+        """Make it a compacted file of plain items, given its directory's groups and its filter; return it."""
+        if self.file.kind:
+            fail("it is a file of another kind")
+        self.groups, self.crc32 = groups, crc32
+        self.file.group_count = self.groups.shape[0] // GROUP
+        if not self.file.group_count or self.groups.shape[0] % GROUP or filter_size < 0 or filter_size % 32:
+            fail("a directory has groups, and a filter has blocks")
+        if filter_at < 0 or filter_at > self.data.shape[0] or filter_size > self.data.shape[0] - filter_at:
+            fail("a file is smaller than its filter")
+        self.file.groups = &self.groups[0]
+        self.file.group_sums = <uint64_t *>calloc(self.file.group_count, 8)
+        if self.file.group_sums == NULL:
+            raise MemoryError
+        self.file.filter, self.file.blocks = self.file.data + filter_at, filter_size // 32
+        self.file.filter_crc = filter_crc
+        self.file.kind = PLAIN
+        return self
+
+    def with_packing(self, int64_t of_keys, columns, line):
+        """Make its items packed ones, as `find_items` has them, and return it."""
+        if self.file.kind != PLAIN:
+            fail("packed items lie in groups")
+        self.columns, self.line = columns, line
+        set_columns(&self.file.columns, self.columns, of_keys, self.line, self.file.slots, self.form.item_size)
+        self.file.kind = PACKED
+        return self
+
+    def find_many(
+        self, list topics not None, const int64_t[::1] topic_index, const int32_t[::1] key_hash,
+        const uint32_t[::1] fingerprint, const int64_t[::1] low, const int64_t[::1] high, const int64_t[::1] most,
+        int64_t second_min, int64_t second_max,
+    ):
+        """Return rows that answer lookups, `most` + 1 of each at most, and which lookup (i64) each one answers.
+
+        A lookup has a topic of `topics`, by its place there, a normal hash, and inclusive seconds. The file has
+        entries from `second_min` to `second_max`. None: the caller has to search it. Raises `MemoryError`.
+        """
+        cdef Py_ssize_t count = key_hash.shape[0], topic_count = len(topics), number, ahead, known = 0
+        cdef int64_t before, room = 0, begin, topic
+        cdef int64_t *owners = NULL
+        cdef int64_t *owners_room
+        cdef int64_t *starts = <int64_t *>calloc(topic_count + 1, 8)
+        cdef int32_t *ids = NULL
+        cdef int32_t *ids_room
+        cdef uint64_t mixed
+        cdef int done = 0
+        cdef bint by_topic = self.ids is not None, wrong = False
+        cdef File *file = &self.file
+        cdef Asked asked
+        cdef Found part
+        cdef Found found = self.form.found()
+        cdef dict of_topics = <dict>self.ids
+        asked.has_after = False
+        try:
+            if starts == NULL:
+                raise MemoryError
+            if min(topic_index.shape[0], fingerprint.shape[0], low.shape[0], high.shape[0], most.shape[0]) < count:
+                fail("there are fewer bounds than lookups")
+            for number in range(topic_count):
+                if by_topic:
+                    meant = of_topics.get(topics[number], ())
+                    ids_room = <int32_t *>realloc(ids, 4 * (known + len(meant)) + 4)
+                    if ids_room == NULL:
+                        raise MemoryError
+                    ids = ids_room
+                    for each in meant:
+                        ids[known], known = each, known + 1
+                starts[number + 1] = known
+            with nogil:
+                if file.blocks and file.sums == NULL and not file.filter_damaged:
+                    if count * GROUP_BYTES >= 32 * <int64_t>file.blocks:
+                        check_filter(file)
+                for number in range(count):
+                    ahead = number + AHEAD
+                    if ahead < count and file.kind == CHAINS:
+                        prefetch(&file.heads[<uint32_t>key_hash[ahead] % <uint64_t>file.slots])
+                    elif ahead < count and file.sums != NULL:
+                        mixed = <uint64_t><uint32_t>key_hash[ahead] << 32
+                        mixed = filter_mix(mixed | (fingerprint[ahead] if found.fingerprint_at else 0))
+                        prefetch(file.filter + 32 * ((mixed >> 32) * file.blocks >> 32))
+                    topic = topic_index[number]
+                    if key_hash[number] < 0 or most[number] < 0 or topic < 0 or topic >= topic_count:
+                        wrong = True
+                        break
+                    asked.low, asked.high = max(low[number], second_min), min(high[number], second_max)
+                    begin = starts[topic]
+                    asked.ids, asked.id_count = ids + begin, starts[topic + 1] - begin if by_topic else -1
+                    if asked.low > asked.high or asked.id_count == 0:
+                        continue
+                    asked.key_hash = asked.shown_hash = <uint32_t>key_hash[number]
+                    asked.fingerprint, before = fingerprint[number], found.count
+                    done = search_in(file, &asked, &found)
+                    if done == 0 and found.count - before > most[number]:
+                        part = found
+                        part.rows, part.count = found.rows + before * found.stride, found.count - before
+                        done = order_rows(&part, min(most[number], part.count) + 1)
+                        found.count = before + part.count
+                    if done == 0 and found.count > room:
+                        room = 2 * found.count + FEW
+                        owners_room = <int64_t *>realloc(owners, 8 * room)
+                        if owners_room == NULL:
+                            done = NO_MEMORY
+                        else:
+                            owners = owners_room
+                    if done < 0:
+                        break
+                    while before < found.count:
+                        owners[before] = number
+                        before += 1
+            if wrong:
+                fail("a lookup has no topic, no normal hash, or asks for less than no rows")
+            if done == NO_MEMORY:
+                raise MemoryError
+            if done == DECLINED:
+                return None
+            return (
+                PyByteArray_FromStringAndSize(<char *>owners, 8 * found.count),
+                PyByteArray_FromStringAndSize(<char *>found.rows, found.count * found.stride),
+            )
+        finally:
+            free(starts)
+            free(ids)
+            free(owners)
+            free(found.rows)
+            free(found.items)
+
+
+cdef object new = object.__new__
+
+
+@cython.final
+@cython.freelist(8)
+cdef class ViewRows:
+    """The first rows of a view for a lookup: at most `max_count` + 1, in answer order, each answer once.
+
+    `handles` are the files of the view. `skipped`: they may have more. `knows_topic`: one in range has the topic, or
+    may have it. `has_left`: the caller has to search some of them. `about` is what the caller has given. As the `_later`
+    of an answer it has `fields` make the answer's.
+    """
+    cdef readonly list handles
+    cdef object fields
+    cdef readonly object topic, key, about
+    cdef readonly uint32_t key_hash, masked_hash
+    cdef readonly int64_t second_min, second_max, max_count
+    cdef readonly bint skipped, knows_topic, has_left
+    cdef readonly double elapsed_ms
+    cdef double started
+    cdef Found found
+    cdef int32_t *noted
+
+    def __dealloc__(self):
+        free(self.found.rows)
+        free(self.noted)
+
+    def field(self, str name not None):
+        """As `LaterFields.field`."""
+        return self.fields.field(self, name)
+
+    def table(self):
+        """As `LaterFields.table`."""
+        return self.fields.table(self)
+
+    def items(self, kind not None):
+        """Return the rows as items of a class that only stores their fields: of `IndexItem` or `KeyedIndexItem`."""
+        cdef int64_t number
+        cdef const uint8_t *row = self.found.rows
+        cdef list made = []
+        cdef bint keyed = self.found.fingerprint_at > 0
+        if self.found.extra_count != keyed:
+            fail("the rows have columns that the items have not")
+        for number in range(min(self.found.count, self.max_count)):
+            item = new(kind)
+            # in the order of the fields, as `IndexItem.to_dict` has it
+            PyObject_GenericSetAttr(item, "topic", self.topic)
+            PyObject_GenericSetAttr(item, "topic_id", row_word(row, 12))
+            PyObject_GenericSetAttr(item, "queue_id", row_word(row, ROW_QUEUE))
+            PyObject_GenericSetAttr(item, "offset", row_long(row, ROW_OFFSET))
+            PyObject_GenericSetAttr(item, "size", row_word(row, 28))
+            PyObject_GenericSetAttr(item, "timestamp_ms", row_long(row, 0) * 1000)
+            PyObject_GenericSetAttr(item, "key_hash", row_word(row, 8))
+            PyObject_GenericSetAttr(item, "source", None)
+            if keyed:
+                PyObject_GenericSetAttr(item, "fingerprint", <uint32_t>row_word(row, ROW_EXTRA))
+            made.append(item)
+            row += self.found.stride
+        return tuple(made)
+
+    def __len__(self):
+        return self.found.count
+
+    @property
+    def has_more(self):
+        """Whether the answer has more than `max_count` rows, or may have."""
+        return self.skipped or self.found.count > self.max_count
+
+    @property
+    def rows(self):
+        """The bytes of the rows."""
+        return PyByteArray_FromStringAndSize(<char *>self.found.rows, self.found.count * self.found.stride)
+
+    @property
+    def notes(self):
+        """A number of rows for each file, or `AWAY` (-1, out of range), `SKIPPED` (-2: `max_count` rows are newer) or
+        `LEFT` (-3: the caller has to search it).
+        """
+        return [self.noted[number] for number in range(len(self.handles))]
+
+
+@cython.final
+cdef class View:
+    """The files of a catalog as one lookup sees them: (`LocalFile` or None, first and last second) each, and what the
+    caller knows them by, `handles`. Those that still grow come first, the others by their last second, the newest first.
+    """
+    cdef list files
+    cdef list handles
+    cdef Place *places
+    cdef Py_ssize_t count
+    cdef RowForm form
+
+    def __init__(self, RowForm form not None, list files not None, list handles not None):
+        cdef Py_ssize_t number
+        cdef LocalFile one
+        self.form, self.files, self.handles, self.count = form, files, handles, len(files)
+        if len(handles) != self.count:
+            fail("there are as many files as handles")
+        self.places = <Place *>calloc(self.count + 1, sizeof(Place))
+        if self.places == NULL:
+            raise MemoryError
+        for number in range(self.count):
+            known, self.places[number].second_min, self.places[number].second_max = files[number]
+            if known is None:
+                continue
+            one = known
+            if not one.file.kind or not one.form.equals(form):
+                fail("a file has items of another form")
+            self.places[number].file = &one.file
+
+    def __dealloc__(self):
+        free(self.places)
+
+    def find(
+        self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
+        int64_t high, int64_t most, tuple after=None,
+    ):
+        """Return the newest rows that answer a lookup of inclusive seconds. `after` is where the page before has ended:
+        second, offset and queue. None: two rows may be one answer, and the caller has to search all files. Raises
+        `MemoryError`.
+        """
+        cdef ViewRows rows
+        if most < 1 or most >= <int64_t>1 << 60:
+            fail("a lookup asks for one row at least")
+        rows = self.begun(topic, key_hash, masked_hash, low, high, most)
+        # of a page behind others nobody asks
+        rows.knows_topic = after is not None
+        return rows if self.seek(rows, fingerprint, after) else None
+
+    cdef ViewRows begun(
+        self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most
+    ):
+        cdef ViewRows rows = ViewRows.__new__(ViewRows)
+        rows.topic, rows.key_hash, rows.masked_hash, rows.handles = topic, key_hash, masked_hash, self.handles
+        rows.second_min, rows.second_max, rows.max_count = low, high, most
+        rows.found, rows.started = self.form.found(), seconds_now()
+        rows.noted = <int32_t *>malloc(4 * self.count + 4)
+        if rows.noted == NULL:
+            raise MemoryError
+        return rows
+
+    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after) except -1:
+        """Do as `find`; return whether the rows are all answers of their own."""
+        cdef Py_ssize_t number, ahead = 0
+        cdef int64_t cutoff = 0, before, first, last, most = rows.max_count, low = rows.second_min, high = rows.second_max
+        cdef bint has_cutoff = False
+        cdef int done = 0, rule
+        cdef uint32_t key_hash = rows.key_hash, masked_hash = rows.masked_hash
+        cdef uint64_t block
+        cdef Bits bits
+        cdef int32_t only = 0
+        cdef int32_t *many = NULL
+        cdef Place *place
+        cdef File *file
+        cdef LocalFile one
+        cdef Asked asked
+        cdef Found *found = &rows.found
+        asked.shown_hash, asked.fingerprint, asked.low, asked.high = key_hash, fingerprint, low, high
+        asked.has_after = after is not None
+        if after is not None:
+            asked.after[0], asked.after[1], asked.after[2] = after
+        set_key_bits(&bits, filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0)))
+        try:
+            for number in range(self.count):
+                while ahead < self.count and ahead < number + AHEAD:
+                    place = &self.places[ahead]
+                    file = place.file
+                    if place.sums == NULL and file != NULL:
+                        # a filter by another rule than abs is asked with the file
+                        if file.kind == CHAINS:
+                            prefetch(&file.heads[key_hash % <uint64_t>file.slots])
+                        elif file.rule == 0:
+                            place.filter, place.blocks, place.sums = file.filter, file.blocks, file.sums
+                    if place.sums != NULL:
+                        block = bits.part * place.blocks >> 32
+                        prefetch(place.filter + 32 * block)
+                        prefetch(&place.sums[block])
+                    ahead += 1
+                place = &self.places[number]
+                file, first, last = place.file, place.second_min, place.second_max
+                if place.sums == NULL and file != NULL and file.kind == CHAINS:
+                    # it may have grown
+                    first, last = file.second_min, file.second_max
+                if first > high or last < low:
+                    rows.noted[number] = AWAY
+                    continue
+                if has_cutoff and last < cutoff:
+                    rows.noted[number], rows.skipped = SKIPPED, True
+                    continue
+                if file == NULL:
+                    rows.noted[number], rows.has_left = LEFT, True
+                    continue
+                rows.noted[number] = 0
+                one = None
+                if not rows.knows_topic:
+                    one = <LocalFile>(<tuple>self.files[number])[0]
+                    rows.knows_topic = one.ids is None or rows.topic in <dict>one.ids
+                if place.sums != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
+                    continue
+                if one is None:
+                    one = <LocalFile>(<tuple>self.files[number])[0]
+                asked.ids, asked.id_count = NULL, -1
+                if one.ids is not None:
+                    ids = (<dict>one.ids).get(rows.topic)
+                    if ids is None:
+                        continue
+                    asked.id_count = len(ids)
+                    if asked.id_count == 1:
+                        for only in ids:
+                            asked.ids = &only
+                    else:
+                        free(many)
+                        many = <int32_t *>malloc(4 * asked.id_count + 4)
+                        if many == NULL:
+                            raise MemoryError
+                        before = 0
+                        for each in ids:
+                            many[before], before = each, before + 1
+                        asked.ids = many
+                before = found.count
+                for rule in range(2):
+                    # by rule abs, by rule mask; of equal hashes once
+                    if rule == 0 and file.rule == 1 and masked_hash != key_hash:
+                        continue
+                    if rule == 1 and (file.rule == 0 or masked_hash == key_hash):
+                        continue
+                    asked.key_hash = masked_hash if rule else key_hash
+                    done = search_in(file, &asked, found)
+                    if done < 0:
+                        break
+                if done == NO_MEMORY:
+                    raise MemoryError
+                if done == DECLINED:
+                    found.count, rows.noted[number], rows.has_left, done = before, LEFT, True, 0
+                    continue
+                rows.noted[number] = <int32_t>min(found.count - before, 0x7FFFFFFF)
+                if found.count > before and found.count >= most:
+                    done = order_rows(found, most + 1)
+                    if done == DECLINED:
+                        return False
+                    if done < 0:
+                        raise MemoryError
+                    has_cutoff, cutoff = True, row_long(found.rows + (most - 1) * found.stride, 0)
+            if not has_cutoff and found.count > 1:
+                done = order_rows(found, most + 1)
+                if done == DECLINED:
+                    return False
+                if done < 0:
+                    raise MemoryError
+            return True
+        finally:
+            free(many)
+            free(found.items)
+            found.items, found.items_room = NULL, 0
+
+
+@cython.final
+cdef class Answers:
+    """The answers of plain lookups, which no file outside a view, no limit and no cursor has a say in.
+
+    An answer is a `kind` whose fields are made when they are looked at, by `fields`, of its `_later`, a `ViewRows`.
+    `complete` and `truncated` are how many there were. A topic has at most `most_topic` characters, a key `most_key`; no time is after `last_millisecond`.
+    """
+    cdef readonly int64_t complete, truncated
+    cdef object kind, fields
+    cdef Py_ssize_t most_topic, most_key
+    cdef int64_t last_millisecond
+
+    def __init__(self, kind, fields, Py_ssize_t most_topic, Py_ssize_t most_key, int64_t last_millisecond):
+        self.fields = fields
+        self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
+
+    def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count):
+        """Return the answer of a lookup; None: the caller has to check its arguments, or to search some files."""
+        cdef ViewRows rows
+        cdef uint32_t java = 0, second = 0, masked
+        cdef int64_t low, high, most
+        if type(topic) is not str or type(key) is not str:
+            return None
+        if not 0 < len(<str>topic) <= self.most_topic or not 0 < len(<str>key) <= self.most_key:
+            return None
+        # a topic is not only of blanks
+        if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
+            return None
+        most = number_of(max_count, 0)
+        low, high = number_of(begin_ms, 0), number_of(end_ms, self.last_millisecond)
+        if most < 1 or low < 0 or high < low:
+            return None
+        low, high = low // 1000, high // 1000
+        add_units(topic, &java, &second)
+        java, second = java * 31 + 35, second * <uint32_t>0x9E3779B1 + 35
+        add_units(key, &java, &second)
+        masked = java & 0x7FFFFFFF
+        rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
+        if not view.seek(rows, mixed32(second), None) or rows.has_left:
+            return None
+        return self.made(rows, key, high, about)
+
+    def answer(self, ViewRows rows not None, key, int64_t second_max, about):
+        """Return the answer of a lookup up to `second_max` whose rows a view has whole."""
+        return self.made(rows, key, second_max, about)
+
+    cdef made(self, ViewRows rows, key, int64_t second_max, about):
+        rows.key, rows.second_max, rows.about, rows.fields = key, second_max, about, self.fields
+        result = new(self.kind)
+        PyObject_GenericSetAttr(result, "_later", rows)
+        if rows.skipped or rows.found.count > rows.max_count:
+            self.truncated += 1
+        else:
+            self.complete += 1
+        rows.elapsed_ms = (seconds_now() - rows.started) * 1000
+        return result
+
+
+cdef inline int64_t number_of(value, int64_t otherwise) except? -2:
+    """Return a number from 0 to 2**60 - 1; `otherwise` for None, -1 for anything else."""
+    cdef int64_t number
+    cdef int overflow = 0
+    if value is None:
+        return otherwise
+    if type(value) is not int:
+        return -1
+    number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    return number if not overflow and 0 <= number < <int64_t>1 << 60 else -1
+
+
+cdef inline void add_units(str text, uint32_t *java, uint32_t *second) noexcept:
+    """Add the UTF-16 code units of a text to Java's hash and to the sum of a fingerprint."""
+    cdef Py_UCS4 unit
+    cdef uint32_t a = java[0], b = second[0], value
+    for unit in text:
+        value = unit
+        if value > 0xFFFF:
+            value -= 0x10000
+            a = a * 31 + (0xD800 | value >> 10)
+            b = b * <uint32_t>0x9E3779B1 + (0xD800 | value >> 10)
+            value = 0xDC00 | (value & 0x3FF)
+        a = a * 31 + value
+        b = b * <uint32_t>0x9E3779B1 + value
+    java[0], second[0] = a, b
