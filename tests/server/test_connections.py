@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,6 +137,17 @@ def test_a_head_that_comes_too_slowly_is_told_so(connection, monkeypatch):
     assert answer(connection).startswith(b"HTTP/1.1 200 ")
     connection.sendall(b"GET /livez HT")
     assert rest(connection).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_head_that_was_refused_is_not_refused_again_for_being_late():
+    armed, connection = [], object.__new__(listening._Connection)
+    handle = SimpleNamespace(cancel=lambda: armed.remove(connection._end_late))
+    connection.loop = SimpleNamespace(call_later=lambda _, act: armed.append(act) or handle)
+    connection.transport = SimpleNamespace(write=len, can_write_eof=lambda: False, abort=len)
+    connection.cycle, connection._in_head = None, True
+    connection._watch()
+    connection._refuse(431)
+    assert armed == [connection.transport.abort]
 
 
 def test_who_reads_no_refusal_is_let_go(connection, monkeypatch):

@@ -78,6 +78,13 @@ def test_tokens_are_kept_as_hashes_readable_by_their_owner(made):
         add_token(path, "reader", "read", None)
 
 
+@pytest.mark.parametrize("topics", [[], [""], ["order", ""]])
+def test_a_token_of_no_topics_is_not_one_of_every_topic(tmp_path, topics):
+    with pytest.raises(InvalidArgument, match="missing or empty"):
+        add_token(tmp_path / "tokens.json", "team", "read", topics)
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_token_sees_its_topics_only(guarded, made):
     pay, reader = bearer(made[1]["pay"]), bearer(made[1]["reader"])
     asked = {"topic": "payments", "key": "order-4711"}

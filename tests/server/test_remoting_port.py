@@ -64,6 +64,9 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert records(found.body) == [messages[7]]
             assert (await signed("pay", RequestCode.QUERY_MESSAGE, **query)).code == 22
             assert (await signed("pay", RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
+            # sending a message, which nobody may here
+            assert (await signed("pay", 10, topic="payments")).code == 16
+            assert (await signed("pay", 99_999)).code == 3
             route = json.loads((await signed("support", 105, topic="orders")).body)
             assert route["brokerDatas"] == [
                 {
@@ -111,10 +114,16 @@ def test_tools_ask_beside_http(archived, tmp_path):
     refused = told.pop(0)
     assert (refused["caller"], refused["claimed"], refused["status"]) == (None, "", 16)
     assert (refused["refused"], refused["key"]) == ("rocketmq:QUERY_MESSAGE", "order-7")
-    assert [(one["caller"], one["lookup"], one.get("key"), one["status"]) for one in told][:2] == [
-        ("support", "rocketmq:QUERY_MESSAGE", "order-7", 0),
-        ("pay", "rocketmq:QUERY_MESSAGE", "order-7", 22),
+    named = [(one["caller"], one.get("lookup", one.get("refused")), one["code"], one["status"]) for one in told]
+    assert named == [
+        ("support", "rocketmq:QUERY_MESSAGE", 12, 0),
+        ("pay", "rocketmq:QUERY_MESSAGE", 12, 22),
+        ("pay", "rocketmq:GET_BROKER_CLUSTER_INFO", 106, 0),
+        ("pay", "rocketmq:other", 10, 16),
+        ("pay", "rocketmq:other", 99_999, 3),
+        ("support", "rocketmq:GET_ROUTEINFO_BY_TOPIC", 105, 0),
     ]
+    assert told[0]["key"] == "order-7" and "claimed" not in told[3]
 
 
 def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path, capsys, monkeypatch):

@@ -35,7 +35,7 @@ def token(
     """
     from tiered_index.server.tokens import add_token
 
-    made = add_token(file, name, role, topics)
+    made = add_token(file, name, role, topics or None)
     session.out.answer({"name": name, "role": role, "topics": topics or None, "file": str(file), "token": made})
     session.out.line(made)
     session.out.remark(f"{name} has the role {role}; {file} keeps the token's hash only, so keep the token now")

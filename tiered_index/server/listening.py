@@ -196,6 +196,8 @@ class _Connection(HttpToolsProtocol):
             # an answer is under way, and another one within it would be a part of it
             self.transport.abort()
             return
+        # a head that is refused is late no more: a second refusal would follow the first
+        self._end_watch()
         error = Refused(status, _REFUSED[status])
         problem = Problem.of(error, secrets.token_hex(8), Redaction())
         body = problem.body()

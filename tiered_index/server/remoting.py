@@ -26,6 +26,8 @@ from tiered_index.service.lookup.budget import LookupLimits
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
+# Fields of a request in a record of the audit log.
+_ASKED = ("topic", "key", "offset", "queueId", "queueOffset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +79,20 @@ class RemotingOptions:
         return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=limits, **more)
 
 
-def _audit(audit: Audit, signed: bool, request: Command, response: Command) -> None:
-    """Write a lookup, or a request whose signature was refused, to the audit log, as those over HTTP."""
+def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_known: bool) -> None:
+    """Write a request to the audit log, as those over HTTP."""
     refused = response.code == ResponseCode.NO_PERMISSION
-    # a refused request only claims a name
-    caller = None if refused else request.fields[ACCESS_KEY] if signed else "anyone"
-    asked = {name: request.fields[name][:SHOWN] for name in ("topic", "key", "offset") if name in request.fields}
+    caller = None if not is_known else request.fields[ACCESS_KEY] if signed else "anyone"
+    asked = {name: request.fields[name][:SHOWN] for name in _ASKED if name in request.fields}
     audit.write(
         {
             "time_ms": time.time_ns() // 1_000_000,
             "caller": caller,
-            **({"claimed": request.fields.get(ACCESS_KEY, "")[:SHOWN]} if refused else {}),
+            # a request without a signature only claims a name
+            **({} if is_known else {"claimed": request.fields.get(ACCESS_KEY, "")[:SHOWN]}),
             ("refused" if refused else "lookup"): f"rocketmq:{name_of(request.code)}",
+            # which request is `other` by name
+            "code": request.code,
             **asked,
             **({"withheld": response.withheld} if response.withheld else {}),
             "status": response.code,

@@ -136,13 +136,16 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
     """Make a token, add its hash to the file, which may be new, and return it.
 
     The file is replaced as a whole. Calls at once, of any process, wait for each other. The file keeps its owner, group
-    and mode; a new one is for its owner alone. Raises `InvalidArgument` for the name, and `ConfigError` if the file
-    can't be read, replaced or given to its owner.
+    and mode; a new one is for its owner alone. `topics` are prefixes; None allows every topic. Raises `InvalidArgument`
+    for the name, for an empty list and for an empty prefix, and `ConfigError` if the file can't be read, replaced or
+    given to its owner.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"a token's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r:.80}"
         )
+    if topics is not None and not (topics and all(topics)):
+        raise InvalidArgument("a prefix of topics is missing or empty: name one at least, or none for every topic")
     # a link stays one
     path = path.resolve()
     token = f"ti_{secrets.token_urlsafe(32)}"
@@ -150,7 +153,7 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
         "name": name,
         "sha256": hashlib.sha256(token.encode()).hexdigest(),
         "role": role,
-        "topics": list(topics) if topics else None,
+        "topics": None if topics is None else list(topics),
     }
     try:
         while not _is_added(path, row):

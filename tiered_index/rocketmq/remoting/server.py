@@ -71,9 +71,10 @@ class RemotingServer:
     """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
 
     With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
-    topics that it is for. With `tls` every connection is encrypted. `audit`, of any thread, is called with each request
-    that was looked up or whose signature was refused, and its response. `observe`, of the loop's thread, is called with
-    every request, its response and the seconds between them. `bound` is a socket that has the address already.
+    topics that it is for. With `tls` every connection is encrypted. `audit`, of any thread, is called once with every
+    request, its response, and whether it was signed with one of the keys (True without `keys`), also if the client is
+    gone. `observe`, of the loop's thread, is called with every request, its response and the seconds between them.
+    `bound` is a socket that has the address already.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RemotingServer:
         keys: Mapping[str, AccessKey] | None = None,
         tls: ssl.SSLContext | None = None,
         limits: RemotingLimits | None = None,
-        audit: Callable[[Command, Command], None] | None = None,
+        audit: Callable[[Command, Command, bool], None] | None = None,
         observe: Callable[[Command, Command, float], None] | None = None,
         bound: socket.socket | None = None,
     ) -> None:
@@ -192,39 +193,40 @@ class RemotingServer:
     async def respond(self, request: Command, local: Host, peer: str = "somewhere") -> Command:
         """Return the response to a request that came in at `local` from `peer`."""
         began_s = time.monotonic()
-        response = await self._response(request, local, peer)
+        key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
+        if key is None:
+            response = self._audited(request, self.broker.refuse(request, peer), is_known=False)
+        elif (at_once := self.broker.answer_at_once(request, local)) is not None:
+            response = self._audited(request, at_once)
+        elif self._requests >= self.limits.requests or self._unsent_bytes >= self.limits.unsent_bytes:
+            response = self._audited(request, busy(request))
+        else:
+            response = await self._looked_up(request, local, key)
         if self._observe is not None:
             self._observe(request, response, time.monotonic() - began_s)
         return response
 
-    async def _response(self, request: Command, local: Host, peer: str) -> Command:
-        key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
-        if key is None:
-            refusal = self.broker.refuse(request, peer)
-            if self._audit is not None:
-                self._audit(request, refusal)
-            return refusal
-        response = self.broker.answer_at_once(request, local)
-        if response is not None:
-            return response
+    def _audited(self, request: Command, response: Command, is_known: bool = True) -> Command:
+        if self._audit is not None:
+            self._audit(request, response, is_known)
+        return response
+
+    async def _looked_up(self, request: Command, local: Host, key: AccessKey) -> Command:
         limits, received_s = self.limits, time.monotonic()
-        if self._requests >= limits.requests or self._unsent_bytes >= limits.unsent_bytes:
-            return busy(request)
 
         def look_up() -> Command:
             if time.monotonic() - received_s > limits.queued_s:
-                return busy(request)
-            response = self.broker.look_up(request, local, None if key.topics is None else key.sees)
-            if self._audit is not None:
-                self._audit(request, response)
-            return response
+                return self._audited(request, busy(request))
+            sees = None if key.topics is None else key.sees
+            # in this thread, since nobody waits for the response once the client is gone
+            return self._audited(request, self.broker.look_up(request, local, sees))
 
         self._requests += 1
         try:
             response = await run_in_thread(self._threads, look_up)
         except StorageUnavailable as error:  # no thread could be started
             self.broker.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
-            return busy(request)
+            return self._audited(request, busy(request))
         finally:
             self._requests -= 1
         if response.withheld:
