@@ -65,6 +65,7 @@ class Service:
             _route("POST", "/v1/query:batch", lookups.query_batch),
             _route("GET", "/v1/messages", lookups.messages, parameters.MessagesParameters),
             _route("GET", "/v1/messages/{id:path}", lookups.message, parameters.MessageParameters),
+            _route("GET", "/v1/browse", lookups.browse, parameters.BrowseParameters),
             _route("GET", "/v1/topics", lookups.topics, parameters.Range),
             _route("GET", "/v1/files", stored.files, Nothing),
             _route("GET", "/v1/files/{id}", stored.file, Nothing),

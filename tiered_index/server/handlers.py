@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tiered_index.server.calls import Allowance, Calls, while_there
 from tiered_index.server.memory import MemoryInUse, PacedResponse, Reservation
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.parameters import Bounds
+from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import Caller
@@ -33,7 +33,7 @@ class Handlers:
         self.counters = metrics
         self.prices = served.lookups.config.prices
 
-    def allowance(self, asked: Bounds | None = None) -> Allowance:
+    def allowance(self, asked: Spending | None = None) -> Allowance:
         """Return what a request may spend: the service's bounds, or the lower ones that it asks for."""
         allowance = Allowance(self.served.caps, self.prices)
         if asked is not None:

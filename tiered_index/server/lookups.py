@@ -17,26 +17,50 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.archive.messages import RocketmqMessages, describe_fetched, messages_by_id
+from tiered_index.rocketmq.remoting.archived_queues import Directories, queues_at_hand
+from tiered_index.rocketmq.remoting.browsing import Browsed, Browser
+from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.server import parameters, wire
-from tiered_index.server.calls import Allowance
+from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.gate import PACE, Pace
 from tiered_index.server.handlers import Handlers, caller_of, need_type
-from tiered_index.server.memory import SEEN_BYTES, CountedMessages, Reservation, entries_bytes, parsed_bytes
+from tiered_index.server.memory import (
+    MESSAGE_FACTOR,
+    SEEN_BYTES,
+    CountedMessages,
+    Reservation,
+    entries_bytes,
+    parsed_bytes,
+)
+from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
-from tiered_index.server.served import MOST_SHOWN, SHOWN, shown_topics
+from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
+from tiered_index.service.cold.caches import ByteCache
+from tiered_index.service.lookup.budget import RequestStats
 from tiered_index.service.lookup.messages import MessagesResult, pause_s
+from tiered_index.service.reader import IndexReader
+from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, QueryResult
 
 _NO_EXPLAIN = Explain()
+# Directories of queue offsets that are kept.
+_DIRECTORIES_BYTES = 64 << 20
+_NO_QUEUES = "messages are browsed by their queues: serve --store, or archive segments with --archive-queues"
+_UNREADABLE = "this message can't be read"
 
 
 class LookupHandlers(Handlers):
     """Lookups, topics and messages."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        super().__init__(served, calls, metrics)
+        self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
 
     async def query(self, request: Request, asked: parameters.QueryParameters) -> Response:
         """Look one key up: where its messages lie, newest first."""
@@ -299,6 +323,62 @@ class LookupHandlers(Handlers):
             partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
         )
 
+    async def browse(self, request: Request, asked: parameters.BrowseParameters) -> Response:
+        """Show the messages of a topic around a moment, without a key."""
+        caller = caller_of(request)
+        caller.need_topic(asked.topic)
+        allowance = self.allowance(asked)
+        reservation: Reservation = request.state.reservation
+        left = self.served.caps.message_bytes
+
+        def claim(size: int) -> bool:
+            nonlocal left
+            if (left := left - size) < 0:
+                return False
+            reservation.grow(MESSAGE_FACTOR * size)
+            return True
+
+        def look_up() -> Browsed:
+            lookups, messages = self.served.lookups, self.served.messages
+            with deadline_at(time.monotonic() + allowance.left_s()):
+                if isinstance(lookups, IndexReader):
+                    # what was erased meanwhile is shown no more
+                    lookups.refresh()
+                archives = messages.archives
+                expired = archives[0].state().expired if len(archives) == 1 else NOTHING
+                try:
+                    queues = queues_at_hand(messages.store, messages.root, archives, self._directories)
+                    if queues is None:
+                        raise Refused(404, _NO_QUEUES)
+                    browser = Browser(queues, expired, claim)
+                    answer = browser.page(asked.topic, asked.queue_id, asked.at_ms, asked.cursor, asked.max_count)
+                except UnknownOffsets as error:
+                    raise Refused(404, f"{error.problem}; {_NO_QUEUES}") from error
+            if answer is None:
+                queue = "" if asked.queue_id is None else f" {asked.queue_id}"
+                raise Refused(404, f"topic {asked.topic!r:.80} has no queue{queue} here")
+            spent = RequestStats.of_usage(allowance.usage)
+            return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
+
+        what = {"topic": asked.topic, "queue_id": asked.queue_id, "at_ms": asked.at_ms, "cursor": asked.cursor}
+        encoded = partial(self._browsed_encoded, asked.topic, asked.body, caller)
+        return await self._answer(request, allowance, "browse", what, look_up, encoded)
+
+    def _browsed_encoded(self, topic: str, body: parameters.Body, caller: Caller, answer: Browsed) -> bytes:
+        redaction, left, shown = self.served.redaction, self.served.caps.message_bytes, []
+        for one in answer.messages:
+            # a reason may tell of other topics
+            problem = one.problem and (redaction.text(one.problem) if caller.topics is None else _UNREADABLE)
+            message = None if one.message is None else one.message.to_dict(body, left)
+            place = {"queue_id": one.queue_id, "queue_offset": one.queue_offset}
+            shown.append(wire.encode({**place, "message": message, "problem": problem}).rstrip())
+            left = max(0, left - len(shown[-1]))
+        ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
+        whole = {"topic": topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
+        # what was read of the archive is of all topics
+        explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
+        return _with_messages(whole | {"queues": ends} | explain, shown)
+
     def _messages_for(self, caller: Caller) -> RocketmqMessages:
         messages = self.served.messages
         return messages if caller.topics is None else messages.seen_by(caller.sees)
@@ -321,10 +401,7 @@ class LookupHandlers(Handlers):
             document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
             shown.append(wire.encode(document).rstrip())
             left = max(0, left - len(shown[-1]))
-        whole = redaction.document(replace(answer, messages=()).to_dict(files=files))
-        # one document, of which no more than one message is there as values; within texts the mark has backslashes
-        head, mark, tail = wire.encode(whole | {"messages": []}).partition(b'"messages":[')
-        return b"".join((head, mark, b",".join(shown), tail))
+        return _with_messages(redaction.document(replace(answer, messages=()).to_dict(files=files)), shown)
 
     async def topics(self, request: Request, asked: parameters.Range) -> Response:
         """List the topics: entries, bytes of their messages, first and last second."""
@@ -356,6 +433,14 @@ class LookupHandlers(Handlers):
             )
 
 
+def _with_messages(whole: dict[str, Any], shown: list[bytes]) -> bytes:
+    """Return one document, of which no more than one message is there as values; within texts the mark has
+    backslashes.
+    """
+    head, mark, tail = wire.encode(whole | {"messages": []}).partition(b'"messages":[')
+    return b"".join((head, mark, b",".join(shown), tail))
+
+
 def _withheld(request: Request) -> dict[str, int]:
     """Return of how many places a request was told nothing, for the audit log; empty where of none."""
     count: int = getattr(request.state, "withheld", 0)
@@ -369,7 +454,7 @@ def _tells_files(request: Request, asked: parameters.Bounds) -> bool:
 
 def _for_caller(caller: Caller, answer: Any) -> Any:
     """Return a lookup's answer without the positions of sources that the caller may not see."""
-    if caller.topics is None:
+    if caller.topics is None or isinstance(answer, Browsed):
         return answer
     freshness = tuple(
         replace(one, positions={name: at for name, at in one.positions.items() if caller.sees_source(name)})

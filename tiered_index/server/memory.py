@@ -27,7 +27,7 @@ T = TypeVar("T")
 # An entry as its document while JSON is made, and what its topic adds for each byte: all of it escaped, three times.
 _ENTRY_BYTES, _TOPIC_FACTOR = 1024, 6
 # A message as it is stored, as text, and as JSON: digits and escapes take more than the bytes.
-_MESSAGE_FACTOR = 4
+MESSAGE_FACTOR = 4
 # A body of JSON as Python's objects: lists of one list each take most.
 _PARSED_FACTOR = 50
 # Of an entry that a stream has sent, lest it sends it again.
@@ -187,7 +187,7 @@ class CountedMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return the result of each of `items`. Raises `Refused` if the budget lacks their bytes."""
-        self.reservation.grow(_MESSAGE_FACTOR * sum(item.size for item in items))
+        self.reservation.grow(MESSAGE_FACTOR * sum(item.size for item in items))
         return self.source.fetch(items, topic, key)
 
 

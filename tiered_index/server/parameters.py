@@ -62,11 +62,9 @@ class Nothing(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Bounds(Nothing):
-    """Bounds of one request; the service has bounds of its own, and the lesser one holds."""
+class Spending(Nothing):
+    """What one request may spend; the service has bounds of its own, and the lesser one holds."""
 
-    allow_partial: bool = Field(False, description="Answer from the readable files, and name the others in `failed`.")
-    explain: bool = Field(False, description="List each file with its requests, bytes and time in `explain.files`.")
     max_requests: Count | None = Field(None, ge=0, description="Most requests to the storage.")
     max_bytes: Count | None = Field(None, ge=0, description="Most bytes read from the storage.")
     max_cost_usd: Amount | None = Field(None, ge=0, description="Highest estimated cost in US dollars.")
@@ -75,6 +73,13 @@ class Bounds(Nothing):
     def narrow(self, allowance: Allowance) -> None:
         """Lower what a request may spend to these bounds."""
         allowance.narrow(LookupLimits(self.max_requests, self.max_bytes, self.timeout_s), self.max_cost_usd)
+
+
+class Bounds(Spending):
+    """Bounds of one lookup, and what its answer tells."""
+
+    allow_partial: bool = Field(False, description="Answer from the readable files, and name the others in `failed`.")
+    explain: bool = Field(False, description="List each file with its requests, bytes and time in `explain.files`.")
 
 
 class Range(Bounds):
@@ -147,6 +152,27 @@ class MessageParameters(Bounds):
     )
     cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
     body: Body = Field("text", description="Form of message bodies.")
+
+
+class BrowseParameters(Spending):
+    """Parameters of `GET /v1/browse`."""
+
+    topic: Topic = Field(description="Topic of the messages.")
+    queue_id: int | None = Field(None, ge=0, lt=2**31, description="Queue of the topic (default: all, up to 64).")
+    at_ms: Time | None = Field(
+        None, description="The moment: epoch milliseconds or ISO 8601. Half of the messages are from before it."
+    )
+    cursor: str | None = Field(
+        None, max_length=4096, description="Continue at `earlier` or `later` of an answer, instead of `at_ms`."
+    )
+    max_count: int = Field(25, ge=1, le=100, description="Most messages.")
+    body: Body = Field("text", description="Form of message bodies.")
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Self:
+        if (self.at_ms is None) == (self.cursor is None):
+            raise ValueError("give at_ms or cursor")
+        return self
 
 
 # a mapping: of a thousand, a model or dataclass each took as long as the answers

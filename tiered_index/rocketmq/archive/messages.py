@@ -131,6 +131,21 @@ class RocketmqMessages:
         self._root = root
         self._sees: Callable[[str], bool] | None = None
 
+    @property
+    def store(self) -> Path | None:
+        """Folder of the store directory."""
+        return self._store.folder if self._store is not None else None
+
+    @property
+    def root(self) -> Path | None:
+        """Root of an index that follows the store."""
+        return self._root
+
+    @property
+    def archives(self) -> tuple[SegmentArchive, ...]:
+        """The archives of all indexes."""
+        return tuple(self._archives.values())
+
     def seen_by(self, sees: Callable[[str], bool]) -> RocketmqMessages:
         """Return the messages as somebody gets them who may see the topics only for which `sees` returns True.
 

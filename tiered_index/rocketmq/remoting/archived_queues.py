@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
+from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import tag_key
 from tiered_index.rocketmq.log.message import Message
@@ -123,6 +125,21 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         """Return the store timestamp of a queue's last message, 0 where it has none."""
         return 0 if ends.begin == ends.end else int(self._entries_of(queue.runs[-1])["store_ms"][-1])
 
+    def seek_ms(self, queue: ArchivedQueue, ends: Ends, at_ms: int) -> int:
+        """Return the offset of the first message stored at a time or later, by the times in the archive."""
+        for one in queue.runs:
+            if one.run.newest_ms >= at_ms and one.run.end > ends.begin:
+                later = self._entries_of(one)["store_ms"] >= at_ms
+                return max(ends.begin, one.run.first + int(later.argmax()))
+        return ends.end
+
+    def _within(self, queue: ArchivedQueue, begin: int, end: int) -> tuple[int, int]:
+        number = bisect_right(queue.runs, end - 1, key=lambda one: one.run.first) - 1
+        run = queue.runs[number].run
+        if run.end < end and queue.runs[number + 1].after_unknown:
+            raise self._unknown(f"the message at offset {end - 1} of queue {queue.queue_id}", self._lacking())
+        return max(begin, run.first), min(end, run.end)
+
     def _entries(self, queue: ArchivedQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
         number = bisect_right(queue.runs, offset, key=lambda one: one.run.first) - 1
         if number < 0 or queue.runs[number].run.end <= offset:
@@ -179,28 +196,12 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 except CorruptFile as error:
                     yield row, error
                 else:
-                    yield row, None if self._is_gone(message) else message
+                    yield row, None if is_gone(self._expired, message) else message
             elif one.state == "erased" or not self._archive.holding(place, self._store):
                 yield row, None
             else:
                 problem = one.problem or "its message can't be read"
                 yield row, CorruptFile(f"queue {queue.queue_id} of {queue.topic}", f"offset {offset + row}: {problem}")
-
-    def _is_gone(self, message: Message) -> bool:
-        """Return whether a message has expired or was erased: also one whose bytes are there still."""
-        second = message.store_ms // 1000
-        if second < max(self._expired.begin_of(message.topic), 0):
-            return True
-        erased = self._expired.erased_of(message.topic)
-        if erased is None:
-            return False
-        if second < erased.queues.get(message.queue_id, ALWAYS):
-            return True
-        for key in (*message.index_keys, *([tag_key(message.tags)] if message.tags else [])):
-            absolute, masked, fingerprint = lookup_numbers(message.topic, key)
-            if second < max(erased.begin_of(absolute, fingerprint), erased.begin_of(masked, fingerprint)):
-                return True
-        return False
 
     # of the archive
 
@@ -279,6 +280,23 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return known
 
 
+def is_gone(expired: Expired, message: Message) -> bool:
+    """Return whether a message has expired or was erased: also one whose bytes are there still."""
+    second = message.store_ms // 1000
+    if second < max(expired.begin_of(message.topic), 0):
+        return True
+    erased = expired.erased_of(message.topic)
+    if erased is None:
+        return False
+    if second < erased.queues.get(message.queue_id, ALWAYS):
+        return True
+    for key in (*message.index_keys, *([tag_key(message.tags)] if message.tags else [])):
+        absolute, masked, fingerprint = lookup_numbers(message.topic, key)
+        if second < max(erased.begin_of(absolute, fingerprint), erased.begin_of(masked, fingerprint)):
+            return True
+    return False
+
+
 class StoreAndArchive(StoreQueues):
     """Reads the queues of a store, and what `older` has of their messages from before the store's begin.
 
@@ -295,6 +313,22 @@ class StoreAndArchive(StoreQueues):
         own = super().ends(queue)
         older = self._older_of(queue, own)
         return own if older is None else Ends(min(own.begin, self._older.ends(older).begin), own.end)
+
+    def seek_ms(self, queue: ConsumeQueue, ends: Ends, at_ms: int) -> int:
+        """Return the offset of the first message stored at a time or later, in the archive or the store."""
+        own = super().ends(queue)
+        if ends.begin < own.begin and (older := self._older_of(queue, own)) is not None:
+            found = self._older.seek_ms(older, self._older.ends(older), at_ms)
+            if found < own.begin:
+                return max(found, ends.begin)
+        return super().seek_ms(queue, own, at_ms)
+
+    def _within(self, queue: ConsumeQueue, begin: int, end: int) -> tuple[int, int]:
+        own = super().ends(queue)
+        if end > own.begin:
+            return max(begin, own.begin), end
+        older = self._older_of(queue, own)
+        return (begin, end) if older is None else self._older._within(older, begin, end)
 
     def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
         older = self._before(queue, offset)
@@ -323,3 +357,29 @@ class StoreAndArchive(StoreQueues):
                 if first == own.begin and len(stored) and archived["offset"][0] == stored["offset"][0]:
                     return older
         return None
+
+
+def have_queues(archives: Iterable[SegmentArchive]) -> bool:
+    """Return whether a segment was archived with queue offsets."""
+    return any(one.queues_bytes for archive in archives for one in archive.state().archive.values())
+
+
+def queues_at_hand(
+    store: Path | None, root: Path | None, archives: Iterable[SegmentArchive], directories: Directories
+) -> Queues[Any] | None:
+    """Return the queues of a store, of archived segments, or of both; None if there is no store and no segment has
+    queue offsets.
+
+    Raises `UnknownOffsets` without a store if several logs are archived.
+    """
+    archives = list(archives)
+    if not have_queues(archives):
+        return None if store is None else StoreQueues(store, root)
+    places = [(archive, name) for archive in archives for name in archive.state().stores]
+    if len(places) == 1:
+        archived = ArchivedQueues(*places[0], directories)
+        return archived if store is None else StoreAndArchive(store, root, archived)
+    if store is None:
+        text = f"the logs of {len(places)} brokers are archived, and each has queues of its own: serve one of them"
+        raise UnknownOffsets("the archive", text)
+    return StoreQueues(store, root)

@@ -34,7 +34,7 @@ from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import list_queues
-from tiered_index.rocketmq.remoting.archived_queues import ArchivedQueues, Directories, StoreAndArchive
+from tiered_index.rocketmq.remoting.archived_queues import ArchivedQueues, Directories, have_queues, queues_at_hand
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -49,7 +49,7 @@ from tiered_index.rocketmq.remoting.frames import (
     text_of,
     topic_of,
 )
-from tiered_index.rocketmq.remoting.pulling import Pulled, Queues, StoreQueues, UnknownOffsets, hashes_of_tags
+from tiered_index.rocketmq.remoting.pulling import Pulled, Queues, UnknownOffsets, hashes_of_tags
 from tiered_index.rocketmq.remoting.throttled_log import ThrottledLog
 from tiered_index.service.answers.rows import check_key
 from tiered_index.service.cold.caches import ByteCache
@@ -259,7 +259,7 @@ class ReadOnlyBroker:
         answer = _AT_ONCE.get(request.code)
         if answer is not None:
             return answer(self, request, local)
-        if request.code in _OF_QUEUES and self._store is None and not self._has_archived_queues():
+        if request.code in _OF_QUEUES and self._store is None and not have_queues(self._archives().values()):
             text = f" request type {request.code} not supported: {_NO_QUEUES}"
             return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
         if request.code in _LOOKED_UP:
@@ -392,8 +392,8 @@ class ReadOnlyBroker:
                 if self._store is not None:
                     for queue in list_queues(self._store / "consumequeue"):
                         counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
-                elif self._has_archived_queues():
-                    counts = self._archived_queues().counts()
+                elif isinstance(archived := self._queues_at_hand(None), ArchivedQueues):
+                    counts = archived.counts()
             self._counted_queues = now_s, counts
         return self._counted_queues[1]
 
@@ -568,27 +568,11 @@ class ReadOnlyBroker:
         """Return the queues; None if the caller may not see the topic, or if it has no queue."""
         if not caller.sees(topic) or topic not in self._topics.names(topic):
             return None
-        queues: Queues[Any]
-        if self._store is None:
-            queues = self._archived_queues()
-        else:
-            queues = StoreQueues(self._store, self._root)
-            with contextlib.suppress(UnknownOffsets):
-                if self._has_archived_queues():
-                    queues = StoreAndArchive(self._store, self._root, self._archived_queues())
-        return queues if queues.of_topic(topic) else None
+        queues = self._queues_at_hand(self._store)
+        return queues if queues is not None and queues.of_topic(topic) else None
 
-    def _has_archived_queues(self) -> bool:
-        archives = self._archives().values()
-        return any(one.queues_bytes for archive in archives for one in archive.state().archive.values())
-
-    def _archived_queues(self) -> ArchivedQueues:
-        """Return the queues of the one store whose log is archived. Raises `UnknownOffsets` where several are."""
-        places = [(archive, name) for archive in self._archives().values() for name in archive.state().stores]
-        if len(places) != 1:
-            text = f"the logs of {len(places)} brokers are archived, and each has queues of its own: serve one of them"
-            raise UnknownOffsets("the archive", text)
-        return ArchivedQueues(*places[0], self._directories)
+    def _queues_at_hand(self, store: Path | None) -> Queues[Any] | None:
+        return queues_at_hand(store, self._root, self._archives().values(), self._directories)
 
     def _end_of_queue(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic, queue_id = topic_of(request), number_of(request, "queueId")

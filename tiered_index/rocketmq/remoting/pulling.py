@@ -8,8 +8,9 @@ begins, as for its broker, at the first message that the log, or the archive, st
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -51,6 +52,14 @@ class Pulled:
     next: int
     ends: Ends
     body: bytes = b""
+
+
+class Unread(NamedTuple):
+    """A message of a queue: `read` raises `CorruptFile`, and returns None if it may be answered no more."""
+
+    queue_offset: int
+    size: int
+    read: Callable[[], Message | None]
 
 
 def hashes_of_tags(subscription: str) -> frozenset[int] | None:
@@ -117,6 +126,36 @@ class Queues(ABC, Generic[Q]):
         """Return a function that reads the message of a row of `entries`. The first row is at the queue offset. It
         returns None for a message that may be answered no more. `rows` will be asked for, in this order.
         """
+
+    @abstractmethod
+    def seek_ms(self, queue: Q, ends: Ends, at_ms: int) -> int:
+        """Return the queue offset of the first message stored at `at_ms` or later; the queue's end if there is none."""
+
+    def _within(self, queue: Q, begin: int, end: int) -> tuple[int, int]:
+        """Return the part of [begin, end) at its end in which no offset is missing."""
+        return begin, end
+
+    def messages(self, queue: Q, begin: int, end: int, step: int, *, backwards: bool = False) -> Iterator[Unread]:
+        """Yield the messages at the queue offsets [begin, end), or from the last one back, looking up `step` at once.
+
+        Offsets that have no message are passed over.
+        """
+        while begin < end:
+            if backwards:
+                low, end = self._within(queue, begin, end)
+                low = max(low, end - step)
+                first, entries = self._entries(queue, low, end - low)
+                end, entries = low, entries[: max(0, end - first)]
+            else:
+                first, entries = self._entries(queue, begin, min(step, end - begin))
+                entries = entries[: max(0, end - first)]
+                begin = first + len(entries)
+            rows = range(len(entries))[:: -1 if backwards else 1]
+            read = self._reader(queue, first, entries, rows)
+            for row in rows:
+                yield Unread(first + row, int(entries["size"][row]), partial(read, row))
+            if not (len(entries) or backwards):
+                return
 
     def pull(
         self, topic: str, queue_id: int, offset: int, most: int, most_bytes: int, tags: frozenset[int] | None
@@ -218,6 +257,27 @@ class StoreQueues(Queues[ConsumeQueue]):
             return 0
         _, entries = queue.read(ends.end - 1, 1)
         return self._message(queue, ends.end - 1, entries).store_ms
+
+    def seek_ms(self, queue: ConsumeQueue, ends: Ends, at_ms: int) -> int:
+        """Return the offset of the first message stored at a time or later. Takes some 20 reads of the log."""
+        low, high = ends
+        while low < high:
+            middle = (low + high) // 2
+            check_deadline(f"reading the queues of {queue.topic}")
+            if (store_ms := self._store_ms(queue, middle)) is not None and store_ms >= at_ms:
+                high = middle
+            else:
+                # a deleted message is older than all that is left
+                low = middle + 1
+        return low
+
+    def _store_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
+        try:
+            return self._message(queue, offset, queue.read(offset, 1)[1]).store_ms
+        except CorruptFile as error:
+            if self._is_deleted(error):
+                return None
+            raise
 
     def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
         return queue.read(offset, most)

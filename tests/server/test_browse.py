@@ -1,0 +1,214 @@
+"""`GET /v1/browse`: a topic's messages around a moment, from a store or archived segments, for whoever may see it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.rocketmq.test_archived_queues import archive, made
+from tests.server.conftest import serving
+from tests.server.test_guard import bearer
+from tiered_index import IndexReader, IndexService, erase
+from tiered_index.server.calls import Caps
+from tiered_index.server.tokens import add_token
+
+T = 1_700_000_000_000
+COUNT = 60
+
+
+def puts():
+    """Messages of three queues of `orders`, one each second, and between them some of `payments`."""
+    for n in range(COUNT):
+        if n % 5 == 4:
+            yield {"topic": "payments", "queue_id": 0, "body": b"secret %d" % n, "store_ms": T + n * 1000}
+        else:
+            yield {"topic": "orders", "queue_id": n % 3, "body": b"order %d" % n, "store_ms": T + n * 1000}
+
+
+@pytest.fixture(scope="module", params=["store", "archive", "store and archive"])
+def held(request, tmp_path_factory):
+    """A client of a service that has the messages, `orders` of the log in their order, and the token of a team."""
+    folder = tmp_path_factory.mktemp("browse")
+    messages = made(folder / "store", puts())
+    storage = (folder / "storage").as_uri()
+    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
+    tokens = folder / "tokens.json"
+    team = bearer(add_token(tokens, "team", "read", ["orders"]))
+    every = bearer(add_token(tokens, "every", "read", None))
+    with IndexService.open(root=folder / "root", storage=storage, **settings) as index:
+        for one in messages:
+            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+        index.run_lifecycle()
+        if request.param != "store":
+            assert archive(index, folder / "store") > 1
+        if request.param == "store and archive":
+            # as a broker does after some days
+            sorted((folder / "store" / "commitlog").iterdir())[0].unlink()
+        store = None if request.param == "archive" else folder / "store"
+        with serving(index, tokens=tokens, store=store, audit=folder / "audit") as client:
+            client.headers.update(every)
+            yield client, [one for one in messages if one.topic == "orders"], team, folder / "audit"
+
+
+def browse(client, headers=None, **asked):
+    got = client.get("/v1/browse", params={"topic": "orders", **asked}, headers=headers)
+    assert got.status_code == 200, got.text
+    return got.json()
+
+
+def places(answer):
+    return [(one["queue_id"], one["queue_offset"]) for one in answer["messages"]]
+
+
+def test_messages_around_a_moment_and_on_from_there_are_those_of_the_log(held):
+    client, messages, *_ = held
+    log = [(one.queue_id, one.queue_offset) for one in messages]
+    at_ms = messages[24].store_ms
+    middle = browse(client, at_ms=at_ms, max_count=10)
+    assert middle["status"] == "complete" and places(middle) == log[19:29]
+    assert [one["message"]["body"] for one in middle["messages"]] == [one.body().decode() for one in messages[19:29]]
+    found, before, behind = places(middle), middle, middle
+    while before["earlier"]:
+        before = browse(client, cursor=before["earlier"], max_count=7)
+        found = places(before) + found
+    while behind["later"]:
+        behind = browse(client, cursor=behind["later"], max_count=7)
+        found += places(behind)
+    assert found == log
+    counts = [sum(one.queue_id == queue for one in messages) for queue in range(3)]
+    assert middle["queues"] == [{"queue_id": n, "begin": 0, "end": count} for n, count in enumerate(counts)]
+    # one queue; before everything, and behind it
+    assert places(browse(client, at_ms=at_ms, queue_id=1, max_count=100)) == [one for one in log if one[0] == 1]
+    first, last = browse(client, at_ms=0, max_count=3), browse(client, at_ms="2100-01-01", max_count=4)
+    assert (places(first), first["earlier"]) == (log[:3], None)
+    assert (places(last), last["later"]) == (log[-2:], None)
+
+
+def test_a_token_of_some_topics_browses_these_alone(held):
+    client, messages, team, audit = held
+    every = browse(client, headers=team, at_ms=T, max_count=100)
+    assert len(every["messages"]) == len(messages) and "explain" not in every
+    assert "secret" not in json.dumps(every) and "payments" not in json.dumps(every)
+    asked = {"topic": "payments", "at_ms": T}
+    cursor = browse(client, topic="payments", at_ms=T, max_count=2)["later"]
+    told = set()
+    for more in ({}, {"queue_id": 0}, {"queue_id": 7}):
+        for place in ({"at_ms": T}, {"cursor": cursor}):
+            got = client.get("/v1/browse", params={"topic": "payments", **place, **more}, headers=team)
+            told.add((got.status_code, got.json()["detail"]))
+    # a topic that there is, and one that there is not
+    assert told == {(403, "the token is not for topic 'payments'")}
+    assert client.get("/v1/browse", params=asked | {"topic": "none"}, headers=team).status_code == 403
+    # another topic's cursor names places of the own topic's queues alone
+    assert {one["message"]["topic"] for one in browse(client, headers=team, cursor=cursor)["messages"]} == {"orders"}
+    for topic in ("../payments", "orders/../payments", "orders/0"):
+        got = client.get("/v1/browse", params=asked | {"topic": topic}, headers=team)
+        assert got.status_code in (403, 404), topic
+    records = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert {"caller": "team", "topic": "orders", "count": len(messages)}.items() <= next(
+        one for one in records if one.get("lookup") == "browse" and one["caller"] == "team"
+    ).items()
+    assert any(one["status"] == 403 and "payments" in one["asked"] for one in records)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "said"),
+    [
+        ({}, 400, "give at_ms or cursor"),
+        ({"at_ms": T, "cursor": "later:0=1"}, 400, "give at_ms or cursor"),
+        ({"cursor": "later:9=1"}, 400, "names other queues"),
+        ({"cursor": "later:0=1,"}, 400, "none of this request's"),
+        ({"cursor": "sideways:0=1"}, 400, "none of this request's"),
+        ({"at_ms": T, "max_count": 101}, 400, "max_count"),
+        ({"at_ms": T, "queue_id": 9}, 404, "has no queue 9 here"),
+        ({"at_ms": T, "topic": "none"}, 404, "has no queue here"),
+        ({"at_ms": T, "explain": "true"}, 400, "is not a parameter"),
+    ],
+)
+def test_a_wrong_question_is_told_so(held, asked, status, said):
+    got = held[0].get("/v1/browse", params={"topic": "orders", **asked})
+    assert (got.status_code, said in got.json()["detail"]) == (status, True), got.text
+
+
+def test_a_cursor_behind_the_ends_is_one_at_the_ends(held):
+    client, messages, *_ = held
+    last = browse(client, cursor=f"earlier:0={10**17}", queue_id=0, max_count=1)
+    assert places(last) == [[(one.queue_id, one.queue_offset) for one in messages if one.queue_id == 0][-1]]
+    assert browse(client, cursor=f"later:0={10**17}", queue_id=0)["messages"] == []
+
+
+def test_a_page_is_bounded_by_its_bytes_and_loses_nothing(tmp_path):
+    messages = made(tmp_path / "store", ({"body": b"%04d" % n * 100} for n in range(9)))
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
+        with serving(index, store=tmp_path / "store", caps=Caps(message_bytes=1500)) as client:
+            found, place = [], {"at_ms": 0}
+            while place:
+                answer = browse(client, **place)
+                assert 1 <= len(answer["messages"]) <= 3
+                found += places(answer)
+                place = {"cursor": answer["later"]} if answer["later"] else {}
+            assert found == [(one.queue_id, one.queue_offset) for one in messages]
+
+
+def test_what_was_erased_is_not_shown_from_anywhere(tmp_path):
+    messages = made(tmp_path / "store", ({"keys": [f"k-{n // 3}"], "body": b"%d" % n} for n in range(9)))
+    storage = (tmp_path / "storage").as_uri()
+    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
+    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
+        for one in messages:
+            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+        index.seal()
+        index.run_lifecycle()
+        assert archive(index, tmp_path / "store")
+    with IndexReader.open(storage) as reader, serving(reader) as far:
+        assert len(browse(far, at_ms=T)["messages"]) == 9
+        erase(storage, "orders", keys="k-1", yes=True, now=True, grace_s=0)
+        assert [one["message"]["body"] for one in browse(far, at_ms=T)["messages"]] == list("012678")
+    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
+        index.run_lifecycle()
+        with serving(index, store=tmp_path / "store") as near:
+            answer = browse(near, at_ms=T, max_count=4)
+            found = places(answer)
+            while answer["later"]:
+                answer = browse(near, cursor=answer["later"], max_count=1)
+                found += places(answer)
+            assert [offset for _, offset in found] == [0, 1, 2, 6, 7, 8]
+
+
+def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
+    made(tmp_path / "store", ({"body": b"%d" % n * 20} for n in range(6)))
+    tokens = tmp_path / "tokens.json"
+    team = bearer(add_token(tokens, "team", "read", ["orders"]))
+    every = bearer(add_token(tokens, "every", "read", None))
+    segment = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    segment.write_bytes(segment.read_bytes().replace(b"3" * 20, b"3" * 19 + b"X"))
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
+        with serving(index, store=tmp_path / "store", tokens=tokens) as client:
+            for headers, problem in ((every, "CRC"), (team, "this message can't be read")):
+                answer = browse(client, headers=headers, cursor="later:0=0")
+                assert [offset for _, offset in places(answer)] == [0, 1, 2, 3, 4, 5]
+                damaged = answer["messages"][3]
+                assert damaged["message"] is None and problem in damaged["problem"], damaged
+                assert answer["status"] == "partial" and str(tmp_path) not in json.dumps(answer)
+
+
+def test_without_queues_at_hand_it_says_what_gives_them(client):
+    got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
+    assert got.status_code == 404 and "--archive-queues" in got.json()["detail"]
+
+
+def test_a_topic_of_very_many_queues_wants_one_to_be_chosen(tmp_path):
+    made(tmp_path / "store", ({"queue_id": n} for n in range(65)))
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
+        with serving(index, store=tmp_path / "store") as client:
+            got = client.get("/v1/browse", params={"topic": "orders", "at_ms": T})
+            assert (got.status_code, "choose one by queue_id" in got.text) == (400, True)
+            assert places(browse(client, at_ms=T, queue_id=64)) == [(64, 0)]
+
+
+def test_a_lookup_that_takes_too_long_is_ended(held):
+    client, *_ = held
+    asked = {"topic": "orders", "at_ms": T, "timeout_s": 1e-9}
+    got = client.get("/v1/browse", params=asked)
+    assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")

@@ -1,0 +1,195 @@
+"""Messages of a topic around a moment, without a key: its queues, merged by the time at which messages were stored.
+
+A page ends with the places of its first and last messages, so that pages before and behind it repeat and leave out
+nothing. Messages that have expired or were erased are passed over. One `Browser` serves one request.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.retention import Expired
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.remoting.archived_queues import is_gone
+from tiered_index.rocketmq.remoting.pulling import Ends, Queue, Queues
+from tiered_index.storage.context import check_deadline
+from tiered_index.types import Explain
+
+MOST_QUEUES = 64
+"""Queues that are read at once: each takes reads of its own."""
+_CURSOR = re.compile(r"(earlier|later):((?:[0-9]{1,9}=[0-9]{1,18})(?:,[0-9]{1,9}=[0-9]{1,18})*)", re.ASCII)
+# Entries of a queue that are looked up at once.
+_MOST_STEP = 32
+
+
+class Placed(NamedTuple):
+    """A message at its place, or why it can't be read."""
+
+    queue_id: int
+    queue_offset: int
+    message: Message | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Browsed:
+    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now."""
+
+    messages: tuple[Placed, ...]
+    earlier: str | None
+    later: str | None
+    ends: Mapping[int, Ends]
+    explain: Explain = field(default_factory=Explain)
+
+    @property
+    def status(self) -> Literal["complete", "partial"]:
+        """``partial``: a message of the page can't be read."""
+        return "partial" if any(one.problem for one in self.messages) else "complete"
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+@dataclass
+class Browser:
+    """Reads pages of one topic's queues. `claim` is called with the bytes of each message before it is read. Once it
+    returns False, the page ends, but not before one message of each queue.
+    """
+
+    queues: Queues[Any]
+    expired: Expired
+    claim: Callable[[int], bool] = lambda _: True
+
+    def page(
+        self, topic: str, queue_id: int | None, at_ms: int | None, cursor: str | None, max_count: int
+    ) -> Browsed | None:
+        """Return up to `max_count` messages around `at_ms`, or those that `cursor` names; None: no such topic or queue.
+
+        Raises `InvalidArgument` for a cursor of another question and for too many queues, and `CorruptFile` if the
+        place of a moment can't be found; a message that can't be read is a part of the page.
+        """
+        if queue_id is None:
+            queues = {queue.queue_id: queue for queue in self.queues.of_topic(topic)}
+        else:
+            found = self.queues.find(topic, queue_id)
+            queues = {} if found is None else {queue_id: found}
+        if not queues:
+            return None
+        if len(queues) > MOST_QUEUES:
+            raise InvalidArgument(f"topic {topic!r:.80} has {len(queues)} queues: choose one by queue_id")
+        ends = {number: self.queues.ends(queue) for number, queue in queues.items()}
+        if cursor is None:
+            assert at_ms is not None
+            places = {number: self.queues.seek_ms(queues[number], ends[number], at_ms) for number in queues}
+            before = _Way(self, queues, ends, places, is_backwards=True).read(max_count // 2)
+            behind = _Way(self, queues, ends, places, is_backwards=False).read(max_count - len(before.found))
+        else:
+            is_backwards, places = _decoded(cursor, ends)
+            before = _Way(self, queues, ends, places, is_backwards=True).read(max_count if is_backwards else 0)
+            behind = _Way(self, queues, ends, places, is_backwards=False).read(0 if is_backwards else max_count)
+        has_earlier = any(before.places[number] > ends[number].begin for number in queues)
+        has_later = any(behind.places[number] < ends[number].end for number in queues)
+        return Browsed(
+            messages=(*before.found[::-1], *behind.found),
+            earlier=_encoded("earlier", before.places) if has_earlier else None,
+            later=_encoded("later", behind.places) if has_later else None,
+            ends=ends,
+        )
+
+
+class _Way:
+    """Messages from `places` on by time, or those before them, the newest first. `places` moves along."""
+
+    def __init__(
+        self,
+        browser: Browser,
+        queues: Mapping[int, Queue],
+        ends: Mapping[int, Ends],
+        places: Mapping[int, int],
+        *,
+        is_backwards: bool,
+    ) -> None:
+        self._browser, self._queues, self._ends, self._is_backwards = browser, queues, ends, is_backwards
+        self.places = dict(places)
+        self.found: list[Placed] = []
+        self._is_full = False
+
+    def read(self, most: int) -> _Way:
+        """Read up to `most` messages."""
+        if most:
+            step = min(most // len(self._queues) + 1, _MOST_STEP)
+            merged = heapq.merge(*(self._timed(queue, step) for queue in self._queues.values()))
+            while len(self.found) < most and (timed := next(merged, None)) is not None and not self._is_full:
+                self.found.append(timed.placed)
+                # not at once when it is read: the merge reads one message of each queue ahead
+                self.places[timed.placed.queue_id] = timed.following
+        return self
+
+    def _timed(self, queue: Queue, step: int) -> Iterator[_Timed]:
+        """Yield messages of a queue, each with its time, which never goes back: an order of queues by it keeps theirs.
+
+        A message that can't be read has the time of the one before.
+        """
+        number, sign = queue.queue_id, -1 if self._is_backwards else 1
+        latest, is_first, (begin, end) = -math.inf, True, self._ends[number]
+        if self._is_backwards:
+            end = self.places[number]
+        else:
+            begin = self.places[number]
+        messages = self._browser.queues.messages(queue, begin, end, step, backwards=self._is_backwards)
+        for offset, size, read in messages:
+            check_deadline(f"reading messages of {queue.topic}")
+            if not self._browser.claim(size) and not is_first:
+                self._is_full = True
+                return
+            try:
+                message, problem = read(), None
+            except CorruptFile as error:
+                message, problem = None, str(error)
+            if problem is None and (message is None or is_gone(self._browser.expired, message)):
+                continue
+            if message is not None:
+                latest = max(latest, sign * message.store_ms)
+            following = offset if self._is_backwards else offset + 1
+            yield _Timed(latest, sign * number, following, Placed(number, offset, message, problem))
+            is_first = False
+        # nothing but messages that are gone may have been behind the last one
+        self.places[number] = begin if self._is_backwards else end
+
+
+@dataclass(order=True, slots=True)
+class _Timed:
+    """A message in the order of all queues; `following` is the place behind it."""
+
+    time: float
+    queue: int
+    following: int = field(compare=False)
+    placed: Placed = field(compare=False)
+
+
+def _encoded(direction: str, places: Mapping[int, int]) -> str:
+    return f"{direction}:" + ",".join(f"{number}={offset}" for number, offset in sorted(places.items()))
+
+
+def _decoded(cursor: str, ends: Mapping[int, Ends]) -> tuple[bool, dict[int, int]]:
+    """Return the direction and the places of a cursor. A place that is gone, or not there yet, is the nearest one.
+
+    A queue that the cursor does not name is newer than it: it begins there.
+    """
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise InvalidArgument("the cursor is none of this request's: begin again with at_ms")
+    named = {int(number): int(offset) for number, _, offset in (one.partition("=") for one in found[2].split(","))}
+    if not named.keys() <= ends.keys():
+        raise InvalidArgument("the cursor names other queues: begin again with at_ms")
+    places = {
+        number: min(max(named.get(number, of_queue.begin), of_queue.begin), of_queue.end)
+        for number, of_queue in ends.items()
+    }
+    return found[1] == "earlier", places
