@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from tests.rocketmq.test_archived_queues import made
 from tests.server.conftest import PATIENCE_S, put_entries, serving
 from tiered_index import IndexService
 from tiered_index.server.tokens import add_token
@@ -25,7 +26,8 @@ def test_the_examples_work(tmp_path, capsys):
         root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
     ) as index:
         put_entries(index)
-        with serving(index, tokens=tmp_path / "tokens.json") as client:
+        made(tmp_path / "store", [{}] * 3)
+        with serving(index, tokens=tmp_path / "tokens.json", store=tmp_path / "store") as client:
             own = str(client.base_url).rstrip("/")
             for block in blocks:
                 done = subprocess.run(
@@ -39,11 +41,12 @@ def test_the_examples_work(tmp_path, capsys):
                 assert done.returncode == 0, (block, done.stderr)
                 answers.append(done.stdout)
             exec(compile(program.replace(URL, own), "service.md", "exec"), {"TOKEN": token})
-    query, lines, batch, messages, lists, taken, verification = answers
+    query, lines, batch, messages, around, lists, taken, verification = answers
     assert [item["offset"] for item in json.loads(query)["items"]] == [204_800, 1024]
     assert json.loads(lines.splitlines()[-1])["count"] == 2
     assert [len(one["items"]) for one in json.loads(batch)["results"]] == [2, 1]
     assert [one["state"] for one in json.loads(messages)["messages"]] == ["missing", "missing"]
+    assert [one["queue_offset"] for one in json.loads(around)["messages"]] == [0, 1, 2]
     assert '"topic":"payments"' in lists and "tiered_index_lookups_total" in lists and '"ready"' in lists
     assert json.loads(taken) | {"entries": 1, "position": 1, "durable_position": 1} == json.loads(taken)
     assert json.loads(verification)["deep"] is True
