@@ -75,7 +75,7 @@ def topics(
                 stack.enter_context(client)
                 told = {"explain": session.out.as_json}
                 return lambda cursor, **limits: client.topics(begin, end, allow_partial, **told, **limits)
-            reader = pages.reader = stack.enter_context(session.open_reader(config))
+            reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
             return lambda cursor, **limits: reader.topics(begin, end, allow_partial, **limits)
 
         nothing = TopicsResult(topics=(), status="partial")

@@ -149,7 +149,7 @@ def query(
         with contextlib.ExitStack() as stack:
             return look_up_keys(
                 session.out,
-                lambda: stack.enter_context(session.open_reader(config)),
+                lambda: stack.enter_context(session.open_reader(config, with_writers=True)),
                 lookups,
                 budget,
                 target,
@@ -174,7 +174,7 @@ def query(
                     explained["body"] = body or "text"
                 look_up: Any = client.messages if messages else client.query
                 return partial(look_up, topic, key, begin, end, page, **explained)
-            reader = stack.enter_context(session.open_reader(config))
+            reader = stack.enter_context(session.open_reader(config, with_writers=True))
             pages.reader = reader
             look_up = (
                 partial(reader.messages, source=messages_source(store, reader, config)) if messages else reader.query

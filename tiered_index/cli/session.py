@@ -120,9 +120,11 @@ class Session:
             raise InvalidArgument(f"several storages are read without a root, and {config.root} is set")
         return config
 
-    def open_reader(self, config: IndexConfig) -> IndexReader:
-        """Open what the options name. Raises as `IndexReader.open`."""
-        return IndexReader.open(self.storages if len(self.storages) > 1 else None, config=config)
+    def open_reader(self, config: IndexConfig, *, with_writers: bool = False) -> IndexReader:
+        """Open what the options name. Raises as `IndexReader.open`. `with_writers`: `IndexReader.writers` follows."""
+        several = self.storages if len(self.storages) > 1 else None
+        # one that reads a root, too, knows its writer
+        return IndexReader(config, storages=several, with_writers=with_writers and config.root is None)
 
     def progress(self, title: str, total: int | None) -> Progress:
         """Return a progress display; none where the log is for programs."""

@@ -38,7 +38,7 @@ from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, LostObject
-from tiered_index.service.log.session import Writer, writer_of
+from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
@@ -90,8 +90,9 @@ class IndexReader(Lookups[ItemT]):
         clock: Clock | None = None,
         storage: Storage | None = None,
         storages: Sequence[str] | None = None,
+        with_writers: bool = False,
     ) -> None:
-        """Open for reading; prefer `IndexReader.open`."""
+        """Open for reading; prefer `IndexReader.open`. `with_writers`: read beside the logs what `writers` returns."""
         config = checked_config(config)
         if config.root is None and config.storage is None and storage is None and storages is None:
             raise ConfigError("neither storage nor root is set: give a storage URI, a root, or both")
@@ -100,6 +101,7 @@ class IndexReader(Lookups[ItemT]):
         self.config = config
         self._clock = clock or SystemClock()
         self._storages, self._is_given = storages, storage is not None
+        self._with_writers = with_writers
         self._closed = False
         # held while it is opened anew in a forked child
         self._opening = threading.Lock()
@@ -239,7 +241,7 @@ class IndexReader(Lookups[ItemT]):
 
         def look(view: IndexView) -> Writer | None:
             with contextlib.suppress(StorageError):
-                return writer_of(view.storage)
+                return view.writer()
             return None
 
         calls = [(f"reading the lease of {view.storage.uri}", partial(look, view)) for view in self._views]
@@ -337,7 +339,7 @@ class IndexReader(Lookups[ItemT]):
         return views
 
     def _open_view(self, config: IndexConfig, backend: Storage | None) -> IndexView:
-        return IndexView(config, self._clock, backend, self._parts)
+        return IndexView(config, self._clock, backend, self._parts, with_writer=self._with_writers)
 
     def _adopt(self, child: Storage) -> bool:
         """Read the index of a child from now on; return whether it has one. Raises as opening it."""

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import SplitResult
 
 from tiered_index.errors import InvalidArgument
@@ -98,7 +98,7 @@ class Storage(ABC):
     options_type: ClassVar[type[StorageOptions]] = StorageOptions
 
     @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
+    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Storage:
         """Return the storage that a URI names, for `open_storage`; send no request. Raises `ConfigError`.
 
         `options` is an instance of `options_type`, with the URI's parameters. `disk` and `parallel_reads` are those of

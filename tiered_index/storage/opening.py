@@ -46,13 +46,13 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.options import S3Options
 
 _T = TypeVar("_T")
-# Class and options of each scheme; a class is loaded on use: boto3 takes longer than everything else together
+# Class and options of each scheme; a class is loaded on use
 _BUILT_IN: dict[str, tuple[str, type[StorageOptions]]] = {
     "az": ("tiered_index.storage.clouds:AzureStorage", AzureOptions),
     "file": ("tiered_index.storage.local.storage:LocalStorage", StorageOptions),
     "gs": ("tiered_index.storage.clouds:GoogleStorage", GoogleOptions),
     "memory": ("tiered_index.storage.memory:MemoryStorage", StorageOptions),
-    "s3": ("tiered_index.storage.s3.storage:S3Storage", S3Options),
+    "s3": ("tiered_index.storage.s3.light:LightS3", S3Options),
     "sqlite": ("tiered_index.storage.sqlite.storage:SqliteStorage", StorageOptions),
 }
 # Only a word is repeated in a message; anything else may be a secret

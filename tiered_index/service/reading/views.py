@@ -39,7 +39,7 @@ from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
-from tiered_index.service.log.session import check_descriptor
+from tiered_index.service.log.session import Writer, check_descriptor, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts, source_number
 from tiered_index.service.reading.refreshed import Refreshed, unread
@@ -63,9 +63,20 @@ class _Away(NamedTuple):
 
 
 class IndexView(Refreshed):
-    """An index that somebody else writes; a given `backend` is closed by the view. Raises as `IndexReader.open`."""
+    """An index that somebody else writes; a given `backend` is closed by the view. Raises as `IndexReader.open`.
 
-    def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, parts: ReaderParts) -> None:
+    With `with_writer` the lease is read beside the log, for the first `writer`.
+    """
+
+    def __init__(
+        self,
+        config: IndexConfig,
+        clock: Clock,
+        backend: Storage | None,
+        parts: ReaderParts,
+        *,
+        with_writer: bool = False,
+    ) -> None:
         super().__init__(clock, config.refresh_interval_s, config.prices)
         self._config = config
         self._lock = threading.Lock()
@@ -108,6 +119,8 @@ class IndexView(Refreshed):
         with contextlib.ExitStack() as undo:
             if opened is not None:
                 undo.callback(opened.close)
+            ask = partial(writer_of, self.storage)
+            self._lease = parts.begin_all(parts.begin, [ask] if with_writer else [])
             self.genesis = self._open_log(marker)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
@@ -125,6 +138,15 @@ class IndexView(Refreshed):
             self._use_summary()
             self._show(self._log.state)
             undo.pop_all()
+
+    def writer(self) -> Writer | None:
+        """Return the present or last writer; raises `StorageError`."""
+        if not self._lease:
+            return writer_of(self.storage)
+        try:
+            return self._lease.pop().result(remaining_s())
+        except TimeoutError as error:
+            raise BudgetExceeded(f"timeout_s was reached while reading the lease of {self.storage.uri}") from error
 
     def _use_summary(self) -> None:
         """Take in the summary that was read with the log; a greater one is read when it is needed."""

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
@@ -31,9 +30,10 @@ from urllib3.response import BaseHTTPResponse
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.storage.context import check_deadline, sending
-from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore, went_elsewhere
+from tiered_index.storage.obstores import answered, obstore, went_elsewhere
 from tiered_index.storage.retry import PassingFault, RequestFault
-from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
+from tiered_index.storage.s3.light import bucket_store
+from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.retry import S3Calls, is_elsewhere, may_pass
 
 if TYPE_CHECKING:
@@ -49,14 +49,6 @@ _ERRORS = create_parser("rest-xml")
 # obstore asks again five minutes before this ends, which is after a minute. botocore renews credentials ten minutes
 # before they end, so none that obstore uses has ended.
 _CREDENTIALS_HOLD = timedelta(minutes=6)
-# obstore reads variables that boto3 does not, which would change its GETs
-_NOT_OF_ENVIRONMENT: Any = {
-    "skip_signature": False,
-    "request_payer": False,
-    "s3_express": False,
-    # of writes, and instead of a customer's key
-    "server_side_encryption": "AES256",
-}
 _XML = re.compile(r"\s*($|<\?xml|<Error)")
 
 
@@ -183,28 +175,12 @@ class RangeGets:
 
     def _open(self, way: _Way) -> Any:
         """Return obstore's store for the bucket."""
-        options = self._options
-        host = urlsplit(way.base_url)
-        client = client_options(
-            [host.hostname or ""],
-            allow_http=host.scheme == "http",
-            connect_timeout_s=options.connect_timeout_s,
-            read_timeout_s=options.read_timeout_s,
-            connections=options.max_pool_connections or FEWEST_CONNECTIONS,
-        )
-        if host.scheme == "https":
-            named = Session(profile=options.profile).get_config_variable("ca_bundle")
-            client["root_certificate"] = Path(str(get_cert_path(named or True))).read_bytes()
-        return obstore().store.S3Store(
-            self._bucket,
-            # the bucket's address, whatever its style; any other key of this would lose to AWS_ENDPOINT_URL_S3
-            aws_endpoint_url_s3=way.base_url,
-            virtual_hosted_style_request=True,
-            **_NOT_OF_ENVIRONMENT,
-            region=way.region,
-            credential_provider=way.credentials,
-            client_options=client,
-            retry_config=NO_RETRIES,
+        certificates = None
+        if urlsplit(way.base_url).scheme == "https":
+            named = Session(profile=self._options.profile).get_config_variable("ca_bundle")
+            certificates = str(get_cert_path(named or True))
+        return bucket_store(
+            self._bucket, way.base_url, way.region, self._options, certificates, credential_provider=way.credentials
         )
 
     def close(self) -> None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
@@ -27,7 +26,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import (
-    MAX_NAME_BYTES,
     PAGE,
     Bytes,
     ObjectInfo,
@@ -41,23 +39,17 @@ from tiered_index.storage.base import (
     check_range,
     check_suffix,
 )
-from tiered_index.storage.disk import Disk
 from tiered_index.storage.retry import RetryLoop
-from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
+from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options, checked_prefix, uri_of
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
 from tiered_index.storage.s3.retry import NO_S3, REQUEST_ERRORS, S3Calls, count_requests, translate
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_MAX_KEY_BYTES = 1024
-_URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 _NAMES_SHOWN = 3
 _IN_LISTINGS = {"IsTruncated", "Name", "Bucket", "Contents", "Uploads"}
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
-
-
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 
 
 class S3Storage(Storage):
@@ -66,22 +58,6 @@ class S3Storage(Storage):
     min_part_bytes = 5 << 20
 
     options_type = S3Options
-
-    @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
-        """Return the storage in a bucket; a URI's parameters are among the options."""
-        if not _BUCKET.fullmatch(uri.netloc):
-            short = 0 < len(uri.netloc) < 3
-            problem = (
-                f"bucket {uri.netloc!r} is too short: a bucket's name has 3 characters at least"
-                if short
-                else "an s3 URI names a bucket"
-            )
-            raise ConfigError(f"{problem}: s3://bucket/prefix")
-        prefix = unquote(uri.path).strip("/")
-        if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
-            raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
-        return cls(uri.netloc, prefix, options.sized_for(parallel_reads))
 
     def __init__(
         self,
@@ -100,14 +76,12 @@ class S3Storage(Storage):
         of its own, ranges are read through obstore only if `lean_gets` is true.
         """
         self.options = options or S3Options()
-        prefix = prefix.strip("/")
+        prefix = checked_prefix(prefix)
         if not bucket or "/" in bucket:
             raise ConfigError(f"not a bucket's name: {bucket!r}")
-        if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - 1:
-            raise ConfigError("the prefix leaves no room for names within a key's 1,024 bytes")
         self.bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
-        self.uri = _uri(bucket, prefix, self.options)
+        self.uri = uri_of(bucket, prefix, self.options)
         self.client = client or build_client(self.options, self.uri)
         attempts = (self.options.max_attempts if client is None else 1, self.options.transfer_attempts)
         loop = RetryLoop(self.uri, *attempts, self.options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
@@ -321,12 +295,6 @@ class S3Storage(Storage):
                 with contextlib.suppress(StorageUnavailable):
                     self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
             raise
-
-
-def _uri(bucket: str, prefix: str, options: S3Options) -> str:
-    query = {name: value for name in _URI_OPTIONS if (value := getattr(options, name)) is not None}
-    folder = f"/{quote(prefix)}" if prefix else ""
-    return f"s3://{bucket}{folder}" + (f"?{urlencode(query, safe=':/')}" if query else "")
 
 
 def _request_body(data: Bytes) -> bytes | bytearray:

@@ -1,0 +1,245 @@
+"""A process that only reads needs no boto3 where the environment says how to reach the bucket, and asks in 3 rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
+from tests.support.counting_proxy import Action, Request, counting_proxy
+from tests.support.s3_server import S3Server
+from tiered_index import IndexService, merge
+from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3.light import LightS3
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
+
+pytest.importorskip("obstore", reason="the extra `object` is not installed")
+DATA = bytes(range(256)) * 4
+LIST = "<?xml version='1.0'?><ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated>{}</ListBucketResult>"
+ITEM = (
+    "<Contents><Key>{}</Key><Size>3</Size><ETag>x</ETag><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
+    "</Contents>"
+)
+_WAIT_S = 60
+
+
+class Together:
+    """Holds the answers to some requests until all of them have come."""
+
+    def __init__(self, parts: list[str]) -> None:
+        self._left, self._all = set(parts), threading.Event()
+        self.is_held_alone = False
+
+    def meet(self, part: str) -> None:
+        self._left.discard(part)
+        if not self._left:
+            self._all.set()
+        self.is_held_alone |= not self._all.wait(_WAIT_S)
+
+
+def kind(request: Request) -> str:
+    """Return what of an index is asked for."""
+    asked = request.path.partition("prefix=")[2].replace("%2F", "/") or request.key
+    name = asked.partition("index/")[2]
+    return f"{'list' if 'prefix=' in request.path else 'get'} {name.partition('/')[0]}" + name[-8:] * (
+        name.endswith(".summary")
+    )
+
+
+def test_a_query_loads_no_boto3_and_takes_three_rounds(server: S3Server, tmp_path: Path) -> None:
+    bucket = server.new_bucket()
+    uri = f"s3://{bucket}/index?endpoint_url="
+    options = {"addressing_style": "path"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        stored = f"{uri}{server.endpoint_url}"
+        with IndexService.open(root=tmp_path / "root", storage=stored, slots=16, items=60, s3=options) as index:
+            index.put("t", 0, ["k"], 1, 1, 1_600_000_000_000)
+            index.seal()
+            index.run_lifecycle()
+        merge(stored, window="30d")
+    with counting_proxy(server.endpoint_url) as proxy:
+        four = ["list log", "get checkpoint", "get checkpoint.summary", "get lease"]
+        second = Together(four)
+        asked: list[str] = []
+
+        def fault(request: Request) -> Action | None:
+            asked.append(kind(request))
+            return Action(hold=partial(second.meet, asked[-1])) if asked[-1] in four else None
+
+        proxy.fault = fault
+        names, answer = queried(f"{uri}{proxy.endpoint_url}", server.environment)
+    # the lists of checkpoints and leases, then what is held until all of it is asked for, then the slot group
+    first = ["list checkpoint", "list lease"]
+    assert sorted(asked[:-1]) == sorted([*first, *four])
+    assert asked[-1] == "get data"
+    assert not second.is_held_alone
+    assert not names & {"boto3", "botocore", "pandas", "pyarrow", "pydantic_settings", "urllib3"}
+    assert (len(answer["items"]), answer["status"], answer["freshness"][0]["writer"]["state"]) == (
+        1,
+        "complete",
+        "closed",
+    )
+
+
+def queried(uri: str, environment: dict[str, str]) -> tuple[set[str], Any]:
+    """Return the modules that a process of `query` loads, and its answer."""
+    script = (
+        "import json, sys\n"
+        "from tiered_index.cli.__main__ import run\n"
+        "try:\n"
+        "    run()\n"
+        "finally:\n"
+        "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", script, "query", "t", "k", "--storage", uri, "--json"]
+    plain = {name: value for name, value in os.environ.items() if not name.upper().startswith(("AWS_", "HTTP"))}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | environment)
+    return set(json.loads(done.stderr)), json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[ScriptedServer]:
+    with scripted_server() as running:
+        yield running
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A process that has not loaded boto3, and an environment that gives all."""
+    for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "botocore")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    return monkeypatch
+
+
+@pytest.fixture
+def light(alone: pytest.MonkeyPatch, answering: ScriptedServer) -> LightS3:
+    answering.reset()
+    options = S3Options(endpoint_url=answering.endpoint_url, max_attempts=1, transfer_attempts=1)
+    storage = open_storage("s3://bucket/p", options=options)
+    assert isinstance(storage, LightS3)
+    return storage
+
+
+def heavy(server: ScriptedServer) -> list[bool]:
+    """Return of each request whether boto3 sent it."""
+    return ["amz-sdk-request" in request.lowered for request in server.requests]
+
+
+def with_file(place: str) -> Callable[[pytest.MonkeyPatch], object]:
+    def write(patch: pytest.MonkeyPatch) -> None:
+        path = Path(os.environ["HOME"]) / ".aws" / place
+        path.parent.mkdir()
+        path.write_text("[default]\nregion = eu-west-3\n")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("uri", "change"),
+    [
+        ("s3://bucket", lambda patch: patch.delenv("AWS_DEFAULT_REGION")),
+        ("s3://bucket", lambda patch: patch.setenv("AWS_USE_FIPS_ENDPOINT", "true")),
+        ("s3://bucket", lambda patch: patch.setenv("AWS_CREDENTIAL_EXPIRATION", "2030-01-01T00:00:00Z")),
+        ("s3://bucket", lambda patch: patch.setenv("https_proxy", "http://127.0.0.1:1")),
+        ("s3://bucket", lambda patch: patch.setenv("AWS_ENDPOINT_URL", "https://vpce-1.s3.eu-central-1.amazonaws.com")),
+        ("s3://bucket", with_file("config")),
+        ("s3://bucket", with_file("credentials")),
+        ("s3://bucket?region=cn-north-1", None),
+        ("s3://with.dots", None),
+        ("s3://bucket--use1-az4--x-s3", None),
+        ("s3://bucket?addressing_style=virtual", None),
+        ("s3://bucket", lambda patch: patch.setitem(sys.modules, "botocore", sys)),
+    ],
+)
+def test_what_the_environment_does_not_say_alone_is_boto3s(
+    alone: pytest.MonkeyPatch, uri: str, change: Callable[[pytest.MonkeyPatch], object] | None
+) -> None:
+    with open_storage("s3://bucket") as storage:
+        assert isinstance(storage, LightS3)
+    if change is not None:
+        change(alone)
+    with open_storage(uri) as storage:
+        assert isinstance(storage, S3Storage)
+
+
+def test_reads_of_every_kind_are_light(light: LightS3, answering: ScriptedServer) -> None:
+    listing = LIST.format(ITEM.format("p/log/1") + ITEM.format("p/log/2"))
+    answering.answers(
+        Answer(200, DATA), part(DATA, 3, 9), Answer(200, listing.encode()), Answer(403), part(DATA, 1000, 1024)
+    )
+    assert light.get("a") == DATA
+    assert light.get_range("a", 3, 6) == DATA[3:9]
+    assert light.get_range("a", 3, 0) == b""
+    assert [(info.name, info.size_bytes, info.modified_ms) for info in light.list("log/", start_after="log/0")] == [
+        ("log/1", 3, 1_700_000_000_000),
+        ("log/2", 3, 1_700_000_000_000),
+    ]
+    assert light.now_ms() % 1000 == 0
+    assert answering.requests[-1].method == "HEAD"
+    with pytest.raises(InvalidArgument, match="the object has 1024 bytes"):
+        light.get_range("a", 1000, 100)
+    assert not any(heavy(answering))
+
+
+@pytest.mark.parametrize(
+    "answer", [error(503, "SlowDown"), error(403, "AccessDenied"), Answer(200, DATA), part(DATA, 3, 9, total=8)]
+)
+def test_what_obstore_does_not_take_is_asked_by_boto3(
+    light: LightS3, answering: ScriptedServer, answer: Answer
+) -> None:
+    answering.answers(answer, part(DATA, 3, 9), Answer(200, DATA))
+    assert light.get_range("a", 3, 6) == DATA[3:9]
+    assert light.get("a") == DATA
+    assert heavy(answering) == [False, True, True]
+
+
+def test_a_missing_object_is_told_by_boto3(light: LightS3, answering: ScriptedServer) -> None:
+    answering.answers(error(404, "NoSuchKey"))
+    with pytest.raises(ObjectNotFound):
+        light.get("a")
+    assert heavy(answering) == [False, True]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [f"p/log/{number:05}" for number in range(1000)],
+        ["p/log/2", "p/log/1"],
+        ["p/log/1", "p/other/1"],
+        ["p/log/a//b"],
+    ],
+    ids=["a whole page", "no order", "another folder", "an empty part"],
+)
+def test_a_listing_that_may_not_be_whole_is_boto3s(light: LightS3, answering: ScriptedServer, keys: list[str]) -> None:
+    """obstore takes a page without the token of the next one for the last."""
+    truncated = LIST.format("".join(map(ITEM.format, keys))).replace(">false<", ">true<")
+    answering.answers(Answer(200, truncated.encode()), Answer(200, truncated.encode()), error(500, "InternalError"))
+    with pytest.raises(StorageError):
+        list(light.list("log/"))
+    assert heavy(answering)[:2] == [False, True]
+
+
+def test_a_write_is_boto3s_and_so_is_all_after_it(light: LightS3, answering: ScriptedServer) -> None:
+    answering.answers(Answer(200, b"", {"ETag": '"x"'}), Answer(200, DATA))
+    light.put("a", DATA)
+    assert light.get("a") == DATA
+    assert heavy(answering) == [True, True]
+    light.close()
