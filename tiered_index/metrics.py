@@ -126,13 +126,16 @@ def _of_writer(index: IndexService) -> Iterator[Metric]:
     }
     for name, (meaning, value) in values.items():
         yield _one(name, meaning, value)
-    steps = SummaryMetricFamily("tiered_index_lifecycle_seconds", "Time of life-cycle steps.", labels=["step"])
+    steps = SummaryMetricFamily(
+        "tiered_index_lifecycle_seconds", "Time of the steps seal, compact, upload, retire and expire.", labels=["step"]
+    )
     for step, done in health["steps"].items():
         steps.add_metric([step], done["count"], done["seconds"])
     yield steps
     failures = {step: done["errors"] for step, done in health["steps"].items()}
     yield _by("step", "lifecycle_errors_total", "Failed life-cycle steps.", failures)
-    yield _by("worker", "worker_errors_total", "Failed rounds of workers.", health["failed_rounds"])
+    meaning = "Failed rounds of the workers flusher and lifecycle."
+    yield _by("worker", "worker_errors_total", meaning, health["failed_rounds"])
     positions, ages = index.durable_positions(), health["position_age_s"]
     yield _by("source", "durable_position", "Durable position of each source.", positions)
     meaning = "Seconds since the durable position moved, at most since the process began."

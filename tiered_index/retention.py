@@ -62,15 +62,15 @@ class Retention:
     for an impossible value.
     """
 
-    # Entries older than this expire; None: they don't.
+    # Age at which entries expire; None: never.
     age_s: float | None = None
-    # Ages of topics, by name or pattern (`debug-*`), instead of `age_s`. Of several that match the longest counts.
+    # Ages by topic name or pattern (`debug-*`), in place of `age_s`. The longest age of all matching patterns counts.
     topics: Mapping[str, float] = field(default_factory=dict)
-    # Bytes of files and window tables in the storage; the oldest go beyond. None: no bound.
+    # Most bytes of files and window tables in the storage; beyond it the oldest expire. None: no bound.
     max_bytes: int | None = None
-    # Archived segments older than this expire; None: they don't.
+    # Age at which archived segments expire, counted from their upload; None: never.
     segments_age_s: float | None = None
-    # How long the bytes of what has been removed stay, for readers at work.
+    # Time to keep the bytes of removed objects, for running readers.
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:

@@ -1,20 +1,14 @@
-"""The list of public names in docs/api.md, of `tiered_index` and `tiered_index.follow`: run
-`python -m docs.generators.api_page` to make it anew.
-"""
+"""The list of public names in docs/api.md, of `tiered_index` and `tiered_index.follow`."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 import tiered_index
 from tiered_index import follow
 
-__all__ = ["names_table", "rewritten"]
-
-PAGE = Path(__file__).parents[1] / "api.md"
-_NAMES = re.compile(r"(<!-- names -->\n).*?(<!-- end -->)", re.DOTALL)
+__all__ = ["names_table"]
 
 
 def names_table() -> str:
@@ -27,12 +21,3 @@ def names_table() -> str:
         sentence = re.split(r"\.\s|\n\n", text or "")[0].replace("\n", " ").rstrip(".")
         rows.append(f"| `{name}` | {sentence} |")
     return "\n".join(rows) + "\n"
-
-
-def rewritten(page: str) -> str:
-    """Return the page with the present table of names."""
-    return _NAMES.sub(lambda found: found[1] + names_table() + found[2], page)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text()))

@@ -18,13 +18,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 # how many commands they have, at least
 _PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/restore.md": 7}
-_PAGES_OF_PROGRAMS = (
-    "README.md",
-    "docs/using.md",
-    "docs/embedding.md",
-    "docs/lifetime.md",
-    "docs/restore.md",
-)
+_PAGES_OF_PROGRAMS = ("README.md", "docs/using.md", "docs/embedding.md", "docs/lifetime.md", "docs/restore.md")
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

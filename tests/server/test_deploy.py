@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,17 +22,13 @@ import typer.main
 import yaml
 from botocore.exceptions import ClientError
 from moto import mock_aws
-from prometheus_client.parser import text_string_to_metric_families
 
+from docs.generators import metrics_page
 from tests.support.later import Later
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import LateCommand, app
 from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.follow import Follower, Lag
-from tiered_index.server.app import Service
-from tiered_index.server.calls import Caps
-from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S
 from tiered_index.service.log.log import StorageLog
@@ -331,33 +326,10 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
+def exported() -> dict[str, set[str]]:
     """Each sample that a writer's sidecar exports, and the labels that it has."""
-    folder = tmp_path_factory.mktemp("exported")
-    uri, settings = (folder / "storage").as_uri(), {"slots": 100, "items": 1000, "background": False}
-    with IndexService.open(root=folder / "root", storage=uri, **settings) as index:
-        index.put("orders", 0, "order-4711", 1, 1, 1_762_000_000_000, source="shop", source_position=1)
-        index.flush()
-        yield exported_of(index)
-
-
-def exported_of(index: IndexService) -> dict[str, set[str]]:
-    source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict)
-    served = Served(
-        index,
-        messages_of(index, None),
-        Caps(),
-        redaction_of(index, None),
-        Audit(None),
-        gauges=Follower(index, source).gauges,
-    )
-    with Service(served) as service:
-        metrics = service.metrics
-        metrics.request("/v1/query", "GET", 200, 0.1)
-        metrics.rocketmq_request("QUERY_MESSAGE", "SUCCESS", 0.1)
-        metrics.lookup("query", "complete", index.query("orders", "order-4711").explain)
-        families = list(text_string_to_metric_families(metrics.page().decode()))
-    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    with metrics_page.exported() as families:
+        return {sample.name: set(sample.labels) for family in families["writer"] for sample in family.samples}
 
 
 EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
@@ -388,21 +360,10 @@ def test_a_lag_that_is_not_known_fires_its_alert() -> None:
     assert EXPRESSIONS["TieredIndexFollowerBehind"] == f"{name} unless {name} <= {bound}"
 
 
-def test_the_page_names_each_metric_and_its_labels(exported: dict[str, set[str]]) -> None:
-    page = (DEPLOY.parent / "docs/service.md").read_text()
-    named = {
-        name: set(re.findall(r"`(\w+)`", labels))
-        for names, labels in re.findall(
-            r"^\| (`[^|]*) \|([^|]*)\|", page.partition("## Health, metrics and logs")[2], re.M
-        )
-        for name in re.findall(r"`(\w+)`", names)
-    }
-    suffixes = re.compile(r"_(bucket|sum|count)$")
-    samples = {name: labels - {"le"} for name, labels in exported.items() if name.startswith("tiered_index_")}
-    # they would be as many again, and of no use
+def test_exported_names_are_of_use(exported: dict[str, set[str]]) -> None:
+    # series `_created` would be as many again, and of no use
     assert not any(name.endswith("_created") for name in exported)
     assert {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"} <= exported.keys()
-    assert named == {suffixes.sub("", name.removeprefix("tiered_index_")): samples[name] for name in samples}
 
 
 def test_each_alert_has_its_entry_and_each_entry_its_alert() -> None:

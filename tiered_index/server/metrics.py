@@ -1,6 +1,6 @@
-"""What the service has done, for Prometheus: `tiered_index_*`, in base units; what only grows ends in ``_total``.
+"""Metrics of a service for Prometheus: `tiered_index_*`, in base units. Names of counters end in ``_total``.
 
-Counters move with each request; the state of index, caches and storage is that of `tiered_index.metrics`. No label has
+Counters move with each request. The state of index, caches and storage is that of `tiered_index.metrics`. No label has
 a key, a topic, or a text that a client chose. Threads: any.
 """
 
@@ -48,14 +48,18 @@ class Metrics:
             "rocketmq_request_seconds", "Time of requests of RocketMQ's protocol.", _SECONDS, "request", "status"
         )
         self._lookups = counter(
-            "lookups", "Lookups, by kind, the farthest place that was read, and status.", "kind", "place", "status"
+            "lookups",
+            "Lookups, by kind, farthest place read (none, local, cache, storage) and status.",
+            *("kind", "place", "status"),
         )
         self._requests = histogram("lookup_storage_requests", "Storage requests per lookup.", _REQUESTS)
         self._read = histogram("lookup_storage_bytes", "Bytes read from the storage per lookup.", _BYTES)
         self._bytes = counter("lookup_bytes", "Bytes read from the storage by lookups.")
         self._cost = counter("lookup_cost_usd", "Estimated cost of lookups in dollars.")
         self._files = counter("lookup_files", "Files read by lookups, by place.", "place")
-        self._skipped = counter("lookup_files_skipped", "Files skipped by lookups, by reason.", "reason")
+        self._skipped = counter(
+            "lookup_files_skipped", "Files skipped by lookups, by reason: time, topic, filter, budget.", "reason"
+        )
         # a series that is not there until something happened has no rate when it does
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:

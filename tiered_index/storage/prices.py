@@ -19,16 +19,17 @@ class PriceTable:
     Raises `ConfigError` for a price that is negative or not finite.
     """
 
-    # PUT, COPY, POST, LIST, and each call of a multipart upload.
+    # Price of 1,000 PUT, COPY, POST and LIST requests, and calls of a multipart upload.
     put_per_1000_usd: float = 0.005
-    # GET and HEAD.
+    # Price of 1,000 GET and HEAD requests.
     get_per_1000_usd: float = 0.0004
-    # DELETE and aborting an upload.
+    # Price of 1,000 DELETE requests and aborted uploads.
     delete_per_1000_usd: float = 0.0
-    # Bytes read; 0 within the region.
+    # Price of a GiB read; 0 within the region.
     egress_per_gib_usd: float = 0.0
-    # Bytes stored for a month.
+    # Price of a GiB stored for a month.
     storage_per_gib_month_usd: float = 0.023
+    # Month of the list prices.
     as_of: str = "2026-11"
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""The knobs of an S3 storage, with their defaults; apart from `storage`, so that reading settings does not load boto3.
+"""Options of an S3 storage, and their defaults. Reading them does not load boto3.
 
-Credentials are never among them: they come from the usual chain (environment, profile, container, instance role).
+They hold no credentials: these come from the usual chain (environment, profile, container, instance role).
 """
 
 from __future__ import annotations
@@ -26,35 +26,39 @@ _URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options(StorageOptions):
-    """How to reach and use an S3 service. Raises `ConfigError` for a value that can't be right."""
+    """Options to reach and use an S3 service. Raises `ConfigError` for an impossible value.
+
+    The comments are the meanings in docs/settings.md.
+    """
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("addressing_style", "endpoint_url", "profile", "region")
-    # Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile says.
+    # URL of the service; None: that of `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
     endpoint_url: str | None = None
-    # None: what the environment or the profile says.
+    # Region of the bucket; None: that of the environment or the profile.
     region: str | None = None
     # Name of a profile in the AWS configuration files; None: the default chain.
     profile: str | None = None
-    # `path`, `virtual` or `auto`; None: `path` for any endpoint but Amazon's, which chooses by itself.
+    # `path`, `virtual` or `auto`; None: `auto` at Amazon, `path` elsewhere.
     addressing_style: str | None = None
     # Server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
     sse: str | None = None
     # The key for `aws:kms*`; None: the account's default key.
     sse_kms_key_id: str | None = None
+    # Seconds to wait for a connection.
     connect_timeout_s: float = 5.0
+    # Seconds to wait for the next bytes of an answer.
     read_timeout_s: float = 30.0
-    # Connections kept open; requests beyond them open further ones and close them again. None: what the opener's
-    # parallel reads need.
+    # Connections kept open; more are opened and closed on demand. None: 4 more than `query_threads`, at least 10.
     max_pool_connections: int | None = None
-    # How many attempts of one call may meet an error that passes (5xx, throttling) or a lost connection.
+    # Attempts of a call at passing errors: 5xx, throttling, a lost connection.
     max_attempts: int = 5
-    # How many may meet anything else that passes: an answer that broke off or was not as asked, and a conflict (409).
+    # Attempts of a call at other passing faults: an answer that broke off or was not as asked, a conflict (409).
     transfer_attempts: int = 4
-    # After fault n of a kind: a random time up to `backoff_s * 2**n`, at most 5 s; `backoff_s` counts as 0.5 at least
-    # after throttling.
+    # Pause after fault n of a kind: random, up to `backoff_s * 2**n`, at most 5 s. After throttling it counts as 0.5
+    # at least.
     backoff_s: float = 0.1
-    # Whether ranges are read through obstore where it is installed (`reads`), for a fraction of boto3's processor time;
-    # False for tools that trace the client's methods.
+    # Read ranges through obstore if it is installed, for a fraction of boto3's processor time. Set False for tools that
+    # trace boto3's methods.
     lean_gets: bool = True
 
     def __post_init__(self) -> None:

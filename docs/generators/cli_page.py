@@ -1,0 +1,97 @@
+"""The commands in docs/cli.md, made from the argument parsers of `tiered-index`."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tiered_index.cli.main import LateCommand, app
+
+__all__ = ["commands"]
+
+# an option of so many commands, with the same help, is shown once
+_COMMON = 8
+_NAMES = {int: "N", float: "N", str: "TEXT", Path: "PATH"}
+_EXAMPLES = "[bold]Examples[/bold]"
+_OWN = ("--help", "--install-completion", "--show-completion")
+
+
+def all_commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the words of each command, and the command. Groups have no part of their own."""
+    group = group or typer.main.get_command(app)
+    group = group.loaded() if isinstance(group, LateCommand) else group
+    below = getattr(group, "commands", {})
+    if not below:
+        yield words, group
+    for name, command in below.items():
+        yield from all_commands(command, (*words, name))
+
+
+def commands() -> str:
+    """Return a section for each command, after a table of the options that many commands share."""
+    found = list(all_commands())
+    counts = Counter(_row(option) for _, command in found for option in command.params)
+    common = [row for row, count in counts.items() if count >= _COMMON]
+    parts = ["## Options of many commands\n", _table(common)]
+    for words, command in found:
+        text, _, examples = (command.help or "").partition(_EXAMPLES)
+        head, _, more = text.strip().partition("\n\n")
+        rows = [_row(option) for option in command.params]
+        shared = ", ".join(f"`{row[0].split()[0].rstrip(',')}`" for row in rows if row in common)
+        arguments = " ".join(option.metavar or option.name.upper() for option in command.params if _is_argument(option))
+        parts += [f"## {' '.join(words)}\n", f"{_marked(head)}\n"]
+        parts.append(f"```text\ntiered-index {' '.join(words)} [OPTIONS] {arguments}".rstrip() + "\n```\n")
+        parts += [f"{_marked(more.strip())}\n"] * bool(more.strip())
+        if examples.strip():
+            lines = "\n".join(line.strip() for line in examples.strip().splitlines() if line.strip())
+            parts.append(f"```text\n{lines}\n```\n")
+        own = [row for row in rows if row not in common]
+        parts += [_table(own)] * bool(own)
+        parts += [f"Shared options: {shared}.\n"] * bool(shared)
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _marked(text: str) -> str:
+    """Return the text with its options as code."""
+    return re.sub(r"(?<![`\w-])--[a-z][a-z-]*", r"`\g<0>`", text)
+
+
+def _is_argument(option: Any) -> bool:
+    return not any(name.startswith("-") for name in option.opts)
+
+
+def _row(option: Any) -> tuple[str, str]:
+    names = [*option.opts, *option.secondary_opts]
+    value = "" if getattr(option, "is_flag", False) or _is_argument(option) else f" {_value(option)}"
+    name = option.metavar or option.name.upper() if _is_argument(option) else ", ".join(names)
+    text = (option.help or "").strip()
+    default = option.default
+    if isinstance(default, int | float | str) and not isinstance(default, bool) and default != "" and value != "":
+        text += "" if "efault" in text else f" Default: {default}."
+    return f"{name}{value}", text
+
+
+def _value(option: Any) -> str:
+    if option.metavar:
+        return str(option.metavar)
+    found = option.type_descriptor.annotation
+    inner = [one for one in typing.get_args(found) if one is not types.NoneType]
+    if typing.get_origin(found) is typing.Literal:
+        return "|".join(map(str, inner))
+    return _NAMES.get(inner[0] if inner else found, "TEXT")
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    lines = ["| option | meaning |", "|---|---|"]
+    for name, text in rows:
+        if not name.startswith(_OWN):
+            escaped = name.replace("|", "\\|")
+            lines.append(f"| `{escaped}` | {_marked(text).replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,56 @@
+"""The table of settings in docs/settings.md, made from `IndexConfig` and the options of its tables."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from typing import Any
+
+from tiered_index import IndexConfig
+from tiered_index.retention import Retention
+from tiered_index.storage.prices import PriceTable
+from tiered_index.storage.s3.options import S3Options
+
+__all__ = ["table"]
+
+_TABLES = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
+
+
+def table() -> str:
+    """Return a row for each setting: its name, its default, its variable, its meaning."""
+    lines = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
+    for name, field in IndexConfig.model_fields.items():
+        if name != "item_type" and name not in _TABLES:
+            lines.append(f"| `{name}` | {_shown(field.default)} | `{_variable(name)}` | {field.description} |")
+    for name, kind in _TABLES.items():
+        meanings = _comments(kind)
+        for option in dataclasses.fields(kind):
+            default = None if option.default is dataclasses.MISSING else option.default
+            meaning, variable = meanings[option.name], _variable(f"{name}__{option.name}")
+            lines.append(f"| `{name}.{option.name}` | {_shown(default)} | `{variable}` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _variable(name: str) -> str:
+    return f"TIERED_INDEX_{name.upper()}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"`{value:,}`" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{value}`"
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """Return the comment above each field of a dataclass."""
+    source = inspect.getsource(kind)
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = node.lineno - 1
+            while lines[first - 1].strip().startswith("#"):
+                first -= 1
+            text = " ".join(line.strip("# ") for line in lines[first : node.lineno - 1])
+            found[node.target.id] = text.rstrip(".")
+    return found
