@@ -596,10 +596,10 @@ cdef class LocalFile:
                     if key_hash[number] < 0 or most[number] < 0 or topic < 0 or topic >= topic_count:
                         wrong = True
                         break
-                    asked.low, asked.high = max(low[number], second_min), min(high[number], second_max)
+                    asked.low, asked.high = low[number], high[number]
                     begin = starts[topic]
                     asked.ids, asked.id_count = ids + begin, starts[topic + 1] - begin if by_topic else -1
-                    if asked.low > asked.high or asked.id_count == 0:
+                    if max(asked.low, second_min) > min(asked.high, second_max) or asked.id_count == 0:
                         continue
                     asked.key_hash = asked.shown_hash = <uint32_t>key_hash[number]
                     asked.fingerprint, before = fingerprint[number], found.count

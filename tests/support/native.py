@@ -1,9 +1,11 @@
 """Runs the tests of the compiled core with the core under AddressSanitizer and UndefinedBehaviourSanitizer.
 
     python -m tests.support.native
+    python -m tests.support.native --mutations --all
 
 Builds the package with both into a folder of its own, and runs the tests that compare the core with NumPy on whole,
-damaged and hostile input. A read outside a buffer, or undefined arithmetic, ends the run.
+damaged and hostile input; after `--mutations` the campaign `tests.reliability.core_mutations` instead, with its
+options. A read outside a buffer, or undefined arithmetic, ends the run.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ _FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g"
 _TESTS = (
     "tests/unit/test_kernels.py",
     "tests/property/test_view.py",
+    "tests/reliability/test_core_mutations.py",
     "tests/unit/format",
     "tests/regressions/rocketmq/test_long_chains.py",
     "tests/regressions/rocketmq/test_puts_with_more_keys_than_a_file.py",
@@ -42,11 +45,14 @@ def main() -> int:
         if len(list(Path(folder, "tiered_index").glob("_*.so"))) != 2:
             print("the core was not built: is gcc installed?", file=sys.stderr)
             return 1
-        # -P: or the package of the current folder would come first
-        tests = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *_TESTS]
+        tests = ["pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *_TESTS]
+        if sys.argv[1:2] == ["--mutations"]:
+            tests = ["tests.reliability.core_mutations", *sys.argv[2:]]
         # the interpreter itself leaves memory behind at its end
         checks = {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": f"{folder}:{_TOP}"}
-        return subprocess.run(tests, cwd=_TOP, env={**os.environ, **checks}, check=False).returncode
+        return subprocess.run(
+            [sys.executable, "-P", "-m", *tests], cwd=_TOP, env={**os.environ, **checks}, check=False
+        ).returncode
 
 
 if __name__ == "__main__":

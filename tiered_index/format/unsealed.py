@@ -177,9 +177,11 @@ def _link(size: int) -> struct.Struct:
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
     """Return the indices of a chain's entries of `key_hash` from `head` on, newest first.
 
-    None for a chain that does not fall, and for one that is longer than `limit`: the reader scans the hash column
-    instead. `data` is the file's bytes (a memory map).
+    None for a chain that does not fall or begins behind the last entry, and for one that is longer than `limit`: the
+    reader scans the hash column instead. `data` is the file's bytes (a memory map).
     """
+    if head >= layout.items:
+        return None
     size = layout.schema.entry.itemsize
     base = layout.items_position
     view = memoryview(data)
@@ -219,6 +221,8 @@ def walk_chains(
     entries = np.frombuffer(data, schema.entry, layout.items, layout.items_position)
     stored, following = entries["key_hash"], entries[PREVIOUS]
     index = heads[hashes[wanted] % layout.slots].astype(np.int64)
+    if (index >= layout.items).any():
+        return None
     pairs = [(wanted[:0], wanted[:0])]
     for _ in range(limit):
         going = np.flatnonzero(index > 0)

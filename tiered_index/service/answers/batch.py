@@ -426,7 +426,8 @@ class MatchAccumulator:
 
     def _cut(self) -> Matches:
         left, _ = first_rows(self.batch.max_count + 1, self._parts, self.schema, self.fold)
-        self._parts, self._count = [left], len(left.rows)
+        # `found` asks each part for its newest row
+        self._parts, self._count = [left] if len(left.rows) else [], len(left.rows)
         return left
 
 

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tiered_index.documents import COUNT, checked, list_of, load, text, tuple_of
 from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
 from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_summary, summary_name
 from tiered_index.kernels import crc32
@@ -37,6 +38,8 @@ _HEAD = struct.Struct(">8sI")
 _CRC = struct.Struct(">I")
 _log = logging.getLogger(__name__)
 
+_INDEX = list_of(tuple_of(text(), COUNT, COUNT))
+
 Part = tuple[int, bytes | memoryview]
 """An object's last bytes, and their position in it: where its filter begins, or its directory."""
 
@@ -58,10 +61,10 @@ def decode(data: bytes, name: str) -> dict[str, Part]:
         CorruptFile.unless_equal(name, "not a summary", _MAGIC, magic)
         at = _HEAD.size + length
         parts: dict[str, Part] = {}
-        for of, position, size in json.loads(bytes(view[_HEAD.size : at])):
-            parts[of] = int(position), view[at : at + size]
+        for of, position, size in checked(_INDEX, load(view[_HEAD.size : at], name, "summary"), name, "summary"):
+            parts[of] = position, view[at : at + size]
             at += size
-    except (struct.error, ValueError, TypeError) as error:
+    except struct.error as error:
         raise CorruptFile(name, f"summary can't be read: {error}") from error
     CorruptFile.unless_equal(name, "summary has another length", len(view) - _CRC.size, at)
     return parts

@@ -1,0 +1,445 @@
+"""Changes bytes within their checksums, and compares the compiled core with NumPy on each file that they make.
+
+    python -m tests.reliability.core_mutations --all
+    python -m tests.reliability.core_mutations --kind packed --first 70000 --count 5000
+
+Each change has a seed and needs no other: a campaign that was stopped goes on with `--first`, and a failure says how to
+repeat it. A lookup has the answer of NumPy or a typed error. Files lie in memory of exactly their size, so that
+`python -m tests.support.native --mutations` (AddressSanitizer) sees a read behind them. A filter that was changed may
+hide its keys: the core then answers as NumPy's test of the same filter. A changed summary is passed over: it never
+gives another directory than the file's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.reliability import resealed
+from tests.reliability.tally import Tally, main
+from tests.support.core import compiled_core, using
+from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.format import compacted as compaction
+from tiered_index.format import shard
+from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
+from tiered_index.format.compacted import Compaction
+from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.metadata import Metadata
+from tiered_index.format.schema import row_form
+from tiered_index.format.shard import ShardWriter, answer_sorted
+from tiered_index.format.slots import SlotMap
+from tiered_index.format.time_line import TimeLine
+from tiered_index.format.trailer import GROUP_DTYPE, TAIL_SIZE, Directory, Trailer, parse_trailer
+from tiered_index.format.unsealed import UnsealedTable
+from tiered_index.kernels import compiled_views, crc32
+from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.answers.rows import PreparedLookup, first_answers
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.compacted import LocalBytes
+from tiered_index.service.files.search import search_file, search_file_for_many
+from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.lifecycle.publication import stored_file
+from tiered_index.service.log.summary import decode, encode
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.types import Lookup
+
+T = 1_700_000_000
+_TOTAL = 1_000_000
+TOPICS = {0: "t", 1: "u", 2: "t"}
+# of two of them Java's hashes are equal; of others they are negative
+KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
+_FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE, "filter": NATIVE}
+KINDS = (*_FAMILY, "unsealed", "summary")
+_SHARE = {
+    "packed": 0.3,
+    "plain": 0.1,
+    "rocketmq": 0.15,
+    "table": 0.2,
+    "filter": 0.05,
+    "unsealed": 0.18,
+    "summary": 0.02,
+}
+# seeds that share a whole file
+_OF_ONE_FILE = 50
+
+
+class InMemory(LocalBytes):
+    """A compacted file in memory of its size, in place of a map."""
+
+    def __init__(self, data: bytes, trailer: Trailer | None = None) -> None:
+        self.file = "file"
+        room = np.frombuffer(data, np.uint8).copy()
+        self.data = memoryview(room)  # type: ignore[assignment, arg-type]
+        self.size_bytes = len(data)
+        self.words = room[: len(room) // 8 * 8].view(np.uint64)
+        self._trailer = parse_trailer(data, self.file, len(data)) if trailer is None else trailer
+        if self._trailer.tail.filter_length % 32:
+            raise CorruptFile(self.file, "the filter is not made of blocks of 32 bytes")
+        self._in_core = None
+
+
+def _entries(random: Random, layout: Layout, count: int) -> Any:
+    rng = np.random.default_rng(random.randrange(2**32))
+    numbers = [lookup_numbers("t", KEYS[number]) for number in rng.integers(0, len(KEYS), count)]
+    columns = {name: rng.integers(0, 3, count) for name in ("topic_id", "queue_id", "size")}
+    columns["offset"] = np.sort(rng.integers(0, 10**6, count))
+    columns["fingerprint"] = np.array([fingerprint for *_, fingerprint in numbers], np.uint32)
+    hashes, seconds = np.array([key_hash for key_hash, *_ in numbers], np.int32), T + columns["offset"] // 2_000
+    table = UnsealedTable(layout, T * 1000)
+    batch = table.prepare(hashes, seconds * 1000, columns)
+    table.commit(batch)
+    return table, batch.entries
+
+
+@lru_cache(16)
+def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
+    """Return a file of `KEYS`, and its trailer; some files are cut into many slot groups, and groups into blocks."""
+    random, family = Random(f"{kind} {number}"), _FAMILY[kind]
+    layout = Layout(family, family.schema, random.choice([1, 7, 64]), 2_000)
+    count = random.choice([1, 9, 60, 60, 200, 700])
+    group_bytes = random.choice([256, 2048, compaction.GROUP_BYTES])
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compaction, shard):
+            patch.setattr(module, "GROUP_BYTES", group_bytes)
+            patch.setattr(module, "BLOCK_BYTES", 4 * group_bytes)
+        _, entries = _entries(random, layout, count)
+        if kind == "table":
+            slots = SlotMap(layout.slots)
+            items = np.zeros(count, layout.schema.item)
+            for name in items.dtype.names or ():
+                items[name] = entries[name]
+            items = items[answer_sorted(items, T + items["time_diff_s"].astype(np.int64), slots, layout.schema)]
+            line = TimeLine.through(items) if random.random() < 0.8 else None
+            times = T * 1000, T * 1000 + 3_599_999
+            writer = ShardWriter(layout, slots, (0, slots.slots), *times, count, line)
+            parts = [writer.begin(), bytes(writer.add(items))]
+            data = b"".join([*parts, writer.finish("table", "", "", TOPICS, {"table": "table"})])
+        else:
+            packed = kind == "packed" or (kind == "filter" and random.random() < 0.5)
+            made = Compaction(entries, layout, T * 1000, T * 1000 + 1_000_000, packed=packed)
+            about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
+            data = b"".join(made.pieces(file_id="file", topics=tuple(TOPICS.items()), **about))
+    return data, parse_trailer(data, "file", len(data))
+
+
+def _changed_body(random: Random, data: bytes, whole: Trailer) -> InMemory:
+    """Change bytes of a slot group or block; its checksums are right again."""
+    room = bytearray(data)
+    tail = whole.tail
+    at = tail.directory_position
+    groups = np.frombuffer(room, GROUP_DTYPE, len(whole.directory.groups), at + 8)
+    blocks = np.frombuffer(room, whole.directory.blocks.dtype, len(whole.directory.blocks), at + 8 + groups.nbytes)
+    group = groups[random.randrange(len(groups))]
+    start, length = int(group["offset"]), int(group["length"])
+    # headers of packed runs most of all
+    reach = random.choice([min(length, 60), length])
+    for _ in range(random.choice([1, 1, 2, 5]) if reach else 0):
+        some = [0, 1, 64, 65, 127, 128, 255, random.randrange(256)]
+        room[start + random.randrange(reach)] = random.choice(some)
+    group["crc32"] = crc32(room[start : start + length])
+    for block in blocks[int(group["first_block"]) :][: int(group["blocks"])]:
+        block["crc32"] = crc32(room[int(block["offset"]) : int(block["offset"]) + int(block["length"])])
+    del groups, blocks, group
+    directory = bytes(room[at : at + tail.directory_length])
+    tail = tail._replace(directory_crc32=crc32(directory))
+    room[-TAIL_SIZE:] = tail.encode(int.from_bytes(data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12], "big"))
+    # the metadata is as it was
+    return InMemory(bytes(room), Trailer(tail, Directory.decode(directory, "file"), whole.metadata))
+
+
+def _changed_filter(random: Random, data: bytes, whole: Trailer) -> InMemory:
+    tail, room = whole.tail, bytearray(data)
+    held = slice(tail.position, tail.directory_position)
+    for _ in range(random.choice([1, 3, 40])):
+        room[random.randrange(held.start, held.stop)] = random.choice([0, 255, random.randrange(256)])
+    tail = tail._replace(filter_crc32=crc32(room[held]))
+    room[-TAIL_SIZE:] = tail.encode(int.from_bytes(data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12], "big"))
+    return InMemory(bytes(room), Trailer(tail, whole.directory, whole.metadata))
+
+
+def _parts_of(trailer: Trailer) -> tuple[Directory, Metadata]:
+    """Return the parts of a trailer apart from its tail."""
+    return trailer.directory, trailer.metadata
+
+
+def _asked(random: Random) -> PreparedLookup:
+    low, high = sorted((T + random.randrange(-10, 600), random.choice([T + random.randrange(600), 2**40])))
+    topic, key = random.choice(["t"] * 8 + ["u", "absent"]), random.choice([*KEYS, "absent"])
+    return PreparedLookup(topic, key, *lookup_numbers("t", key), low, high, random.choice([1, 3, 64, 2_000]))
+
+
+def _outcome(search: Callable[[], Any]) -> Any:
+    try:
+        return search()
+    except TieredIndexError as error:
+        return type(error).__name__
+
+
+def _single(file: Any, lookup: PreparedLookup, schema: Any) -> Any:
+    return lambda: first_answers(file(lookup), schema, lookup.max_count + 1).tobytes()
+
+
+def _many(file: Any, batch: LookupBatch, schema: Any) -> Any:
+    def answers() -> list[bytes]:
+        found = file(batch)
+        most = batch.max_count.tolist()
+        return [
+            first_answers(found.rows[found.lookups == number], schema, most[number] + 1).tobytes()
+            if (found.lookups == number).any()
+            else b""
+            for number in range(len(batch))
+        ]
+
+    return answers
+
+
+def _compare(core: ModuleType, what: str, make: Callable[[], Any]) -> bool:
+    """Compare what the core and NumPy make; return whether they are rows."""
+    with using(core):
+        found = _outcome(make)
+    with using(None):
+        expected = _outcome(make)
+    assert found == expected, f"{what}: {found!r:.300}, and NumPy {expected!r:.300}"
+    return not isinstance(found, str) and any(found)
+
+
+def _batch(random: Random) -> LookupBatch:
+    asked = [_asked(random) for _ in range(random.choice([1, 5]))]
+    return LookupBatch(
+        [Lookup(one.topic, one.key, max(0, one.second_min * 1000), None, one.max_count) for one in asked]
+    )
+
+
+def try_compacted(core: ModuleType, kind: str, seed: int) -> bool:
+    """Look up in a compacted file or the shard of a window table; return whether rows were compared."""
+    random = Random(f"{kind} {seed}")
+    data, whole = whole_file(kind, seed // _OF_ONE_FILE)
+    resealing = random.random() < 0.2
+    try:
+        if kind == "filter":
+            file = _changed_filter(random, data, whole)
+        elif resealing:
+            file = InMemory(resealed.compacted(random, data))
+        else:
+            file = _changed_body(random, data, whole)
+    except TieredIndexError:
+        return False
+    schema, lookup = file.trailer().metadata.layout.schema, _asked(random)
+    if kind == "filter":
+        return _try_filter(core, file, lookup, schema)
+    # the keys of changed items are not in the filter
+    file._trailer = Trailer(file._trailer.tail._replace(filter_length=0), *_parts_of(file._trailer))
+    has_rows = _compare(core, "search", _single(file.search, lookup, schema))
+    if random.random() < 0.2:
+        has_rows |= _compare(core, "stored search", _single(lambda one: search_file(file, one), lookup, schema))
+    if random.random() < 0.1:
+        batch = _batch(random)
+        _compare(core, "search_many", _many(file.search_many, batch, schema))
+        _compare(core, "stored search_many", _many(lambda many: search_file_for_many(file, many), batch, schema))
+    return has_rows
+
+
+def _try_filter(core: ModuleType, file: InMemory, lookup: PreparedLookup, schema: Any) -> bool:
+    tail = file.trailer().tail
+    held = bytes(file.data[tail.position : tail.directory_position])
+    with using(None):
+        expected = _single(file.search, lookup, schema)()
+        mixed = filter_hash.__wrapped__(lookup.key_hash, lookup.fingerprint if schema.keyed else 0)
+        at = 32 * block_number(mixed, len(held) // 32)
+        excludes = not block_may_hold(held[at : at + 32], mixed)
+    with using(core):
+        assert excludes != block_may_hold(held[at : at + 32], mixed)
+        # the core checks the filter after some searches in vain
+        found = {_single(file.search, lookup, schema)() for _ in range(3)}
+    assert found <= ({expected, b""} if excludes else {expected}), (
+        f"filter: {found!r:.300}, and NumPy {expected!r:.300}"
+    )
+    return bool(expected)
+
+
+def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
+    """Look up in an unsealed file whose entries and chains are anything; return whether rows were compared."""
+    random = Random(f"{kind} {seed}")
+    family = random.choice([NATIVE, ROCKETMQ])
+    table, data = _unsealed(family, seed // _OF_ONE_FILE)
+    size, layout = table.layout.schema.entry.itemsize, table.layout
+    room, heads = data.copy(), table.heads.copy()
+    for _ in range(random.choice([1, 1, 3])):
+        place = layout.entry_position(random.randrange(1, table.count + 1))
+        # the link is the last column
+        place += random.choice([size - 4 + random.randrange(4), *(random.randrange(size - 4) for _ in range(4))])
+        room[place] = random.choice([0, 1, 127, 128, 255, random.randrange(256)])
+    if random.random() < 0.2:
+        wrong = [0, -1, layout.items - 1, layout.items, 2**31 - 1, -(2**31), 7]
+        heads[random.randrange(len(heads))] = random.choice(wrong)
+    file = UnsealedFile.__new__(UnsealedFile)
+    changed = UnsealedTable(layout, T * 1000)
+    changed.count, changed.heads = table.count, heads
+    ids: dict[str, frozenset[int]] = {}
+    for topic_id, name in TOPICS.items():
+        ids[name] = ids.get(name, frozenset()) | {topic_id}
+    with using(core):
+        views = compiled_views()
+        assert views is not None
+        made = views.LocalFile(row_form(layout.schema), room, ids, 0, T, layout.slots)
+    made.within(T - 2**31, T + 2**31)
+    about = {
+        "table": changed,
+        "layout": layout,
+        "topics": TOPICS,
+        "second_min": T - 2**31,
+        "second_max": T + 2**31,
+        "_entry": layout.schema.entry_struct(),
+        "_ids": ids,
+        "_map": memoryview(room),
+        "_in_core": made.with_chains(heads, layout.items_position, layout.items),
+    }
+    vars(file).update(about)
+    # a chain that runs backwards is left to the scan, which finds what no chain leads to
+    broken, has_rows = _is_broken(file), False
+    for lookup in (_asked(random), _asked(random)):
+        if not broken:
+            has_rows |= _compare(core, "search", _single(file.search, lookup, layout.schema))
+        else:
+            with using(core):
+                _outcome(_single(file.search, lookup, layout.schema))
+    if random.random() < 0.2:
+        batch = _batch(random)
+        with using(core):
+            _outcome(_many(file.search_many, batch, layout.schema))
+        if not broken:
+            _compare(core, "search_many", _many(file.search_many, batch, layout.schema))
+    return has_rows
+
+
+def _is_broken(file: UnsealedFile) -> bool:
+    """Return whether a chain of a file leads elsewhere than down, or is of another slot."""
+    layout, table = file.layout, file.table
+    entries = np.frombuffer(file._map, layout.schema.entry, layout.items, layout.items_position)
+    following = entries["previous"].astype(np.int64)
+    index = table.heads.astype(np.int64)
+    for _ in range(layout.items + 1):
+        index = index[index != 0]
+        if not len(index):
+            return False
+        if (index < 0).any() or (index >= layout.items).any() or (following[index] >= index).any():
+            return True
+        index = following[index]
+    return True
+
+
+@lru_cache(8)
+def _unsealed(family: Any, number: int) -> tuple[UnsealedTable, Any]:
+    random = Random(f"unsealed {family.name} {number}")
+    layout = Layout(family, family.schema, random.choice([1, 7, 64]), random.choice([61, 300]))
+    table, entries = _entries(random, layout, random.choice([1, 30, 60]))
+    body = table.header().pack() + bytes(table.slot_table()) + bytes(layout.schema.entry.itemsize) + entries.tobytes()
+    return table, np.frombuffer(body.ljust(layout.unsealed_size, b"\0"), np.uint8)
+
+
+def try_summary(core: ModuleType, kind: str, seed: int) -> bool:
+    """Take directories and filters out of a changed summary; return whether there were any."""
+    random = Random(f"{kind} {seed}")
+    objects, data = _summary(seed // _OF_ONE_FILE)
+    parts = {name: (position, bytes(part)) for name, (position, part) in decode(data, "summary").items()}
+    if random.random() < 0.5:
+        name = random.choice(list(parts))
+        parts[name] = parts[name][0], resealed.flipped(random, parts[name][1])
+        changed = encode(parts)
+    else:
+        length = int.from_bytes(data[8:12], "big")
+        index = resealed.plain_json(random, data[12 : 12 + length])
+        size = len(index) if random.random() < 0.9 else random.choice([0, 1, length, 2**32 - 1])
+        body = data[:8] + size.to_bytes(4, "big") + index + data[12 + length : -4]
+        changed = body + crc32(body).to_bytes(4, "big")
+    cold = ColdPath(MemoryStorage())
+    with using(core):
+        cold.adopt(changed, "summary", {name: stored for name, (stored, _) in objects.items()})
+    found = False
+    for name, (stored, whole) in objects.items():
+        trailer = cold.known_trailer(stored)
+        found |= trailer is not None
+        true = parse_trailer(whole, name, len(whole))
+        assert trailer is None or trailer.metadata == true.metadata, f"another directory of {name}"
+        assert trailer is None or trailer.directory.encode() == true.directory.encode(), f"another directory of {name}"
+        for number in range(3):
+            hashes = lookup_numbers("t", KEYS[number])
+            if cold.filters.excludes(stored, hashes[0], hashes[2]):
+                with using(None):
+                    lookup = PreparedLookup("t", KEYS[number], *hashes, 0, 2**40, 9)
+                    assert not len(InMemory(whole).search(lookup)), f"a filter of {name} hides {KEYS[number]}"
+    return found
+
+
+@lru_cache(8)
+def _summary(number: int) -> tuple[dict[str, tuple[Any, bytes]], bytes]:
+    objects, parts = {}, {}
+    for place in range(3):
+        data, trailer = whole_file("packed", 10**6 + 3 * number + place)
+        stored = stored_file(f"data/{place}/x.index", trailer, len(data), 0)
+        position = random_part = stored.directory_position if place == 2 else stored.trailer_position
+        objects[stored.name] = stored, data
+        parts[stored.name] = position, data[random_part:]
+    return objects, encode(parts)
+
+
+TRIES: dict[str, Callable[[ModuleType, str, int], bool]] = {
+    **dict.fromkeys(_FAMILY, try_compacted),
+    "unsealed": try_unsealed,
+    "summary": try_summary,
+}
+
+
+def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool = False) -> Tally:
+    """Try so many seeds of each kind, from `first` on."""
+    tally = Tally("core_mutations")
+    for kind, count in counts.items():
+        for seed in range(first, first + count):
+            try:
+                tally.tried[f"with rows, of {kind}"] += TRIES[kind](core, kind, seed)
+            except Exception as error:  # noqa: BLE001 - which is the finding
+                places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
+                again = f"python -m tests.reliability.core_mutations --kind {kind} --first {seed} --count 1"
+                sort = "wrong" if isinstance(error, AssertionError) else "untyped"
+                tally.fail(sort, f"{kind}: {error!r:.700} at {' '.join(places)} [{again}]")
+            tally.tried[f"changes of {kind}"] += 1
+            if shows and seed % 10_000 == 9_999:
+                print(f"{kind}: {seed + 1:,}, {len(tally.failures)} failures", file=sys.stderr, flush=True)
+            if len(tally.failures) >= 40:
+                return tally
+    return tally
+
+
+def shared(total: int, kinds: tuple[str, ...] = KINDS) -> dict[str, int]:
+    """Return how many of `total` changes are of each kind."""
+    weights = {kind: _SHARE.get(kind, 0.05) for kind in kinds}
+    return {kind: max(1, round(total * weight / sum(weights.values()))) for kind, weight in weights.items()}
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, default=20_000, help="changes in all")
+    parser.add_argument("--all", action="store_true", help=f"{_TOTAL:,} of them")
+    parser.add_argument("--first", type=int, default=0, help="the first seed of each kind")
+    parser.add_argument("--kind", action="append", default=[], choices=KINDS, help="only these kinds of files")
+
+
+def _run(options: argparse.Namespace) -> Tally:
+    logging.getLogger("tiered_index").setLevel(logging.CRITICAL)
+    total = _TOTAL if options.all else options.count
+    return run(compiled_core(), shared(total, tuple(options.kind) or KINDS), options.first, shows=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or "", _run, _add_arguments))

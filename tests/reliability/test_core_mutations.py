@@ -1,0 +1,59 @@
+"""A sample of the changes that compare the compiled core with NumPy, and what they have found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.reliability import core_mutations
+from tests.reliability.core_mutations import KINDS, run
+from tests.support.core import compiled_core, using
+from tiered_index import IndexService, kernels
+from tiered_index.errors import CorruptFile
+from tiered_index.kernels import crc32
+from tiered_index.service.log.summary import decode
+
+
+def test_a_sample_of_every_kind():
+    tally = run(compiled_core(), {kind: 60 if kind == "summary" else 200 for kind in KINDS}, first=10**9)
+    assert not tally.failures, "\n".join(tally.failures)
+    # the campaign compares rows, not only errors
+    assert all(tally.tried[f"with rows, of {kind}"] for kind in KINDS), tally.tried
+
+
+def test_a_wrong_answer_is_noticed(monkeypatch):
+    monkeypatch.setattr(core_mutations, "first_answers", lambda rows, *_: rows[: len(rows) if using_core() else 0])
+    assert run(compiled_core(), {"plain": 100}).found["wrong"]
+
+
+def using_core() -> bool:
+    return kernels.compiled() is not None
+
+
+@pytest.mark.parametrize("core", [True, False])
+def test_a_key_that_a_giant_slot_lacks(tmp_path, core):
+    """A batch of lookups failed where a slot group in blocks had none of its keys."""
+    settled = {"storage": "memory://giant", "slots": 1, "items": 20_000, "background": False}
+    with using(compiled_core() if core else None), IndexService.open(root=tmp_path / "root", **settled) as index:
+        count = 10_000
+        numbers = list(range(count))
+        index.put_batch(
+            {
+                "topic": ["t"] * count,
+                "queue_id": [0] * count,
+                "key": [f"k{number}" for number in numbers],
+                "offset": numbers,
+                "size": [1] * count,
+                "timestamp_ms": [1_700_000_000_000 + number for number in numbers],
+            }
+        )
+        index.seal()
+        index.run_lifecycle()
+        assert [len(answer) for answer in index.query_many([("t", "absent")])] == [0]
+        assert [len(answer) for answer in index.query_many([("t", "absent"), ("t", "k5")])] == [0, 1]
+
+
+@pytest.mark.parametrize("index", [b"[" * 100_000, b'[["x",1e999,0]]', b'[["x",0,-1]]', b"{}", b"[[1,2,3]]", b"\xff"])
+def test_a_summary_of_another_meaning(index):
+    body = b"TIDXSUM1" + len(index).to_bytes(4, "big") + index
+    with pytest.raises(CorruptFile):
+        decode(body + crc32(body).to_bytes(4, "big"), "summary")
