@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.retention import NOTHING
-from tiered_index.rocketmq.archive.messages import RocketmqMessages, describe_fetched, messages_by_id
+from tiered_index.rocketmq.archive.messages import Containing, RocketmqMessages, describe_fetched, messages_by_id
 from tiered_index.rocketmq.remoting.archived_queues import Directories, queues_at_hand
 from tiered_index.rocketmq.remoting.browsing import Browsed, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
@@ -43,7 +43,7 @@ from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lookup.budget import RequestStats
-from tiered_index.service.lookup.messages import MessagesResult, pause_s
+from tiered_index.service.lookup.messages import MessageSource, MessagesResult, pause_s
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, QueryResult
@@ -263,7 +263,9 @@ class LookupHandlers(Handlers):
         caller_of(request).need_topic(asked.topic)
         self._check_count(asked.max_count)
         allowance = self.allowance(asked)
-        source = self._messages_for(caller_of(request))
+        source: MessageSource = CountedMessages(self._messages_for(caller_of(request)), request.state.reservation)
+        if asked.contains is not None:
+            source = Containing(source, asked.contains, self.served.caps.message_bytes)
 
         def look_up() -> MessagesResult:
             answer = self.served.lookups.messages(
@@ -274,7 +276,7 @@ class LookupHandlers(Handlers):
                 asked.max_count,
                 asked.cursor,
                 asked.allow_partial,
-                source=CountedMessages(source, request.state.reservation),
+                source=source,
                 timeout_s=allowance.left_s(),
                 max_message_bytes=self.served.caps.message_bytes,
             )
@@ -284,7 +286,7 @@ class LookupHandlers(Handlers):
             request,
             allowance,
             "messages",
-            {"topic": asked.topic, "key": asked.key},
+            {"topic": asked.topic, "key": asked.key} | ({"contains": asked.contains} if asked.contains else {}),
             look_up,
             partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
         )

@@ -135,13 +135,20 @@ class VerifyBody(Nothing):
     deep: bool = Field(False, description="Read every byte of every object.")
 
 
-Body = Literal["text", "json", "hex", "none"]
+Body = Literal["text", "json", "hex", "excerpt", "none"]
 
 
 class MessagesParameters(OneKey):
     """Parameters of `GET /v1/messages`."""
 
     body: Body = Field("text", description="Form of message bodies.")
+    contains: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="Only messages with this text, in any case, in body, tags, keys, ids or properties; others count "
+        "as `collisions`.",
+    )
 
 
 class MessageParameters(Bounds):

@@ -576,6 +576,38 @@ class _ByUniqueKey:
         ]
 
 
+@dataclass(frozen=True)
+class Containing:
+    """Gives only messages that have `text`, in any case, in body, tags, keys, ids or properties; others are paged past.
+
+    A message that can't be read, or not decompressed within `max_body_bytes`, may have it, and stays in the answer.
+    """
+
+    source: MessageSource
+    text: str
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`."""
+        wanted = self.text.casefold()
+        return [self._passed_over(one, wanted) for one in self.source.fetch(items, topic, key)]
+
+    def _passed_over(self, one: Fetched, wanted: str) -> Fetched:
+        message = one.message
+        if not isinstance(message, Message) or not one.carries_key or self._has(message, wanted):
+            return one
+        # what was read of many messages is not kept
+        return replace(one, message=one.message if one.instead is not None else None, carries_key=False)
+
+    def _has(self, message: Message, wanted: str) -> bool:
+        try:
+            body = message.body(self.max_body_bytes)
+        except CorruptFile:
+            return True
+        names = (message.offset_msg_id, *message.index_keys, *message.properties.values())
+        return any(wanted in text.casefold() for text in (*names, body.decode(errors="replace")))
+
+
 def _by_place(source: RocketmqMessages, topic: str, msg_id: str) -> tuple[Fetched, ...]:
     """Return the topic's message at the place that the id names, if it names one; RocketMQ's tools do so."""
     with contextlib.suppress(InvalidArgument):

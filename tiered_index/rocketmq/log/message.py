@@ -8,6 +8,8 @@ stored bytes: whoever asks for a place may not be allowed to see what lies there
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 import struct
 import zlib
@@ -393,14 +395,16 @@ def decode_message(
     return Message(topic=topic, **fields, raw_body=body, raw_properties=bytes(view[topic_end + 2 : head.size]))
 
 
-BodyFormat = Literal["text", "json", "hex", "none"]
+BodyFormat = Literal["text", "json", "hex", "excerpt", "none"]
+# Characters of an excerpt, and bytes of one in hexadecimal digits.
+_EXCERPT, _EXCERPT_BYTES = 200, 32
 
 
 def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no text as hexadecimal digits.
 
     A body that can't be decompressed, or not within `max_bytes`, is shown as stored, in hexadecimal digits, with
-    ``body_problem``; "none" gives neither.
+    ``body_problem``; "excerpt" gives the beginning alone, "none" neither.
     """
     if wanted == "none":
         return {}
@@ -413,6 +417,14 @@ def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BY
             return {"body": json.loads(plain, parse_constant=_no_constant), "body_format": "json"}
         except (ValueError, RecursionError):
             pass  # shown as text
+    if wanted == "excerpt":
+        begin = plain[: 4 * _EXCERPT]
+        if b"\0" not in begin:
+            with contextlib.suppress(UnicodeDecodeError):
+                # a character may be cut at the end
+                text = codecs.getincrementaldecoder("utf-8")().decode(begin)
+                return {"body": text[:_EXCERPT], "body_format": "text"}
+        plain = plain[:_EXCERPT_BYTES]
     if wanted != "hex" and b"\0" not in plain:
         try:
             return {"body": plain.decode(), "body_format": "text"}

@@ -1,0 +1,92 @@
+"""Messages told apart over HTTP: by an excerpt of their bodies, and by a text that they contain."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rocketmq.test_archived_queues import made
+from tests.server.conftest import serving
+from tests.server.test_guard import bearer
+from tiered_index import IndexService
+from tiered_index.server.calls import Caps
+from tiered_index.server.tokens import add_token
+
+T = 1_700_000_000_000
+BODIES = [b"Paid 17 EUR", b"refused: card", b"\xff\0binary", "Grüße".encode() * 100, b"paid 18 EUR", b"PAID"]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A service's index of one key's messages, two of them of another topic, and their store."""
+    folder = tmp_path_factory.mktemp("contains")
+    puts = [{"keys": ["k"], "body": body, "tags": f"T{n}"} for n, body in enumerate(BODIES)]
+    puts += [{"topic": "payments", "keys": ["k"], "body": b"paid secretly"}] * 2
+    messages = made(folder / "store", puts)
+    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
+        for one in messages:
+            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+        yield index, folder / "store", messages
+
+
+def bodies(answer):
+    return [one["message"] and one["message"]["body"] for one in answer["messages"]]
+
+
+def ask(client, **more):
+    got = client.get("/v1/messages", params={"topic": "orders", "key": "k", "body": "excerpt", **more})
+    assert got.status_code == 200, got.text
+    return got.json()
+
+
+def test_an_excerpt_is_the_beginning_of_a_body(held):
+    index, store, _ = held
+    with serving(index, store=store) as client:
+        text = BODIES[3].decode()[:200]
+        assert bodies(ask(client)) == ["PAID", "paid 18 EUR", text, BODIES[2].hex(), "refused: card", "Paid 17 EUR"]
+
+
+def test_only_messages_that_contain_a_text_are_given_page_by_page(held):
+    index, store, _ = held
+    with serving(index, store=store) as client:
+        answer = ask(client, contains="PaId")
+        assert bodies(answer) == ["PAID", "paid 18 EUR", "Paid 17 EUR"]
+        assert (answer["status"], answer["collisions"]) == ("complete", 3)
+        first = ask(client, contains="paid", max_count=2)
+        assert (bodies(first), first["status"]) == (["PAID", "paid 18 EUR"], "truncated")
+        assert bodies(ask(client, contains="paid", cursor=first["cursor"])) == ["Paid 17 EUR"]
+        # by tags, beyond the excerpt, by id
+        assert bodies(ask(client, contains="t1")) == ["refused: card"]
+        assert len(ask(client, contains="ßegrü")["messages"]) == 1
+        msg_id = ask(client)["messages"][0]["message"]["msg_id"]
+        assert bodies(ask(client, contains=msg_id.lower())) == ["PAID"]
+        assert ask(client, contains="nowhere")["messages"] == []
+        assert client.get("/v1/messages", params={"topic": "orders", "key": "k", "contains": ""}).status_code == 400
+
+
+def test_a_page_that_is_full_without_a_match_has_a_cursor(held):
+    index, store, messages = held
+    with serving(index, store=store, caps=Caps(message_bytes=messages[0].size + 20)) as client:
+        found, cursor, pages = [], None, 0
+        while pages == 0 or cursor:
+            answer = ask(client, contains="17 eur", **({"cursor": cursor} if cursor else {}))
+            found, cursor, pages = found + bodies(answer), answer["cursor"], pages + 1
+        assert (found, pages > 2) == (["Paid 17 EUR"], True)
+
+
+def test_a_message_that_cannot_be_read_is_not_passed_over(held):
+    index, _, _ = held
+    with serving(index) as client:
+        answer = ask(client, contains="paid")
+        assert bodies(answer) == [None] * len(BODIES) and answer["collisions"] == 0
+
+
+def test_a_text_finds_nothing_of_other_topics(held, tmp_path):
+    index, store, _ = held
+    tokens = tmp_path / "tokens.json"
+    team = bearer(add_token(tokens, "team", "read", ["orders"]))
+    with serving(index, store=store, tokens=tokens) as client:
+        client.headers.update(team)
+        answer = ask(client, contains="secretly")
+        assert (answer["messages"], answer["collisions"]) == ([], len(BODIES))
+        got = client.get("/v1/messages", params={"topic": "payments", "key": "k", "contains": "secretly"})
+        assert got.status_code == 403 and "secretly" not in got.text
