@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
+.PHONY: help setup compiled ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -153,6 +153,17 @@ bench-service: $(VENV)/.stamp-test ## load on the service over sockets: lookups/
 bench-peers: $(VENV)/.stamp-peers ## the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
+# a virtualenv of its own: the stores bring many packages
+COLD := $(VENV)-cold
+
+$(COLD)/.stamp: tests/benchmarks/cold_peers/requirements.txt requirements.lock deploy/make-venv.sh
+	@bash deploy/make-venv.sh $(COLD)
+	@$(COLD)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r tests/benchmarks/cold_peers/requirements.txt
+	@touch $@
+
+bench-cold: $(VENV)/.stamp-test $(COLD)/.stamp ## cold lookups beside SlateDB, Lance, Parquet and DuckDB over one S3 server, into build/cold.json (BENCH_ARGS: --entries ...)
+	@$(BIN)/python -m tests.benchmarks cold-peers --peers-python $(COLD)/bin/python --out build/cold.json $(BENCH_ARGS)
+
 lock: $(VENV)/.stamp-test ## renew requirements.lock
 	@$(BIN)/python -m pip install -q pip-tools
 	@$(BIN)/pip-compile -q --all-extras --strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-trusted-host \
@@ -165,4 +176,4 @@ dist: $(VENV)/.stamp-python ## the wheel, in dist/
 	@ls dist/*.whl
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so
+	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-cold .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
+from tests.benchmarks.cold_peers.command import cold_peers
 from tests.benchmarks.drill import drill
 from tests.benchmarks.lookups import missing_packages, place_of_uri
 from tests.benchmarks.machine.cold import check_storage
@@ -124,7 +125,7 @@ def _program(function: Any) -> typer.Typer:
 
 app = _program(benchmarks)
 # programs with options of their own
-PROGRAMS = {"drill": _program(drill), "soak": _program(soak)}
+PROGRAMS = {"cold-peers": _program(cold_peers), "drill": _program(drill), "soak": _program(soak)}
 
 
 def main(arguments: list[str] | None = None) -> None:

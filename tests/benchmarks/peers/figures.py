@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["FIGURES", "heading", "medians", "sizes_of", "table"]
+__all__ = ["FIGURES", "best_table", "heading", "medians", "sizes_of", "table"]
 
 FIGURES = {
     "ingest CPU": "durable ingest, CPU us an entry",
@@ -67,11 +67,26 @@ def heading(document: dict[str, Any], entries: int, per_key: int) -> str:
 def table(document: dict[str, Any], entries: int, per_key: int) -> str:
     """Return one size's table in Markdown; the best of each row is bold."""
     found = medians(document, entries, per_key)
-    lines = [["", *(document["peers"][peer]["name"] for peer in found)], ["---"] * (1 + len(found))]
-    for name, words in FIGURES.items():
-        values = [figures.get(name) for figures in found.values()]
-        best = min((value for value in values if value is not None), default=None)
-        lines.append([words, *_cells(values, best if "driver" not in name else None)])
+    titles = [document["peers"][peer]["name"] for peer in found]
+    return best_table(titles, FIGURES, list(found.values()), plain={name for name in FIGURES if "driver" in name})
+
+
+def best_table(
+    titles: Sequence[str],
+    figures: Mapping[str, str],
+    columns: Sequence[Mapping[str, float]],
+    greatest: Collection[str] = (),
+    plain: Collection[str] = (),
+) -> str:
+    """Return a table in Markdown: a row for each of `figures`, a column for each title. The best value of a row is
+    bold: the smallest, or the greatest of those in `greatest`. Rows in `plain` have no best value.
+    """
+    lines = [["", *titles], ["---"] * (1 + len(titles))]
+    for name, words in figures.items():
+        values = [column.get(name) for column in columns]
+        known = [value for value in values if value is not None]
+        best = None if name in plain or not known else max(known) if name in greatest else min(known)
+        lines.append([words, *_cells(values, best)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

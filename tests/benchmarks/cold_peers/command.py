@@ -1,0 +1,97 @@
+"""`python -m tests.benchmarks cold-peers`: what `make bench-cold` runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from docs.generators.cold_peers_page import rewrite_page
+from tests.benchmarks.cold_peers.figures import heading, table
+from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, run, versions
+from tests.benchmarks.machine.figures import facts
+from tests.benchmarks.machine.setting import scratch
+from tests.benchmarks.running import Out, RootDir, Rounds
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import InvalidArgument
+
+__all__ = ["cold_peers"]
+
+_TOP = Path(__file__).parents[3]
+_PEERS_PYTHON = _TOP / ".venv-cold" / "bin" / "python"
+
+
+@command
+def cold_peers(
+    session: Session,
+    entries: Annotated[list[int] | None, typer.Option(min=10_000, help="Entries; several times.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this column; several times.")] = None,
+    rounds: Rounds = 3,
+    delay: Annotated[float, typer.Option(min=0, help="Milliseconds that each request waits.")] = 30.0,
+    peers_python: Annotated[
+        Path | None, typer.Option(help="Python that has the other stores' packages; .venv-cold's where it is there.")
+    ] = None,
+    root_dir: RootDir = None,
+    out: Out = None,
+    page: Annotated[bool, typer.Option("--page", help="Measure nothing, put --out into docs/comparison.md.")] = False,
+) -> int:
+    """Look keys up in object storage: by this index, SlateDB, Lance, pyarrow and DuckDB, over one S3 server.
+
+    The server runs here, counts requests, and delays each by 30 ms. All stores get the same entries. Every answer is
+    checked, and a wrong one ends the run. A store whose package is not installed is named and left out. Default: 5 and
+    20 million entries.
+
+    [bold]Examples[/bold]
+
+      python -m tests.benchmarks cold-peers --entries 200000
+
+      python -m tests.benchmarks cold-peers --entries 5000000 --rounds 5 --out build/cold.json
+
+      python -m tests.benchmarks cold-peers --entries 200000 --only month --only slatedb --json
+
+      python -m tests.benchmarks cold-peers --out build/cold.json --page
+    """
+    if session.root is not None or session.storage is not None:
+        raise InvalidArgument("cold-peers starts a storage of its own: leave --root and --storage out")
+    if unknown := [name for name in only or () if name not in COLUMNS]:
+        raise InvalidArgument(f"--only {unknown[0]}: the columns are {', '.join(COLUMNS)}")
+    if page:
+        if out is None:
+            raise InvalidArgument("--page needs --out, the document of a run")
+        rewrite_page(json.loads(out.read_text()))
+        return 0
+    python = str(peers_python or (_PEERS_PYTHON if _PEERS_PYTHON.exists() else sys.executable))
+    # a column may begin with another one's objects
+    wanted = {part for name in only or COLUMNS for part in (COLUMNS[name].base, name)}
+    found, skipped = versions(python, [name for name in COLUMNS if name in wanted])
+    chosen = [name for name in found if COLUMNS[name].base is None or COLUMNS[name].base in found]
+    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    amounts = Amounts(rounds=rounds, delay_ms=delay)
+    document = {
+        "machine": facts(base),
+        "amounts": asdict(amounts),
+        "columns": {name: {"title": COLUMNS[name].title, "version": found[name]} for name in chosen},
+        "skipped": skipped,
+        "sizes": [],
+    }
+    for title, reason in skipped.items():
+        session.out.note(f"{title} is left out: {reason}")
+    for size in entries or [5_000_000, 20_000_000]:
+        title, steps = f"{size:,} entries", 1 + len(chosen) * (1 + rounds)
+        with scratch(base) as folder, session.progress(title, steps) as progress:
+            document["sizes"].append(run(chosen, size, amounts, python, folder, progress.update))
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(document, indent=1) + "\n")
+    session.out.answer(document)
+    for each in document["sizes"]:
+        session.out.line(f"{heading(each)}, medians of {rounds} rounds")
+        for line in table(document, each).splitlines():
+            session.out.line(line)
+    return 0

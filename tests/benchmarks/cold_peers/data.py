@@ -1,0 +1,98 @@
+"""The entries of the comparison in object storage, and what each store must answer.
+
+Entries cover 30 days, evenly. Nearly every key has four or five of them, a quarter of all keys' entries
+apart: about a week. Every hundredth entry has one of 20 hot keys. An entry's number says everything about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tests.benchmarks.machine.setting import ABSENT, TOPIC, key_array, keys_of
+
+__all__ = ["HOT_KEYS", "TOPIC", "Data"]
+
+HOT_KEYS = 20
+_DAYS = 30
+_HOT_EVERY = 100
+_HOT = 1 << 41
+_KEYS_A_THOUSAND = 225
+# a multiple of 30 days, so that one table of 30 days holds everything
+_BEGIN_MS = 660 * _DAYS * 86_400_000
+_SPAN_MS = _DAYS * 86_400_000
+
+
+@dataclass(frozen=True)
+class Data:
+    """`entries` entries, which arrive in `file_count` files."""
+
+    entries: int
+    file_count: int = 240
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are beside the hot ones."""
+        return self.entries * _KEYS_A_THOUSAND // 1000
+
+    def files(self) -> Iterator[pa.RecordBatch]:
+        """Yield all entries in order of time, those of a file at a time."""
+        for file in range(self.file_count):
+            numbers = np.arange(self.entries * file // self.file_count, self.entries * (file + 1) // self.file_count)
+            yield self._batch(numbers)
+
+    def _batch(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        hot = numbers % _HOT_EVERY == 0
+        keys = np.where(hot, _HOT + numbers // _HOT_EVERY % HOT_KEYS, numbers % self.keys)
+        count = len(numbers)
+        columns = {
+            "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([TOPIC])),
+            "queue_id": pa.array((numbers % 8).astype(np.int32)),
+            "key": key_array(keys),
+            "offset": pa.array(numbers * 1000),
+            "size": pa.array((400 + numbers % 97).astype(np.int32)),
+            "timestamp_ms": pa.array(self._second(numbers) * 1000),
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _second(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return (_BEGIN_MS + numbers * (_SPAN_MS // 1000) // self.entries * 1000) // 1000
+
+    def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of `count` different keys with entries, never those of another seed's draw while there
+        are enough keys.
+        """
+        order = np.random.default_rng(0).permutation(self.keys)
+        return np.roll(order, -seed * count)[:count]
+
+    @staticmethod
+    def texts(numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of these numbers."""
+        return keys_of(numbers)
+
+    @staticmethod
+    def absent(numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Return as many keys without entries."""
+        return keys_of(numbers + ABSENT)
+
+    @staticmethod
+    def hot(number: int) -> str:
+        """Return a hot key."""
+        return keys_of(np.array([_HOT + number]))[0]
+
+    def expected(self, key_number: int) -> list[list[int]]:
+        """Return [second, offset, queue] of the entries of the key with this number, newest first."""
+        numbers = np.arange(key_number, self.entries, self.keys)
+        return self._rows(numbers[numbers % _HOT_EVERY != 0])
+
+    def expected_hot(self, number: int, count: int) -> list[list[int]]:
+        """Return the same of the newest `count` entries of a hot key."""
+        return self._rows(np.arange(number * _HOT_EVERY, self.entries, _HOT_EVERY * HOT_KEYS))[:count]
+
+    def _rows(self, numbers: npt.NDArray[np.int64]) -> list[list[int]]:
+        newest = numbers[::-1]
+        return np.stack([self._second(newest), newest * 1000, newest % 8], axis=1).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,70 @@
+"""One Parquet file by pyarrow: sorted by key, newest first; a lookup reads the row groups whose statistics can hold
+the key.
+
+Set up as pyarrow's documentation advises: zstd, statistics, `pre_buffer`, which reads the columns of a row group side
+by side. Row groups have 30,720 rows, a quarter of DuckDB's default: smaller ones make a lookup cheaper and the footer
+longer. The footer is read once.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.cold_peers.lance import by_key, sorted_entries
+
+_AT_ONCE = 32
+_ROW_GROUP = 30_720
+_COLUMNS = ["second", "offset", "queue_id"]
+
+
+class Reader:
+    """A fragment of a dataset, which keeps the footer."""
+
+    def __init__(self, place: dict[str, str]) -> None:
+        import pyarrow.dataset as pads
+
+        form = pads.ParquetFileFormat(default_fragment_scan_options=pads.ParquetFragmentScanOptions(pre_buffer=True))
+        dataset = pads.dataset(path_of(place), filesystem=_files(place), format=form)
+        self._field = pads.field("key")
+        (self._fragment,) = dataset.get_fragments()
+        self._fragment.ensure_complete_metadata()
+
+    def lookup(self, key: str, count: int) -> list[list[int]]:
+        """Return [second, offset, queue] of the newest `count` entries."""
+        found = self._fragment.to_table(columns=_COLUMNS, filter=self._field == key).slice(0, count)
+        return [list(row) for row in zip(*(found[name].to_pylist() for name in _COLUMNS), strict=True)]
+
+    def lookup_many(self, keys: list[str]) -> list[list[list[int]]]:
+        """Return the same for each key, by one list of values."""
+        found = self._fragment.to_table(columns=["key", *_COLUMNS], filter=self._field.isin(keys))
+        return by_key(keys, found)
+
+    def lookup_at_once(self, keys: list[str]) -> list[list[list[int]]]:
+        """Look keys up in 32 threads."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(lambda key: self.lookup(key, 64), keys))
+
+    def close(self) -> None:
+        """A fragment has nothing to close."""
+
+
+def build(place: dict[str, str], source: Path) -> None:
+    """Sort all entries and write them."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(
+        sorted_entries(source), path_of(place), filesystem=_files(place), row_group_size=_ROW_GROUP, compression="zstd"
+    )
+
+
+def path_of(place: dict[str, str]) -> str:
+    """Return bucket and key of the file."""
+    return f"{place['bucket']}/{place['prefix']}/entries.parquet"
+
+
+def _files(place: dict[str, str]) -> Any:
+    from pyarrow.fs import S3FileSystem
+
+    return S3FileSystem(endpoint_override=place["endpoint_url"].removeprefix("http://"), scheme="http")

@@ -1,0 +1,406 @@
+"""Rounds of stores, interleaved, over one server: build each once, then look up in each in turn.
+
+A store lives in processes that this one starts. One builds it, without delay. A warm one stays open for all rounds;
+its metadata is known, its data cold: every lookup has a fresh key, and no store caches data. New processes look one
+key up and end. Requests and bytes are the server's count. Every answer is compared with the oracle, and a wrong one
+ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
+from tests.support.s3_server import CREDENTIALS, REGION
+from tiered_index._version import __version__
+from tiered_index.storage.prices import PriceTable
+
+__all__ = ["COLUMNS", "Amounts", "Column", "run", "versions"]
+
+_TOP = Path(__file__).parents[3]
+_BUCKET = "bench"
+_MAX_COUNT = 64
+_PRICES = PriceTable()
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Column:
+    """One store in one form: how it is built, opened once by a new process, and opened warm."""
+
+    title: str
+    module: str
+    packages: tuple[str, ...] = ()
+    base: str | None = None
+    """The column whose objects it begins with."""
+    build: dict[str, Any] | None = field(default_factory=dict)
+    """Options of the build; None: it reads the base's own objects."""
+    warm: dict[str, Any] = field(default_factory=dict)
+    follows: bool = False
+    """Whether a reader elsewhere is measured beside a writer."""
+
+
+COLUMNS = {
+    "files": Column("tiered_index, 240 files", "ours", warm={"warm": True}, follows=True),
+    "days": Column("tiered_index, 1d tables", "ours", base="files", build={"window": "1d"}, warm={"warm": True}),
+    "month": Column("tiered_index, 30d table", "ours", base="files", build={"window": "30d"}, warm={"warm": True}),
+    "slatedb": Column("SlateDB", "slatedb", ("slatedb",), follows=True),
+    "lance": Column("Lance", "lance", ("pylance",)),
+    "prewarmed": Column("Lance, prewarmed", "lance", ("pylance",), base="lance", build=None, warm={"prewarm": True}),
+    "parquet": Column("Parquet by pyarrow", "parquet", ("pyarrow",)),
+    "duckdb": Column("DuckDB", "duckdb", ("duckdb", "duckdb-extension-httpfs"), base="parquet", build=None),
+}
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is measured in a round."""
+
+    rounds: int = 3
+    processes: int = 2
+    lookups: int = 24
+    hot: int = 8
+    many: int = 1_000
+    at_once: int = 320
+    fresh: int = 5
+    files: int = 240
+    delay_ms: float = 30.0
+
+
+class _Failed(RuntimeError):
+    pass
+
+
+class _Server:
+    """The server's process, and what controls it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.cold_peers.server", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(""),
+        )
+        assert self._process.stdout is not None
+        self._port = int(self._process.stdout.readline())
+        self.endpoint_url = f"http://127.0.0.1:{self._port}"
+
+    def _control(self, what: str) -> dict[str, float]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("POST", f"/-/{what}")
+            answer: dict[str, float] = json.loads(connection.getresponse().read())
+            return answer
+
+    def delay(self, milliseconds: float) -> None:
+        """Delay every answer from now on."""
+        self._control(f"delay?ms={milliseconds}")
+
+    def counts(self) -> _Cost:
+        """Return what was asked for since the last call."""
+        counts = self._control("counts")
+        return _Cost(*(int(counts.get(kind, 0)) for kind in ("get", "list", "put", "bytes")))
+
+    def copy(self, source: str, target: str) -> None:
+        """Give the objects below one prefix names below another, too."""
+        self._control(f"copy?source={_BUCKET}/{source}&target={_BUCKET}/{target}")
+
+    def stored_bytes(self, prefix: str) -> float:
+        """Return the size of an object, or of all below a prefix."""
+        return self._control(f"size?prefix={_BUCKET}/{prefix}")["bytes"]
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@dataclass(frozen=True)
+class _Cost:
+    gets: int
+    lists: int
+    puts: int
+    bytes: int
+
+    @property
+    def requests(self) -> int:
+        return self.gets + self.lists + self.puts
+
+    @property
+    def usd(self) -> float:
+        return _PRICES.cost_usd({"get_range": self.gets, "list": self.lists, "put": self.puts}, self.bytes)
+
+
+class _Worker:
+    """A process of a store, asked by lines of JSON."""
+
+    def __init__(self, python: str, endpoint_url: str, job: dict[str, Any]) -> None:
+        self._what = f"{job['module']} in phase {job['phase']}"
+        self._process = subprocess.Popen(
+            _command(python, job),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(endpoint_url),
+        )
+
+    def said(self) -> dict[str, Any]:
+        """Return the next line that the process writes."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise _Failed(f"{self._what} failed: see above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def tell(self, asked: dict[str, Any]) -> None:
+        """Ask for something."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+
+    def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Ask for something, and return the answer."""
+        self.tell(asked)
+        return self.said()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def _command(python: str, job: dict[str, Any]) -> list[str]:
+    return [python, "-m", "tests.benchmarks.cold_peers.worker", json.dumps(job)]
+
+
+def _environment(endpoint_url: str) -> dict[str, str]:
+    left_out = ("AWS_", "TIERED_INDEX_", "PYTHONDONTWRITEBYTECODE")
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
+        **CREDENTIALS,
+        "PYTHONPATH": str(_TOP),
+        # names by which SlateDB's object store knows them
+        "AWS_REGION": REGION,
+        "AWS_ENDPOINT": endpoint_url,
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def versions(python: str, columns: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what each column's store is, by column, and why the others are left out, by title."""
+    found, skipped = {}, {}
+    for name in columns:
+        column = COLUMNS[name]
+        if not column.packages:
+            found[name] = __version__
+            continue
+        job = {"module": "worker", "phase": "packages", "packages": column.packages}
+        said = json.loads(subprocess.run(_command(python, job), env=_environment(""), stdout=-1, check=True).stdout)
+        if missing := [package for package, version in said.items() if version is None]:
+            skipped[column.title] = f"{', '.join(missing)} not installed for {python}"
+        else:
+            found[name] = ", ".join(f"{package} {version}" for package, version in said.items())
+    return found, skipped
+
+
+def run(
+    columns: Sequence[str], entries: int, amounts: Amounts, python: str, folder: Path, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure columns in a folder; return the part of the document that is of this size.
+
+    `note` is called before each step with the number of those done. Raises `RuntimeError` for a wrong answer and where
+    a process fails.
+    """
+    data = Data(entries, amounts.files)
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in columns}
+    done = itertools.count()
+    note(next(done), "writing the source")
+    source = folder / "source"
+    source.mkdir()
+    for number, entries_of_file in enumerate(data.files()):
+        with pa.ipc.new_file(source / f"{number:04}.arrow", entries_of_file.schema) as file:
+            file.write_batch(entries_of_file)
+    (folder / "objects").mkdir()
+    with contextlib.closing(_Server(folder / "objects")) as server, contextlib.ExitStack() as opened:
+        run_of = _Run(data, amounts, python, server, source)
+        for name in columns:
+            note(next(done), f"building {COLUMNS[name].title}")
+            found[name] |= run_of.built(name)
+        shutil.rmtree(source)
+        server.delay(amounts.delay_ms)
+        workers = {name: opened.enter_context(run_of.opened(name)) for name in columns}
+        for number in range(amounts.rounds):
+            # another one begins each round
+            for name in [*columns[number % len(columns) :], *columns[: number % len(columns)]]:
+                note(next(done), f"round {number + 1} of {amounts.rounds}: {COLUMNS[name].title}")
+                for figure, value in run_of.measured(name, workers[name], number).items():
+                    found[name].setdefault(figure, []).append(value)
+        for name in columns:
+            found[name]["memory"] = [workers[name].ask({"task": "memory"})["mib"]]
+            if COLUMNS[name].follows:
+                found[name] |= run_of.followed(name)
+    return {"entries": entries, "columns": found}
+
+
+@dataclass
+class _Run:
+    data: Data
+    amounts: Amounts
+    python: str
+    server: _Server
+    source: Path
+
+    def _job(self, name: str, phase: str, prefix: str | None = None, **more: Any) -> dict[str, Any]:
+        column = COLUMNS[name]
+        prefix = prefix or (column.base if column.build is None else name)
+        place = {"endpoint_url": self.server.endpoint_url, "bucket": _BUCKET, "prefix": prefix}
+        return {"module": column.module, "phase": phase, "place": place, **more}
+
+    def _python(self, name: str) -> str:
+        return self.python if COLUMNS[name].packages else sys.executable
+
+    def _worker(self, name: str, job: dict[str, Any]) -> _Worker:
+        return _Worker(self._python(name), self.server.endpoint_url, job)
+
+    def built(self, name: str) -> dict[str, list[float]]:
+        """Build a column; return its bytes an entry and the CPU seconds."""
+        column = COLUMNS[name]
+        if column.build is None:
+            return {}
+        if column.base is not None:
+            self.server.copy(column.base, name)
+        job = self._job(name, "build", source=str(self.source), options=column.build)
+        with contextlib.closing(self._worker(name, job)) as worker:
+            said = worker.said()
+        # None: everything is still of use
+        prefixes = [name] if said["kept"] is None else [f"{name}/{each}" for each in said["kept"]]
+        stored = sum(map(self.server.stored_bytes, prefixes))
+        return {"build": [said["cpu_s"]], "stored": [stored / self.data.entries]}
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[_Worker]:
+        """Yield a worker that has looked up often enough to know all metadata."""
+        job = self._job(name, "serve", options=COLUMNS[name].warm)
+        with contextlib.closing(self._worker(name, job)) as worker:
+            worker.said()
+            numbers = self.data.drawn(2 * self.amounts.lookups, 0)
+            for keys in (self.data.texts(numbers), self.data.absent(numbers), [self.data.hot(0)]):
+                worker.ask({"task": "each", "keys": keys, "count": _MAX_COUNT, "hot": False})
+            worker.ask({"task": "at_once", "keys": self.data.texts(numbers)})
+            yield worker
+
+    def measured(self, name: str, worker: _Worker, number: int) -> dict[str, float]:
+        """Return a column's figures of one round."""
+        amounts, data = self.amounts, self.data
+        figures = self._processes(name, number)
+        drawn = data.drawn(amounts.lookups, number + 2)
+        figures |= self._each(name, worker, "key", data.texts(drawn), [data.expected(n) for n in drawn.tolist()])
+        figures |= self._each(name, worker, "absent", data.absent(drawn), [[]] * len(drawn))
+        hot = [(number * amounts.hot + at) % HOT_KEYS for at in range(amounts.hot)]
+        figures |= self._each(
+            name, worker, "hot", [data.hot(n) for n in hot], [data.expected_hot(n, _MAX_COUNT) for n in hot]
+        )
+        for task, count in (("many", amounts.many), ("at_once", amounts.at_once)):
+            drawn = data.drawn(min(count, data.keys), number + 2)
+            self.server.counts()
+            said = worker.ask({"task": task, "keys": data.texts(drawn)})
+            cost = self.server.counts()
+            self._check(name, said["answers"], [data.expected(n) for n in drawn.tolist()])
+            if task == "many":
+                figures |= {"many ms": said["wall_ms"], "many requests": cost.requests, "many MB": cost.bytes / 1e6}
+                figures |= {"many CPU": said["cpu_ms"]}
+            else:
+                figures |= {"at once": len(drawn) / said["wall_ms"] * 1e3, "at once CPU": said["cpu_ms"] / len(drawn)}
+        return figures
+
+    def _each(
+        self, name: str, worker: _Worker, kind: str, keys: list[str], expected: list[list[list[int]]]
+    ) -> dict[str, float]:
+        self.server.counts()
+        said = worker.ask({"task": "each", "keys": keys, "count": _MAX_COUNT, "hot": kind == "hot"})
+        cost = self.server.counts()
+        self._check(name, said["answers"], expected)
+        return {
+            f"{kind} ms": statistics.median(said["walls_ms"]),
+            f"{kind} requests": cost.requests / len(keys),
+            f"{kind} USD": cost.usd / len(keys) * 1e6,
+            f"{kind} CPU": said["cpu_ms"],
+        }
+
+    def _processes(self, name: str, number: int) -> dict[str, float]:
+        walls, cpus, costs = [], [], []
+        drawn = self.data.drawn(self.amounts.processes, number + 1)
+        for key_number, key in zip(drawn.tolist(), self.data.texts(drawn), strict=True):
+            job = self._job(name, "once", key=key, count=_MAX_COUNT)
+            self.server.counts()
+            started_s, before = time.perf_counter(), os.times()
+            said = subprocess.run(
+                _command(self._python(name), job), env=_environment(self.server.endpoint_url), stdout=-1, check=True
+            )
+            after = os.times()
+            walls.append((time.perf_counter() - started_s) * 1e3)
+            spent = (after.children_user - before.children_user, after.children_system - before.children_system)
+            cpus.append(sum(spent) * 1e3)
+            costs.append(self.server.counts())
+            self._check(name, json.loads(said.stdout)["answers"], [self.data.expected(key_number)])
+        return {
+            "process ms": statistics.median(walls),
+            "process CPU": statistics.median(cpus),
+            "open requests": statistics.median(cost.requests for cost in costs),
+            "open KiB": statistics.median(cost.bytes for cost in costs) / 1024,
+        }
+
+    def followed(self, name: str) -> dict[str, list[float]]:
+        """Put entries in one process and read them in another; return seconds between, and the price of a day."""
+        waits = []
+        with contextlib.ExitStack() as stack:
+            prefix = f"{name}-followed"
+            writer = stack.enter_context(contextlib.closing(self._worker(name, self._job(name, "write", prefix))))
+            writer.said()
+            writer.ask({"key": "first"})
+            time.sleep(2)
+            job = self._job(name, "serve", prefix, options={"follow": True})
+            reader = stack.enter_context(contextlib.closing(self._worker(name, job)))
+            reader.said()
+            self.server.counts()
+            began_s = time.monotonic()
+            for number in range(self.amounts.fresh):
+                reader.tell({"task": "seen", "key": f"key {number}", "timeout_s": 60})
+                put_s = writer.ask({"key": f"key {number}"})["at_s"]
+                waits.append(reader.said()["at_s"] - put_s)
+                # one entry a second, and a lookup every 10 ms
+                reader.ask({"task": "seen", "key": "no key", "timeout_s": max(0, 1 - waits[-1]), "absent": True})
+            usd = self.server.counts().usd / (time.monotonic() - began_s) * _DAY_S
+        return {"fresh": waits, "fresh USD": [usd]}
+
+    @staticmethod
+    def _check(name: str, answers: list[Any], expected: list[Any]) -> None:
+        for answer, wanted in zip(answers, expected, strict=True):
+            if answer != wanted:
+                raise _Failed(f"{COLUMNS[name].title} answered {answer} in place of {wanted}")

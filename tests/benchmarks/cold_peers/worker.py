@@ -1,0 +1,127 @@
+"""One store in a process of its own: builds it, looks one key up and ends, or answers its parent until that ends.
+
+The argument is a JSON object: `system`, `phase` (``build``, ``once``, ``serve``, ``write``,
+``packages``), `place`, and more for the phase. A
+new process is measured from its start to its end, so this module imports what every process needs and no more. CPU
+time is that of all threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+
+def main(argument: str) -> None:
+    """Do the job of the argument."""
+    job = json.loads(argument)
+    system = importlib.import_module(f"tests.benchmarks.cold_peers.{job['module']}")
+    _PHASES[job["phase"]](system, job)
+
+
+def _build(system: Any, job: dict[str, Any]) -> None:
+    before_s = time.process_time()
+    kept = system.build(job["place"], Path(job["source"]), **job.get("options", {}))
+    _say({"cpu_s": time.process_time() - before_s, "kept": kept})
+
+
+def _once(system: Any, job: dict[str, Any]) -> None:
+    reader = system.Reader(job["place"], **job.get("options", {}))
+    answer = reader.lookup(job["key"], job["count"])
+    _say({"answers": [answer]})
+    reader.close()
+
+
+def _serve(system: Any, job: dict[str, Any]) -> None:
+    reader = system.Reader(job["place"], **job.get("options", {}))
+    _say({})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        _say(_TASKS[asked["task"]](reader, asked))
+    reader.close()
+
+
+def _each(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Look keys up one after another; a store may look one up by another call where it is known to be hot."""
+    look_up = getattr(reader, "lookup_hot", reader.lookup) if asked["hot"] else reader.lookup
+    answers, walls_ms, before_s = [], [], time.process_time()
+    for key in asked["keys"]:
+        started_s = time.perf_counter()
+        answers.append(look_up(key, asked["count"]))
+        walls_ms.append((time.perf_counter() - started_s) * 1e3)
+    cpu_ms = (time.process_time() - before_s) * 1e3 / len(answers)
+    return {"answers": answers, "walls_ms": walls_ms, "cpu_ms": cpu_ms}
+
+
+def _together(name: str) -> Any:
+    def act(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
+        started_s, before_s = time.perf_counter(), time.process_time()
+        answers = getattr(reader, name)(asked["keys"])
+        wall_ms, cpu_ms = (time.perf_counter() - started_s) * 1e3, (time.process_time() - before_s) * 1e3
+        return {"answers": answers, "wall_ms": wall_ms, "cpu_ms": cpu_ms}
+
+    return act
+
+
+def _seen(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return when the key's newest entry was found, by the clock of the machine; of an absent key, when time was up."""
+    end_s = time.monotonic() + asked["timeout_s"]
+    while time.monotonic() < end_s:
+        if reader.lookup(asked["key"], 1):
+            return {"at_s": time.monotonic()}
+        time.sleep(0.01)
+    if asked.get("absent"):
+        return {}
+    raise TimeoutError(f"an entry was not readable after {asked['timeout_s']} s")
+
+
+def _memory(reader: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {"mib": int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024}
+
+
+def _write(system: Any, job: dict[str, Any]) -> None:
+    """Put one entry for each key that the parent names; say when."""
+    with system.writer(job["place"]) as put:
+        _say({})
+        for line in sys.stdin:
+            asked = json.loads(line)
+            at_s = time.monotonic()
+            put(asked["key"])
+            _say({"at_s": at_s})
+
+
+def _say(document: dict[str, Any]) -> None:
+    print(json.dumps(document), flush=True)
+
+
+def _packages(system: Any, job: dict[str, Any]) -> None:
+    """Say the versions of the packages of the job, None for one that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for name in job["packages"]:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    _say(found)
+
+
+_PHASES = {"build": _build, "once": _once, "serve": _serve, "write": _write, "packages": _packages}
+_TASKS = {
+    "each": _each,
+    "many": _together("lookup_many"),
+    "at_once": _together("lookup_at_once"),
+    "memory": _memory,
+    "seen": _seen,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1])
