@@ -170,10 +170,12 @@ lock: $(VENV)/.stamp-test ## renew requirements.lock
 		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
 	@sed -i '1i # Exact versions of everything the project can install, for all extras; `make lock` renews it.' requirements.lock
 
-dist: $(VENV)/.stamp-python ## the wheel, in dist/
+dist: $(VENV)/.stamp-python ## the source distribution, and the wheel that is built from it, in dist/
 	@rm -rf build dist
-	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
-	@ls dist/*.whl
+	@$(BIN)/python -m pip install -q --disable-pip-version-check build
+	@$(BIN)/python -m build . >build-dist.log 2>&1 || { cat build-dist.log; exit 1; }
+	@rm -f build-dist.log
+	@ls dist/*
 
 clean: ## remove the virtualenv and every cache
 	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-cold .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

@@ -2,14 +2,14 @@
 
 The core is two modules: `tiered_index._core` has loops over entries, `tiered_index._views` lookups in files. Each loop
 stands beside NumPy code that returns the same bytes. NumPy does the work where the core could not be built, as on a
-machine without a C compiler. The log says so once a process.
+machine without a C compiler. The log says so once a process; as a warning where the package was shipped in a zip file.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 try:  # 10 times as fast as zlib's from some hundred bytes on
     from isal.isal_zlib import crc32 as _crc32
@@ -30,14 +30,27 @@ _views: ModuleType
 # of the core that this package calls
 _REVISION = 5
 
-try:
+
+def _loaded(name: str) -> ModuleType:
+    """Return a compiled module of this package. Raises `ImportError`."""
+    loader: Any = globals().get("__loader__")
+    if hasattr(loader, "archive"):
+        from tiered_index import zipped
+
+        return zipped.load(loader, name)
     # by name: checks of imports know modules of Python only
-    _core, _views = map(importlib.import_module, ("tiered_index._core", "tiered_index._views"))
+    return importlib.import_module(name)
+
+
+try:
+    _core, _views = map(_loaded, ("tiered_index._core", "tiered_index._views"))
     if (found := {getattr(module, "REVISION", 1) for module in (_core, _views)}) != {_REVISION}:
         raise ImportError(f"it is of revision {min(found)}, not {_REVISION}: install the package again")
 except ImportError as error:
     _core = None
-    _log.info("the compiled core is missing, and NumPy does its work more slowly: %s", error)
+    # who ships the package meant to ship the core, too
+    level = logging.WARNING if hasattr(globals().get("__loader__"), "archive") else logging.INFO
+    _log.log(level, "the compiled core is missing, and NumPy does its work more slowly: %s", error)
 
 
 def compiled() -> ModuleType | None:

@@ -21,10 +21,12 @@ from pyspark.serializers import CloudPickleSerializer
 
 from tests.spark.entries import check, messages, total, write_parquet
 from tests.spark.in_process import build_here
+from tests.support.core import compiled_core
 from tests.support.s3_server import CREDENTIALS
 from tiered_index.cli.main import run
 from tiered_index.cli.spark import reading
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.bloom import filter_hash
 from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
 
@@ -141,13 +143,40 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
     assert "tiered_index/__init__.py" in names and "tiered_index/spark/build/build.py" in names
-    assert all(name.startswith("tiered_index/") and name.endswith(".py") for name in names)
+    assert all(name.startswith("tiered_index/") and name.endswith((".py", ".so")) for name in names)
+
+
+def imported_from(package, tmp_path):
+    """Return where a process imports a package from, whether it has the compiled core, and its warnings."""
     script = (
-        f"import sys; sys.path[:0] = [{str(first)!r}]; "
-        f"from tiered_index.spark.build import shards; import tiered_index as t; print(t.__file__)"
+        f"import sys; sys.path[:0] = [{str(package)!r}]; "
+        f"from tiered_index.spark.build import shards; import tiered_index as t; print(t.__file__); "
+        f"from tiered_index import kernels, format; from tiered_index.format.bloom import filter_hash; "
+        f"print(kernels.compiled() is not None, kernels.compiled_views() is not None, filter_hash(1, 2))"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr
+    place, core = ran.stdout.splitlines()
+    assert place == f"{package}/tiered_index/__init__.py", ran.stderr
+    return core, ran.stderr
+
+
+def test_executors_unpack_the_compiled_core_or_say_that_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "unpacked"))
+    (tmp_path / "unpacked").mkdir()
+    compiled_core()
+    whole = pack_package(tmp_path / "whole.zip")
+    assert imported_from(whole, tmp_path) == (f"True True {filter_hash(1, 2)}", "")
+    assert not list((tmp_path / "unpacked").iterdir())
+    with zipfile.ZipFile(whole) as given, zipfile.ZipFile(tmp_path / "others.zip", "w") as others:
+        for name in given.namelist():
+            others.writestr(name.replace(".so", "-of-another-system.so"), given.read(name))
+    core, said = imported_from(tmp_path / "others.zip", tmp_path)
+    assert core == f"False False {filter_hash(1, 2)}" and "has no tiered_index._core for this Python" in said
+    with zipfile.ZipFile(whole) as given, zipfile.ZipFile(tmp_path / "damaged.zip", "w") as damaged:
+        for name in given.namelist():
+            damaged.writestr(name, b"no module" if name.endswith(".so") else given.read(name))
+    core, said = imported_from(tmp_path / "damaged.zip", tmp_path)
+    assert core == f"False False {filter_hash(1, 2)}" and "NumPy does its work" in said
 
 
 @pytest.mark.parametrize("given", [[], ["--ship"]])

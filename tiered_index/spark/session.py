@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,13 @@ def check_java() -> None:
 
 
 def pack_package(target: Path) -> Path:
-    """Write the package as a zip file of its modules, the same bytes for the same modules; return `target`."""
+    """Write the package as a zip file of its modules, the same bytes for the same modules; return `target`. Compiled
+    modules are in it, too: an executor of the same Python and system unpacks them, others do without.
+    """
     folder = Path(tiered_index.__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
-        for module in sorted(folder.rglob("*.py")):
+        compiled = [path for suffix in EXTENSION_SUFFIXES for path in folder.glob(f"*{suffix}")]
+        for module in sorted({*folder.rglob("*.py"), *compiled}):
             # a fixed time of change: the default of ZipInfo
             info = zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}")
             packed.writestr(info, module.read_bytes())
