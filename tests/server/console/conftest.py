@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.server.conftest import serving
-from tests.server.console.pages import put_messages, settled_in_hours
+from tests.server.console.pages import BEGIN_MS, HOUR_MS, put_messages, settled_in_hours
 from tiered_index import IndexService
+from tiered_index.types import Explain, FileReport, QueryResult
 
 expect.set_options(timeout=30_000)
 
@@ -68,3 +69,35 @@ def opened(browser):
     for context in contexts:
         context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def ten_thousand_files(monkeypatch):
+    """10,000 files in several states, of an hour each, which lookups read and skip."""
+    lanes = ["unsealed", "compacted", "uploaded", "storage"]
+    files = [
+        SimpleNamespace(
+            file_id=f"{BEGIN_MS + n * HOUR_MS:015d}-{n:012x}",
+            place=lanes[n % 4] if n % 4 else "storage",
+            lane="main",
+            sequence=n,
+            second_min=BEGIN_MS // 1000 + n * 3600,
+            second_max=BEGIN_MS // 1000 + n * 3600 + 3599,
+        )
+        for n in range(10_000)
+    ]
+    reports = tuple(
+        FileReport(
+            file=file.file_id,
+            place="storage",
+            outcome=("read", "skipped_filter", "skipped_time")[file.sequence % 3],
+            begin_ms=file.second_min * 1000,
+            end_ms=file.second_max * 1000,
+            requests=file.sequence % 3 == 0,
+        )
+        for file in files
+    )
+    monkeypatch.setattr(IndexService, "files", lambda self: files)
+    answer = QueryResult(items=(), status="complete", explain=Explain(files=reports, requests=3334))
+    monkeypatch.setattr(IndexService, "query", lambda *_, **__: answer)
+    return files

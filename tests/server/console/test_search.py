@@ -146,8 +146,8 @@ def test_a_partial_answer_names_what_it_lacks(opened, made, tmp_path):
         expect(status(page)).to_have_text("It went wrong.")
         page.get_by_role("button", name="Show what can be read").click()
         expect(status(page)).to_have_text(re.compile(r"^\d+ entries, and some may be missing\.$"))
-        expect(page.locator("#said")).to_contain_text("This answer is partial: these files could not be read")
-        expect(page.locator("#said li")).to_contain_text(gone.parent.name.removesuffix("%"))
+        expect(page.locator("#missing")).to_contain_text("Missing: files that could not be read")
+        expect(page.locator("#missing li").last).to_contain_text(gone.parent.name.removesuffix("%"))
         assert drawn(page, "#explain-chart", "--failed")
         check_access(page)
 

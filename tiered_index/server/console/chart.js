@@ -1,6 +1,6 @@
 // Pictures on a time axis (UTC), by uPlot: files as bars in lanes, and a line. What they show is in a table, too.
 /* global uPlot */
-import { make, time } from "./page.js";
+import { counted, isTimed, make, time } from "./page.js";
 
 // heights in pixels: of a lane, its title and the axis; how near to a bar is on it
 const LANE = 46;
@@ -38,16 +38,18 @@ function inRows(files) {
 }
 
 class Chart {
-  constructor(box) {
+  constructor(box, hint = HINT) {
+    this.box = box;
     this.picture = make("div", { class: "chart", role: "img" });
-    this.note = make("p", { class: "hint under", "aria-hidden": "true" }, HINT);
+    this.note = make("p", { class: "hint under", "aria-hidden": "true" }, hint);
     box.replaceChildren(this.picture, this.note);
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe(this.picture);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.plot?.redraw(false, true));
   }
 
   size() {
-    return { width: Math.max(200, this.picture.clientWidth - 16), height: this.height };
+    const edge = 2 * parseFloat(getComputedStyle(this.picture).paddingLeft);
+    return { width: Math.max(200, this.picture.clientWidth - edge), height: this.height };
   }
 
   draw(data, summary, options) {
@@ -68,7 +70,8 @@ class Chart {
   }
 }
 
-// Files as bars from their first to their last second, in a lane for each of [{name, color, files}].
+// Files as bars from their first to their last second, in a lane for each of [{name, color, files}]. Files whose times
+// are not known are counted beside the name.
 export class Lanes extends Chart {
   constructor(box, describe) {
     super(box);
@@ -76,9 +79,14 @@ export class Lanes extends Chart {
   }
 
   show(lanes, summary) {
-    this.lanes = lanes.map((lane) => ({ ...lane, ...inRows(lane.files) }));
+    this.lanes = lanes.map(({ name, color: ink, files: all }) => {
+      const timed = all.filter(isTimed);
+      const left = all.length - timed.length;
+      return { name: left ? `${name}, ${counted(left, "file")} without known times` : name, color: ink, ...inRows(timed) };
+    });
     this.height = lanes.length * LANE + AXIS + 4;
-    const files = lanes.flatMap((lane) => lane.files);
+    const files = this.lanes.flatMap((lane) => lane.bars.map((bar) => bar.file));
+    this.box.hidden = !files.length;
     const begin = files.reduce((least, file) => Math.min(least, file.begin_ms), files[0]?.begin_ms ?? Date.now());
     const end = files.reduce((most, file) => Math.max(most, file.end_ms), begin);
     const margin = Math.max(1000, (end - begin) / 50);
@@ -96,15 +104,21 @@ export class Lanes extends Chart {
     const { ctx, bbox } = this.plot;
     const dot = devicePixelRatio;
     ctx.save();
+    ctx.font = `${12 * dot}px system-ui, sans-serif`;
+    [ctx.textAlign, ctx.textBaseline] = ["left", "alphabetic"];
+    // the legend: a name that is too long for a narrow picture is condensed
+    this.lanes.forEach(({ name, color: ink }, n) => {
+      const [left, top] = [4 * dot, bbox.top + n * LANE * dot];
+      ctx.fillStyle = color("--ink");
+      ctx.fillText(name, left + 15 * dot, top + 13 * dot, ctx.canvas.width - left - 19 * dot);
+      ctx.fillStyle = color(ink);
+      ctx.fillRect(left, top + 4 * dot, 10 * dot, 10 * dot);
+    });
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
     this.lanes.forEach((lane, n) => {
       const top = bbox.top + n * LANE * dot;
-      ctx.fillStyle = color("--ink");
-      ctx.font = `${12 * dot}px system-ui, sans-serif`;
-      [ctx.textAlign, ctx.textBaseline] = ["left", "alphabetic"];
-      ctx.fillText(lane.name, bbox.left, top + 13 * dot);
       ctx.fillStyle = color(lane.color);
       for (const { file, row } of lane.bars) {
         const left = this.plot.valToPos(file.begin_ms, "x", true);
@@ -126,25 +140,54 @@ export class Lanes extends Chart {
   }
 }
 
-// One value over time: [[ms], [value]].
+// One value over time, and a dashed line where its alert begins.
 export class Line extends Chart {
   constructor(box) {
-    super(box);
-    this.height = 200;
+    super(box, "");
+    this.height = 128;
   }
 
-  show(data, name, summary) {
-    const x = { range: (_, min, max) => [min, Math.max(max, min + 60_000)] };
-    const y = { range: (_, min, max) => [0, Math.max(1, max * 1.1)] };
-    const note = ({ cursor: { idx } }) => {
-      this.note.textContent = idx == null ? "" : `${time(data[0][idx])}: ${data[1][idx] ?? "not known"} ${name}`;
-    };
-    this.draw(data, summary, {
+  show(shown, summary) {
+    Object.assign(this, shown);
+    const x = { range: () => [this.begin, this.end] };
+    const y = { range: (_, min, max) => this.extent(min, max) };
+    const ink = () => color(this.isBeyond ? "--failed" : "--accent");
+    this.draw([this.times, this.values], summary, {
       scales: { x, y },
-      axes: [TIMES, axis({ size: 60 })],
-      series: [{}, { label: name, stroke: () => color("--read"), width: 2, points: { show: data[0].length < 60 } }],
-      cursor: { y: false },
-      hooks: { setCursor: [note] },
+      axes: [axis({ size: 26, space: 60, values: (_, splits) => splits.map((ms) => time(ms).slice(11, 16)) }),
+        axis({ size: 80, splits: (_, n, min, max) => [...new Set([min, this.threshold ?? max])],
+          values: (_, splits) => splits.map((value) => this.form(value)) })],
+      series: [{}, { stroke: ink, width: 2, points: { show: this.values.length < 3, stroke: ink, fill: ink } }],
+      cursor: { y: false, drag: { x: false, y: false } },
+      hooks: { setCursor: [() => this.point()], draw: [() => this.limit()] },
     });
+  }
+
+  // From zero, with the threshold; a value that only grows, as a position does, from its least.
+  extent(min, max) {
+    const most = Math.max(max ?? 0, this.threshold ?? 0) * 1.15;
+    if (this.threshold === null && min > max / 2) return [min, max > min ? max : min * 1.1];
+    return [0, most || 1];
+  }
+
+  point() {
+    const { idx } = this.plot.cursor;
+    const value = this.values[idx] ?? null;
+    this.note.textContent = idx == null ? "" : `${time(this.times[idx])}: ${value === null ? "not known" : this.form(value)}`;
+  }
+
+  limit() {
+    if (this.threshold === null) return;
+    const { ctx, bbox } = this.plot;
+    const top = this.plot.valToPos(this.threshold, "y", true);
+    ctx.save();
+    ctx.strokeStyle = color("--failed");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, top);
+    ctx.lineTo(bbox.left + bbox.width, top);
+    ctx.stroke();
+    ctx.restore();
   }
 }

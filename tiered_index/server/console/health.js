@@ -1,25 +1,30 @@
-// How the service is: whether it is ready, how far its answers reach, the lag of its follower, and its figures.
+// How the service is: whether it is ready, how far its answers reach, and an hour of its figures beside their alerts.
 import { json, metrics, text } from "./api.js";
 import { Line } from "./chart.js";
-import { NUMBER, Table, ago, bytes, column, counted, find, make, tell, time } from "./page.js";
+import { NUMBER, Table, ago, bytes, column, count, find, make, tell, time, usd } from "./page.js";
 
-const EVERY_MS = 5000;
-const KEPT = 720;
+// as often as the service takes a sample
+const EVERY_MS = 15000;
 // later than every entry, so that no file is looked into
 const NEVER_MS = 253402300799000;
 const UNREACHED = "it can’t be reached";
-const seen = [[], []];
-let timer, chart, lagTable, table;
+const short = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
+const LENGTHS = [[7200, 3600, "h"], [120, 60, "min"], [0, 1, "s"]];
+function duration(seconds) {
+  const [, size, unit] = LENGTHS.find(([least]) => seconds >= least) ?? LENGTHS.at(-1);
+  return `${short(seconds / size)} ${unit}`;
+}
+const FORMS = { s: duration, bytes: (size) => bytes(Math.round(size)), usd, share: (part) => `${short(100 * part)} %` };
+const charts = new Map();
+let timer, table;
 
 export function start() {
-  lagTable = new Table(find("lag-table"), "Lag", [
-    column("Time (UTC)", 0, time), column("Seconds behind", 1, (seconds) => String(seconds ?? "not known"), NUMBER),
-  ]);
   const value = (number) => number.toLocaleString("en", { maximumSignificantDigits: 6 });
-  table = new Table(find("metrics-table"), "Figures", [
+  table = new Table(find("metrics-table"), "Raw metrics", [
     column("Metric", "name", (name) => name.replace("tiered_index_", "")), column("Of", "labels"),
     column("Value", "value", value, NUMBER), column("Meaning", "meaning", String, { text: true }),
   ]);
+  find("raw").addEventListener("toggle", () => find("raw").open && raw());
 }
 
 export function leave() {
@@ -33,7 +38,7 @@ export async function ready() {
   const said = find("ready");
   const now = reasons.length ? `not ready: ${reasons[0]}` : problems.length ? `problem: ${problems[0]}` : "ready";
   // a status that is written again is read aloud again
-  if (said.textContent !== now) said.textContent = now;
+  if (said.textContent !== now) said.textContent = said.title = now;
   said.className = now === "ready" ? "good" : "bad";
   return { reasons, problems };
 }
@@ -53,14 +58,10 @@ export async function show() {
   await part("fresh", async () => {
     const { freshness } = await json("v1/topics", { begin_ms: NEVER_MS, allow_partial: true });
     const beside = "It reads beside the writer: answers have all that was flushed.";
-    return freshness.length ? freshness.map(published) : [make("p", {}, beside)];
+    find("fresh").replaceChildren(...(freshness.length ? freshness.map(published) : [make("p", {}, beside)]));
   });
-  await part("metrics-said", async () => {
-    const page = metrics(await text("metrics"));
-    table.show(page.filter(({ name }) => /^tiered_index_(?!http_)/.test(name)));
-    lag(Object.fromEntries(page.map(({ name, value }) => [name, value])));
-    return [];
-  });
+  await part("history-said", async () => history(await json("v1/history")));
+  if (find("raw").open) await raw();
   later();
 }
 
@@ -69,11 +70,15 @@ function later() {
   if (!find("health-view").hidden) timer = setTimeout(show, EVERY_MS);
 }
 
+const raw = () => part("metrics-said", async () => {
+  const page = metrics(await text("metrics"));
+  table.show(page.filter(({ name }) => /^tiered_index_(?!http_)/.test(name)));
+});
+
 async function part(id, read) {
   try {
-    const parts = await read();
-    tell(find(id), null);
-    find(id).replaceChildren(...parts);
+    await read();
+    if (find(id).dataset.said) tell(find(id), null);
   } catch (problem) {
     tell(find(id), problem);
   }
@@ -84,16 +89,32 @@ function published({ source, as_of_ms: ms, not_asked: why }) {
   return make("p", {}, `${source}: ${until}${why ? `; the storage could not be asked: ${why}` : ""}.`);
 }
 
-function lag({ tiered_index_follow_lag_bytes: behind, tiered_index_follow_lag_seconds: seconds }) {
-  find("lag").hidden = behind === undefined;
-  if (behind === undefined) return;
-  const known = Number.isNaN(seconds) ? null : seconds;
-  seen[0].push(Date.now());
-  seen[1].push(known);
-  for (const values of seen) values.splice(0, values.length - KEPT);
-  const since = known === null ? "an unknown time" : counted(known, "second");
-  find("lag-now").textContent = `${bytes(behind)} and ${since} behind the end of the store’s log.`;
-  chart ??= new Line(find("lag-chart"));
-  chart.show(seen, "seconds behind", "Seconds behind the store while this page is open. A table is below.");
-  lagTable.show(seen[0].map((ms, n) => [ms, seen[1][n]]).reverse());
+function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
+  for (const figure of figures) {
+    if (!charts.has(figure.title)) charts.set(figure.title, boxOf(figure));
+    const { box, now, verdict, line } = charts.get(figure.title);
+    const { title, unit, values, alert } = figure;
+    const form = FORMS[unit] ?? ((number) => (Number.isInteger(number) ? count(number) : short(number)));
+    const last = values.at(-1) ?? null;
+    const known = values.filter((value) => value !== null);
+    const most = form(known.reduce((a, b) => Math.max(a, b)));
+    const isBeyond = Boolean(alert) && last !== null && (alert.is_floor ? last <= alert.threshold : last > alert.threshold);
+    box.classList.toggle("beyond", isBeyond);
+    now.textContent = last === null ? "not known" : form(last);
+    const rule = alert ? `${alert.is_floor ? "at most" : "above"} ${form(alert.threshold)} for ${duration(alert.for_s)}` : "";
+    verdict.textContent = !alert ? "No alert." : `${isBeyond ? "Beyond its alert" : "Alert"}: ${rule}.`;
+    verdict.title = alert?.name ?? "";
+    // its element has a size only in the document
+    if (!box.isConnected) find("history").append(box);
+    line.show({ times, values, begin, end, form, threshold: alert?.threshold ?? null, isBeyond },
+      `${title}: now ${now.textContent}, at most ${most} in the last hour. ${verdict.textContent}`);
+  }
+}
+
+function boxOf({ title }) {
+  const now = make("span", { class: "now" });
+  const verdict = make("p", { class: "hint" });
+  const picture = make("div");
+  const box = make("figure", {}, make("figcaption", {}, make("strong", {}, title), now), picture, verdict);
+  return { box, now, verdict, line: new Line(picture) };
 }

@@ -1,5 +1,5 @@
 // The page put together: which view is shown, by the address, and the token where the service wants one.
-import { token } from "./api.js";
+import { json, token } from "./api.js";
 import * as health from "./health.js";
 import { find } from "./page.js";
 import * as search from "./search.js";
@@ -7,7 +7,13 @@ import * as stored from "./stored.js";
 
 const READY_EVERY_MS = 15000;
 const VIEWS = { search: search.show, files: stored.showFiles, health: health.show, cost: stored.showCost };
+// they tell of all topics: to a token for some of them the service answers 403
+const WHOLE = ["files", "health"];
 let shown = null;
+let isScoped = false;
+let turn = 0;
+// whose rights `isScoped` tells
+let known;
 
 // A link may carry a token before its view (`#token=...&search?...`). What follows # is sent to nobody; the address,
 // which people copy, loses it at once.
@@ -17,18 +23,36 @@ function takeToken() {
   if (given !== undefined) history.replaceState(null, "", `#${view || "search"}`);
 }
 
-function show() {
+// Asks what the token may see, once for each; returns whether the service takes it.
+async function learn() {
+  const given = token.get();
+  if (known === given) return true;
+  try {
+    isScoped = (await json("v1/token")).topics !== null;
+    known = given;
+  } catch (problem) {
+    if (problem.status === 401) return false;
+    // its views say the same then
+    isScoped = false;
+  }
+  return true;
+}
+
+async function show() {
   takeToken();
+  const mine = (turn += 1);
+  if (!(await learn()) || mine !== turn) return;
   const [name, params] = location.hash.slice(1).split(/\?(.*)/s);
-  const view = name in VIEWS ? name : "search";
+  const view = name in VIEWS && !(isScoped && WHOLE.includes(name)) ? name : "search";
   stored.leave();
   health.leave();
   find("token-view").hidden = true;
   for (const one of Object.keys(VIEWS)) find(`${one}-view`).hidden = one !== view;
   for (const link of document.querySelectorAll("nav a")) {
+    link.hidden = isScoped && WHOLE.includes(link.hash.slice(1));
     if (link.hash === `#${view}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
-  find("forget").hidden = !token.get();
+  find("sign-out").hidden = !token.get();
   document.title = `${document.querySelector(`#${view}-view h2`).textContent} · tiered_index`;
   // the reader of a screen goes on where the new view begins
   if (shown && shown !== view) find("main").focus({ preventScroll: true });
@@ -45,7 +69,7 @@ function askForToken({ detail: refused }) {
   find("token-said").textContent = refused ? "The service does not know this token." : "";
   find("token").setAttribute("aria-invalid", String(Boolean(refused)));
   token.forget();
-  find("forget").hidden = true;
+  find("sign-out").hidden = true;
   find("token-view").hidden = false;
   find("token").focus();
 }
@@ -59,7 +83,7 @@ find("token-form").addEventListener("submit", (event) => {
   find("token").value = "";
   show();
 });
-find("forget").addEventListener("click", () => {
+find("sign-out").addEventListener("click", () => {
   token.forget();
   location.hash = "#search";
   location.reload();

@@ -1,6 +1,7 @@
 // What views are made of: elements, texts for people, problems, and tables that are shown a page at a time.
 const ROWS = 25;
 const NAMED = 20;
+const LAST_MS = 253402300799000;
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 const AGES = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
 
@@ -29,6 +30,28 @@ export function time(ms) {
   return Number.isNaN(moment.valueOf()) ? String(ms) : `${moment.toISOString().slice(0, 19).replace("T", " ")}Z`;
 }
 
+// A file whose times nobody knows is said to be of all times, or of none.
+export const isTimed = ({ begin_ms: begin, end_ms: end }) => begin !== 0 || (end !== 0 && end < LAST_MS);
+const spanned = (file) => (isTimed(file) ? `${time(file.begin_ms)} to ${time(file.end_ms)}` : "times not known");
+
+// The times, each as long as files that overlap or touch: [[begin, end]].
+export function spans(files) {
+  const found = [];
+  for (const { begin_ms: begin, end_ms: end } of files.filter(isTimed).sort((a, b) => a.begin_ms - b.begin_ms)) {
+    const last = found.at(-1);
+    if (last && begin <= last[1] + 1000) last[1] = Math.max(last[1], end);
+    else found.push([begin, end]);
+  }
+  return found;
+}
+
+// A state with its colour.
+export function state(name, color) {
+  const dot = make("span", { class: "dot" });
+  dot.style.background = `var(${color})`;
+  return make("span", {}, dot, name);
+}
+
 export function bytes(size) {
   const unit = Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(1, size)) / 10));
   return `${unit ? (size / 1024 ** unit).toFixed(1) : size} ${UNITS[unit]}`;
@@ -42,9 +65,9 @@ export function ago(ms) {
 
 // Names files that were not read, for people.
 export function fileList(files) {
-  const said = ({ file, place, begin_ms: begin, end_ms: end, error, source }) =>
-    `${file} (${place}), ${time(begin)} to ${time(end)}${error ? `: ${error}` : ""}${source ? `, of ${source}` : ""}`;
-  const shown = files.slice(0, NAMED).map((one) => make("li", {}, said(one)));
+  const said = ({ error, source }) => `${error ? `: ${error}` : ""}${source ? `, of ${source}` : ""}`;
+  const shown = files.slice(0, NAMED).map((one) =>
+    make("li", {}, `${one.file} (${one.place}), ${spanned(one)}${said(one)}`));
   const left = files.length - shown.length;
   return make("ul", {}, ...shown, left ? make("li", {}, `and ${count(left)} more`) : null);
 }
@@ -68,21 +91,38 @@ export function tell(box, problem, ...buttons) {
 export const column = (title, name, shown = String, more = {}) =>
   ({ title, of: (row) => shown(row[name]), by: (row) => row[name], ...more });
 export const NUMBER = { number: true };
+// a column that is there only where a row has something else than usual
+const rare = (usual) => (value) => value !== usual;
+export const ERROR = column("Error", "error", (error) => error ?? "", { text: true, rare: rare(null) });
+export const LANE = column("Lane", "lane", String, { rare: rare("main") });
+const moment = (title, name) =>
+  ({ title, of: (row) => (isTimed(row) ? time(row[name]) : "not known"), by: (row) => row[name] });
+export const SPAN = [moment("From", "begin_ms"), moment("To", "end_ms")];
 
-// A table of any number of rows, of which a page is in the document. With `more` its end is open: that reads on.
+// A table of any number of rows, of which a page is in the document. With `more` its end is open: that reads on. Where
+// it is wider than its place, each row is a card: cells below each other, with their titles. Roles say that it is a table
+// then, too.
 export class Table {
   constructor(box, label, columns, { marked = () => false } = {}) {
     Object.assign(this, { columns, marked, page: 0, sorted: null, descending: false, more: null });
-    this.body = make("tbody");
-    this.head = make("tr");
+    this.body = make("tbody", { role: "rowgroup" });
+    this.head = make("tr", { role: "row" });
     this.said = make("span", { role: "status" });
     this.back = make("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
     this.on = make("button", { type: "button", onclick: () => this.turn(1) }, "Next");
     this.pages = make("div", { class: "pages" }, this.back, this.said, this.on);
-    const table = make("table", {}, make("caption", { class: "skip" }, label), make("thead", {}, this.head), this.body);
-    const scroll = { class: "scroll", role: "region", tabindex: "0", "aria-label": label };
-    box.replaceChildren(make("div", scroll, table), this.pages);
+    this.table = make("table", { role: "table" }, make("caption", { class: "skip" }, label),
+      make("thead", { role: "rowgroup" }, this.head), this.body);
+    this.place = make("div", { class: "place" }, this.table);
+    box.replaceChildren(this.place, this.pages);
     this.show([]);
+    new ResizeObserver(([{ contentRect: { width } }]) => width !== this.width && this.fit(width)).observe(this.place);
+  }
+
+  fit(width = this.place.clientWidth) {
+    this.width = width;
+    this.place.classList.remove("cards");
+    this.place.classList.toggle("cards", this.table.scrollWidth > this.place.clientWidth);
   }
 
   turn(pages) {
@@ -109,9 +149,12 @@ export class Table {
     const [first, focus] = [this.page * ROWS, document.activeElement];
     const parts = [this.head, this.body];
     const focused = parts.map((part) => [...part.children].findIndex((one) => one.contains(focus)));
-    this.head.replaceChildren(...this.columns.map((one) => this.title(one)));
+    this.shown = this.columns.filter(({ by, rare: is }) => !is || this.rows.some((row) => is(by(row))));
+    this.head.replaceChildren(...this.shown.map((one) => this.title(one)));
     this.body.replaceChildren(...this.ordered().slice(first, first + ROWS).map((row) => this.row(row)));
     parts.forEach((part, n) => part.children[focused[n]]?.querySelector("button")?.focus());
+    this.place.hidden = !this.rows.length;
+    this.fit();
     this.pages.hidden = this.last === 0 && !this.more;
     this.back.disabled = this.page === 0;
     this.on.disabled = this.page === this.last && !this.more;
@@ -132,12 +175,13 @@ export class Table {
 
   title({ title, number, by }) {
     const sorted = this.sorted === title ? (this.descending ? "descending" : "ascending") : null;
-    return make("th", { scope: "col", class: number ? "number" : null, "aria-sort": sorted },
+    return make("th", { scope: "col", role: "columnheader", class: number ? "number" : null, "aria-sort": sorted },
       by ? make("button", { type: "button", onclick: () => this.sort(title) }, title) : title);
   }
 
   row(row) {
-    return make("tr", { class: this.marked(row) ? "chosen" : null }, ...this.columns.map(({ of, number, text }) =>
-      make("td", { class: number ? "number" : text ? "text" : null }, of(row))));
+    return make("tr", { role: "row", class: this.marked(row) ? "chosen" : null },
+      ...this.shown.map(({ title, of, number, text }) => make("td",
+        { role: "cell", "data-title": title, class: number ? "number" : text ? "text" : null }, of(row))));
   }
 }

@@ -3,7 +3,8 @@ import { Problem, json, lines } from "./api.js";
 import { Lanes } from "./chart.js";
 import { found } from "./meant.js";
 import * as message from "./message.js";
-import { NUMBER, Table, ago, bytes, cents, column, count, counted, fileList, find, make, tell, time } from "./page.js";
+import { ERROR, NUMBER, SPAN, Table, ago, bytes, cents, column, count, counted, fileList, find, make, spans, state, tell,
+  time } from "./page.js";
 import { here, isDay, isLocal, moment, ownZone, setLocal } from "./times.js";
 
 const PAGE = 25;
@@ -25,6 +26,7 @@ const OUTCOMES = [
   ["outdated", "read again, as the log had moved on", "--skipped"],
   ["refreshed", "the storage’s log, read anew", ""],
 ];
+const colors = Object.fromEntries(OUTCOMES.map(([outcome, , color]) => [outcome, color]));
 const words = Object.fromEntries(OUTCOMES.map(([outcome, name]) => [outcome, name]));
 const entries = (number) => counted(number, "entry", "entries");
 const costs = ({ requests, bytes: size, cost_usd: cost }) =>
@@ -40,11 +42,12 @@ let table, chart, files, suggested;
 export function start() {
   table = new Table(find("entries-table"), "Entries", columnsOf([]), { marked: (item) => placeOf(item) === chosen });
   files = new Table(find("explain-table"), "What was done with each file", [
-    column("File", "file"), column("Outcome", "outcome", (outcome) => words[outcome] ?? outcome),
-    column("Place", "place"), column("From", "begin_ms", time), column("To", "end_ms", time),
+    column("File", "file"),
+    column("Outcome", "outcome", (outcome) => state(words[outcome] ?? outcome, colors[outcome] || "--skipped")),
+    column("Place", "place"), ...SPAN,
     column("Requests", "requests", count, NUMBER), column("Read", "bytes", bytes, NUMBER),
     column("Cost", "cost_usd", cents, NUMBER), column("ms", "elapsed_ms", (ms) => ms.toFixed(2), NUMBER),
-    column("Matched", "matched", count, NUMBER), column("Error", "error", (error) => error ?? "", { text: true }),
+    column("Matched", "matched", count, NUMBER), ERROR,
   ]);
   find("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -176,6 +179,7 @@ function forget() {
   table.page = 0;
   message.close();
   tell(find("said"), null);
+  find("missing").replaceChildren();
   for (const id of ["entries", "explain", "every"]) find(id).hidden = true;
 }
 
@@ -319,6 +323,7 @@ function explain(more) {
     return;
   }
   const all = [...reports.values()];
+  find("explain").querySelector("details").hidden = !all.length;
   const of = (outcome) => all.filter((file) => file.outcome === outcome);
   const lanes = OUTCOMES.map(([outcome, name, color]) => ({ name, color, files: of(outcome) }))
     .filter((lane) => lane.color && lane.files.length);
@@ -341,12 +346,12 @@ function conclude(end) {
   const { as_of_ms: until, expired_before_ms: expired } = end;
   const where = asked.topic ? `topic ${asked.topic}` : "any topic";
   const said = items.length ? entries(items.length) : `No match for key ${asked.key} of ${where}`;
-  const state = {
+  const how = {
     complete: `: the answer is complete${until === null ? "" : ` as of ${time(until)} (${ago(until)})`}.`,
     truncated: items.length ? " so far; there are more." : " so far; the search is not at its end.",
     partial: items.length ? ", and some may be missing." : " in what could be read; the rest may have some.",
   };
-  find("status").textContent = said + state[end.status];
+  find("status").textContent = said + how[end.status];
   find("every").hidden = cursor === null;
   table.more = cursor === null ? null : () => read(false);
   const notes = [];
@@ -367,14 +372,20 @@ function conclude(end) {
   if (expired !== null) notes.push(`What was before ${time(expired)} has expired, and is in no answer.`);
   for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
   find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
+  find("missing").replaceChildren();
   const lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
-  warn("This answer is partial: these files could not be read", end.failed);
-  warn("The storage has lost these for good, and they were given up", lost);
+  lacks("Missing: files that could not be read", end.failed);
+  lacks("Lost: the storage has these no more, and they were given up", lost);
   if (!items.length) offer(stopping);
 }
 
-function warn(said, some) {
-  if (some.length) find("said").append(make("div", { class: "warning" }, make("h3", {}, said), fileList(some)));
+// Names a missing part of the answer beside the list: its times, and its files.
+function lacks(title, some) {
+  if (!some.length) return;
+  const times = spans(some).map(([begin, end]) => make("li", {}, `${time(begin)} to ${time(end)}`));
+  find("missing").append(make("div", { class: "warning" }, make("h3", {}, title),
+    times.length ? make("p", {}, "Entries of these times may not be in the list:") : null,
+    times.length ? make("ul", {}, ...times) : null, make("p", {}, "The files:"), fileList(some)));
 }
 
 function columnsOf(rows) {

@@ -1,11 +1,13 @@
 // What is stored: files by state on a time axis, kept up to date, and what the month costs by topic.
 import { json } from "./api.js";
 import { Lanes } from "./chart.js";
-import { NUMBER, Table, bytes, column, count, counted, find, make, tell, time, usd } from "./page.js";
+import { ERROR, LANE, NUMBER, SPAN, Table, bytes, column, count, counted, find, make, state, tell, time,
+  usd } from "./page.js";
 
 const EVERY_MS = 5000;
-const STATES = { unsealed: "--hot", compacted: "--local", uploaded: "--read", storage: "--filter",
+const STATES = { unsealed: "--unsealed", compacted: "--compacted", uploaded: "--uploaded", storage: "--storage",
   "window table": "--table", damaged: "--failed" };
+const colorOf = (name) => STATES[name] ?? "--skipped";
 const known = (shown) => (value) => (value === null ? "–" : shown(value));
 const NOBODYS = "(archived segments, and files that name no topic)";
 let timer, chart, table, costTable, readMs;
@@ -13,9 +15,9 @@ let paused = false;
 
 export function start() {
   table = new Table(find("files-table"), "Files", [
-    column("File", "file_id"), column("State", "state"), column("Lane", "lane"), column("From", "begin_ms", time),
-    column("To", "end_ms", time), column("Entries", "entries", known(count), NUMBER),
-    column("Bytes", "bytes", known(bytes), NUMBER), column("Error", "error", (error) => error ?? "", { text: true }),
+    column("File", "file_id"), column("State", "state", (name) => state(name, colorOf(name))), LANE,
+    ...SPAN, column("Entries", "entries", known(count), NUMBER),
+    column("Bytes", "bytes", known(bytes), NUMBER), ERROR,
   ]);
   find("pause").addEventListener("click", ({ target }) => {
     paused = !paused;
@@ -40,10 +42,9 @@ export async function showFiles() {
     const { files, totals } = await json("v1/files");
     for (const file of files) file.state = file.error ? "damaged" : file.table ? "window table" : file.state;
     const states = [...new Set([...Object.keys(STATES), ...files.map((file) => file.state)])];
-    const lanes = states.map((state) => ({ state, files: files.filter((file) => file.state === state) }))
+    const lanes = states.map((name) => ({ state: name, files: files.filter((file) => file.state === name) }))
       .filter((lane) => lane.files.length)
-      .map((lane) => ({ ...lane, color: STATES[lane.state] ?? "--skipped",
-        name: `${lane.state}: ${counted(lane.files.length, "file")}` }));
+      .map((lane) => ({ ...lane, color: colorOf(lane.state), name: `${lane.state}: ${counted(lane.files.length, "file")}` }));
     const said = lanes.map((lane) => `${count(lane.files.length)} ${lane.state}`).join(", ");
     const sums = `${counted(totals.entries, "entry", "entries")}, ${bytes(totals.bytes)}`;
     find("files-sums").textContent = files.length ? `${counted(files.length, "file")} (${said}), ${sums}.`

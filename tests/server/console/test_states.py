@@ -1,0 +1,163 @@
+"""The console's states at each width, in light and dark: nothing is clipped, and nobody is shut out.
+
+Each has a screenshot; `CONSOLE_STATES=folder` keeps them to look at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.server.conftest import serving
+from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import StorageUnavailable
+from tiered_index.server.history import History
+from tiered_index.server.metrics import Metrics
+from tiered_index.types import Explain
+
+WIDTHS = (390, 800, 1400)
+SETTINGS = {"slots": 100, "items": 20_000, "background": False}
+# what hides a part of something: an element that is narrower than what is in it
+CLIPPED = """[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && one.clientWidth > 1
+  && one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible"
+  && !one.matches("pre, input, .skip, .u-over")).map((one) => one.outerHTML.slice(0, 120))"""
+# how many rows the head's parts take
+HEAD_ROWS = """new Set([...document.querySelectorAll("header h1, nav a, #ready, #sign-out")]
+  .filter((one) => one.offsetParent && one.getBoundingClientRect().left >= 0)
+  .map((one) => Math.round((one.getBoundingClientRect().top + one.getBoundingClientRect().bottom) / 16))).size"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Path(os.environ.get("CONSOLE_STATES") or tmp_path_factory.mktemp("states"))
+
+
+@pytest.fixture(scope="module")
+def plenty(tmp_path_factory):
+    """An index with a key of 10,000 entries."""
+    root = tmp_path_factory.mktemp("plenty")
+    with IndexService.open(root=root / "root", storage=(root / "storage").as_uri(), **SETTINGS) as index:
+        index.put_batch(
+            {
+                "topic": ["orders"] * 10_000,
+                "queue_id": [n % 8 for n in range(10_000)],
+                "key": ["busy"] * 10_000,
+                "offset": [n * 100 for n in range(10_000)],
+                "size": [100] * 10_000,
+                "timestamp_ms": [BEGIN_MS + n * 1000 for n in range(10_000)],
+            }
+        )
+        index.flush()
+        yield index
+
+
+def look(page, folder, name, widths=WIDTHS):
+    """Take the page's screenshots, and check each."""
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 900})
+        for shade in ("light", "dark"):
+            page.emulate_media(color_scheme=shade)
+            page.screenshot(path=folder / f"{name}-{width}-{shade}.png", full_page=True)
+            # only colours change with the shade
+            check_access(page, *(["color-contrast", "link-in-text-block"] if shade == "dark" else []))
+        assert fits(page), (name, width)
+        assert page.evaluate(CLIPPED) == [], (name, width)
+        assert page.evaluate(HEAD_ROWS) == 1, (name, width)
+
+
+def test_empty(opened, folder, tmp_path):
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), **SETTINGS) as index:
+        with serving(index) as client:
+            page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
+            expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
+            look(page, folder, "empty-search")
+            page.get_by_role("link", name="Files").click()
+            expect(page.get_by_text("The index has no files yet.")).to_be_visible()
+            look(page, folder, "empty-files", WIDTHS[:1])
+
+
+def test_health(opened, folder, made):
+    """A writer that follows a store, with an hour of samples: one figure is beyond the threshold of its alert."""
+    now = SimpleNamespace(now_s=0.0)
+    gauges = {"follow_lag_seconds": ("", 0.0)}
+    served = SimpleNamespace(lookups=made.index, writer=made.index, gauges=lambda: gauges)
+    counters = Metrics(made.index)
+    past = History(served, counters, lambda: now.now_s)
+    for number in range(481):
+        gauges["follow_lag_seconds"] = ("", 5.0 + number % 7 + max(0, number - 430) ** 1.7)
+        for _ in range(3):
+            counters.request("/v1/query", "GET", 502 if number % 90 == 0 else 200, 0.01)
+            counters.lookup("query", "complete", Explain(requests=1 + number % 3, bytes=5000))
+        past.run_once()
+        now.now_s += 15
+    with serving(made.index) as client:
+        page = opened(str(client.base_url))
+        page.route("**/v1/history", lambda route: route.fulfill(json=past.document()))
+        page.get_by_role("link", name="Health").click()
+        figures = page.locator("#history figure")
+        lag = figures.filter(has_text="Lag behind the store")
+        expect(lag).to_contain_text("Beyond its alert: above 5 min for 10 min.")
+        expect(lag).to_have_class("beyond")
+        expect(lag.get_by_role("img")).to_have_attribute("aria-label", re.compile("^Lag behind the store: now 13 min"))
+        expect(figures.filter(has_text="Lease left")).to_contain_text("Alert: at most 0 s for 5 min.")
+        assert drawn(page, "#history figure.beyond", "--failed")
+        expect(page.locator("#metrics-table tbody tr")).to_have_count(0)
+        look(page, folder, "health")
+        page.locator("#raw summary").click()
+        expect(page.locator("#metrics-table")).to_contain_text("cache_misses_total")
+        look(page, folder, "health-raw", WIDTHS[:1])
+
+
+def test_error(opened, folder, service, monkeypatch):
+    def away(*_, **__):
+        raise StorageUnavailable("the storage is away: connection refused (10.0.0.7:9000), asked three times")
+
+    monkeypatch.setattr(IndexService, "query", away)
+    page = opened(service, "#search?topic=orders&key=order-4711")
+    expect(page.get_by_role("alert").filter(has_text="Bad Gateway (502)")).to_be_visible()
+    look(page, folder, "error-search")
+
+
+def test_partial(opened, folder, made, tmp_path):
+    copied = tmp_path / "storage"
+    shutil.copytree(made.storage, copied)
+    sorted(copied.rglob("*.index"))[2].unlink()
+    with IndexReader.open(copied.as_uri()) as reader, serving(reader, store=made.store) as client:
+        page = opened(str(client.base_url), "#search?topic=orders&key=customer-7")
+        page.get_by_role("button", name="Show what can be read").click()
+        missing = page.locator("#missing")
+        expect(missing).to_contain_text("Missing: files that could not be read")
+        expect(missing).to_contain_text("2025-11-01 02:00:00Z to 2025-11-01 02:30:00Z")
+        look(page, folder, "partial-search")
+        # beside the list, where there is room
+        boxes = [page.locator(one).bounding_box() for one in ("#entries", "#missing")]
+        assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"] and abs(boxes[1]["y"] - boxes[0]["y"]) < 40
+        search(page, "orders", "order-7")
+        expect(missing).to_be_empty()
+
+
+def test_ten_thousand_files(opened, folder, service, ten_thousand_files):
+    page = opened(service, "#files")
+    expect(page.locator("#files-sums")).to_contain_text("10,000 files")
+    look(page, folder, "10000-files")
+    page.get_by_role("link", name="Search").click()
+    search(page)
+    expect(page.locator("#said")).to_contain_text("Looked at 10,000 files")
+    page.get_by_text("The files as a table").click()
+    look(page, folder, "10000-files-search", WIDTHS[:1])
+
+
+def test_ten_thousand_results(opened, folder, plenty):
+    with serving(plenty) as client:
+        page = opened(str(client.base_url), "#search?topic=orders&key=busy")
+        page.get_by_role("button", name="Read all of them").click()
+        expect(status(page)).to_have_text("10,000 entries: the answer is complete.")
+        expect(rows(page)).to_have_count(25)
+        look(page, folder, "10000-results")
