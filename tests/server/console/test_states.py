@@ -85,18 +85,31 @@ def test_empty(opened, folder, tmp_path):
 
 def test_health(opened, folder, made):
     """A writer that follows a store, with an hour of samples: one figure is beyond the threshold of its alert."""
-    now = SimpleNamespace(now_s=0.0)
-    gauges = {"follow_lag_seconds": ("", 0.0)}
-    served = SimpleNamespace(lookups=made.index, writer=made.index, gauges=lambda: gauges)
+    now = SimpleNamespace(number=0)
     counters = Metrics(made.index)
-    past = History(served, counters, lambda: now.now_s)
-    for number in range(481):
-        gauges["follow_lag_seconds"] = ("", 5.0 + number % 7 + max(0, number - 430) ** 1.7)
+
+    def health():
+        n = now.number
+        return {
+            "lease_left_s": 59.0 - n % 2 * 15,
+            "unpublished": {"files": n // 20 % 4},
+            "buffered_bytes": n % 30 << 22,
+            "steps": {"upload": {"seconds": n // 20 * 0.8}},
+            "problems": [],
+            "failed_rounds": {"lifecycle": n // 200},
+        }
+
+    served = SimpleNamespace(
+        lookups=made.index,
+        writer=SimpleNamespace(health=health, durable_positions=lambda: {"store": (now.number << 20) + (1 << 40)}),
+        gauges=lambda: {"follow_lag_seconds": ("", 5.0 + now.number % 7 + max(0, now.number - 430) ** 1.7)},
+    )
+    past = History(served, counters, lambda: now.number * 15.0)
+    for now.number in range(481):
         for _ in range(3):
-            counters.request("/v1/query", "GET", 502 if number % 90 == 0 else 200, 0.01)
-            counters.lookup("query", "complete", Explain(requests=1 + number % 3, bytes=5000))
+            counters.request("/v1/query", "GET", 502 if now.number % 90 == 0 else 200, 0.01)
+            counters.lookup("query", "complete", Explain(requests=1 + now.number % 3, bytes=5000))
         past.run_once()
-        now.now_s += 15
     with serving(made.index) as client:
         page = opened(str(client.base_url))
         page.route("**/v1/history", lambda route: route.fulfill(json=past.document()))

@@ -155,7 +155,8 @@ export class Line extends Chart {
     this.draw([this.times, this.values], summary, {
       scales: { x, y },
       axes: [axis({ size: 26, space: 60, values: (_, splits) => splits.map((ms) => time(ms).slice(11, 16)) }),
-        axis({ size: 80, splits: (_, n, min, max) => [...new Set([min, this.threshold ?? max])],
+        axis({ size: (_, said) => 26 + 7 * Math.max(...(said ?? [""]).map((one) => one.length)),
+          splits: (_, n, min, max) => [...new Set([min, this.threshold ?? max])],
           values: (_, splits) => splits.map((value) => this.form(value)) })],
       series: [{}, { stroke: ink, width: 2, points: { show: this.values.length < 3, stroke: ink, fill: ink } }],
       cursor: { y: false, drag: { x: false, y: false } },
