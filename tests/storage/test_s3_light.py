@@ -18,7 +18,7 @@ from tests.storage.scripted_server import Answer, ScriptedServer, error, part, s
 from tests.support.counting_proxy import Action, Request, counting_proxy
 from tests.support.s3_server import S3Server
 from tiered_index import IndexService, merge
-from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageError, StorageMisconfigured
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.light import LightS3
 from tiered_index.storage.s3.options import S3Options
@@ -211,11 +211,17 @@ def test_what_obstore_does_not_take_is_asked_by_boto3(
     assert heavy(answering) == [False, True, True]
 
 
-def test_a_missing_object_is_told_by_boto3(light: LightS3, answering: ScriptedServer) -> None:
+def test_a_missing_object_is_told_at_once_and_a_missing_bucket_by_boto3(
+    light: LightS3, answering: ScriptedServer
+) -> None:
     answering.answers(error(404, "NoSuchKey"))
     with pytest.raises(ObjectNotFound):
         light.get("a")
-    assert heavy(answering) == [False, True]
+    assert heavy(answering) == [False]
+    answering.answers(error(404, "NoSuchBucket"))
+    with pytest.raises(StorageMisconfigured):
+        light.get("a")
+    assert heavy(answering) == [False, False, True]
 
 
 @pytest.mark.parametrize(

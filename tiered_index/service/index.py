@@ -108,9 +108,9 @@ class IndexService(Lookups[ItemT]):
         # can be garbage-collected.
         opened = self._opened = list[Parts]()
         rounds = config.background
-        # a file is no younger when it is sealed than the pauses of both make it
+        # both pauses add to the time until an entry is published
         flush_s, round_s = (
-            min(pause_s, config.seal_after_s) for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
+            min(pause_s, config.seal_after_s / 4) for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
         )
         self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, flush_s)
         self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, round_s)

@@ -43,7 +43,7 @@ from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
-from tiered_index.service.log.log import Removals, StorageLog
+from tiered_index.service.log.log import LIST_EVERY_S, Removals, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
@@ -302,6 +302,8 @@ def open_parts(
                 f"interrupted, run it again",
             )
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
+        if config.seal_after_s < 1:
+            log.lists_every_s = LIST_EVERY_S
         session = StorageSession(storage, log, clock, config.lease_ttl_s, lock.place)
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
         seen = SeenFile(root.path / "seen", disk)

@@ -9,7 +9,9 @@ from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.publication import Upload
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -182,9 +184,13 @@ def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
         assert ("data/a/small.index" in objects(storage)) is not is_fresh
 
 
-def test_what_a_published_file_costs(open_index, storage):
+@pytest.mark.parametrize(
+    ("seal_after_s", "checkpoint_every", "requests", "cost_usd"),
+    [(10_800, None, 8, 0.0000226), (0.35, None, 8, 0.0000182), (0.35, 32, 7, 0.0000134)],
+)
+def test_what_a_published_file_costs(open_index, storage, seal_after_s, checkpoint_every, requests, cost_usd):
     """The price of a small `seal_after_s`, as docs/using.md has it."""
-    index = open_index("priced", storage_backend=storage)
+    index = open_index("priced", seal_after_s=seal_after_s, checkpoint_every=checkpoint_every)
     usage = []
     for number in range(17):
         with index._session.storage.measure() as used:
@@ -193,11 +199,71 @@ def test_what_a_published_file_costs(open_index, storage):
             index.run_lifecycle()
         usage.append(used)
     # the first one has the claim of the index to pay, every eighth one the summary
-    assert sum(used.requests for used in usage[1:]) <= 16 * 11
-    assert sum(used.cost_usd for used in usage[1:]) <= 16 * 0.000029
+    assert sum(used.requests for used in usage[1:]) <= 16 * requests
+    assert sum(used.cost_usd for used in usage[1:]) <= 16 * cost_usd
 
 
-@pytest.mark.parametrize(("seal_after_s", "pauses"), [(0.05, (0.05, 0.05)), (0.7, (0.5, 0.7)), (10_800, (0.5, 1.0))])
+@pytest.mark.parametrize("others", [0, 1, 2, 3])
+def test_a_writer_of_files_of_less_than_a_second_reads_what_others_append(open_index, storage, clock, others):
+    """It lists the log no more for each record."""
+    index = open_index("often", seal_after_s=0.35)
+    put_and_publish(index, 1)
+    log = StorageLog(storage, clock)
+    log.open()
+    for number in range(others):
+        log.append_positions(index._session.epoch, {f"source {number}": 1})
+    put_and_publish(index, 2)
+    assert len(index.log_state.objects) == 2
+    assert len(index.log_state.positions) == others
+    assert StorageLog(storage, clock).open() == index.log_state
+
+
+def test_a_writer_of_files_of_less_than_a_second_fills_no_hole_of_the_log(open_index, storage, clock):
+    index = open_index("often", seal_after_s=0.35)
+    put_and_publish(index, 1)
+    log = StorageLog(storage, clock)
+    number = log.open().number
+    for source in ("one", "other"):
+        log.append_positions(index._session.epoch, {source: 1})
+    storage.delete(log_name(number + 1))
+    with pytest.raises(CorruptFile, match="hole"):
+        put_and_publish(index, 2)
+
+
+def put_and_publish(index, number):
+    index.put("t", 0, "k", number, 1, T + number * 1000)
+    index.seal()
+    index.run_lifecycle()
+
+
+def test_what_is_buffered_is_sealed_with_an_old_file(open_index, clock):
+    index = open_index("flushed", seal_after_s=10)
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+    clock.advance(10)
+    index.put("t", 0, "k", 2, 1, T)
+    index.run_lifecycle()
+    assert sum(stored.count for stored in index.log_state.objects.values()) == 2
+
+
+def test_a_reader_that_looks_often_asks_for_the_next_record(open_index, storage, clock):
+    index = open_index("often")
+    put_and_publish(index, 1)
+    counted = FaultStorage(storage)
+    with IndexReader.open(storage_backend=counted, clock=clock, refresh_interval_s=0.2) as reader:
+        opened = counted.calls("list")
+        for number in range(2, 5):
+            put_and_publish(index, number)
+            clock.advance(0.25)
+            assert len(reader.query("t", "k")) == number
+        assert counted.calls("list") == opened
+        clock.advance(30)
+        reader.query("t", "k")
+        # a listing notices another log, and holes
+        assert counted.calls("list") == opened + 1
+
+
+@pytest.mark.parametrize(("seal_after_s", "pauses"), [(0.4, (0.1, 0.1)), (2.8, (0.5, 0.7)), (10_800, (0.5, 1.0))])
 def test_flushes_and_rounds_come_as_often_as_files_are_to_be_sealed(open_index, seal_after_s, pauses):
     index = open_index("often", seal_after_s=seal_after_s)
     assert (index._writer._interval_s, index._rounds._interval_s) == pauses

@@ -94,6 +94,8 @@ class Lifecycle:
         self._staging = Staging(context)
         self._damaged = DamagedCopies(context, damaged, journals)
         self._publications: dict[str, Publication] = {}  # by file id; what is not known to be in the log
+        # by file id; compacted by this process, and not sent yet
+        self._made: set[str] = set()
         self.refresh = context.refresh
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
@@ -333,6 +335,8 @@ class Lifecycle:
         pieces = sealed_form(file).compacted(file.entries())
         root.write_file(target, pieces, f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
+        if self._context.config.compaction == "local":
+            self._made.add(file.file_id)
 
     def _upload(self, file: CompactedFile) -> None:
         """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated."""
@@ -346,9 +350,11 @@ class Lifecycle:
         if publication is not None and publication.is_overdue:
             self._forget(file_id)
             publication = None
-        state = session.refreshed()
-        known = state.object_of(file_id)
         may_be_gone = publication is not None or file_id in context.outcome_unknown
+        # nobody can have published what was compacted just now: its record alone reads the log
+        is_new = file_id in self._made and not may_be_gone
+        state = session.log.state if is_new else session.refreshed()
+        known = state.object_of(file_id)
         # a record before any that names the file; 0, the log's beginning, for files of older versions
         removed = partial(context.removals.files, after=int(file.metadata().more.get("log_number", 0)))
         has_expired_here = state.expired.is_over(file.second_max) and self._is_all_there_is(file_id)
@@ -359,7 +365,9 @@ class Lifecycle:
             if publication is not None:
                 publication.resolve(state)
         else:
-            session.log.check_end()
+            if not is_new:
+                session.log.check_end()
+            self._made.discard(file_id)
             publication = self._sent(file_id, memoryview(local.data))
             stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
             positions = durable_positions(file, context.catalog.all())

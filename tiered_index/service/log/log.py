@@ -219,6 +219,8 @@ class Checkpoints:
         self._whole, self._swept = kept, kept[0]
 
 
+# how often a log that is read or written several times a second is listed: a listing notices another log, and holes
+LIST_EVERY_S = 30.0
 _LISTED = 1000
 # of a record: among them its CRC32
 _TAIL_BYTES = 16
@@ -244,6 +246,9 @@ class StorageLog:
         # the newest record that was read, as it was listed: one that was replaced since has another size or time
         self._listed: tuple[str, int, int] | None = None
         self._writes = False
+        # 0: each append lists the log before
+        self.lists_every_s = 0.0
+        self._listed_s = 0.0
         self.summary_data: bytes | None = None
         """The newest summary, if `open` read it."""
         self._settled = 0  # the newest record that is known to be durable
@@ -310,6 +315,21 @@ class StorageLog:
         missing.
         """
         self._read_on(self.state)
+        return self.state
+
+    def read_next(self) -> LogState:
+        """Read the records that follow by their numbers: a GET each, and one that finds none. It notices no hole and no
+        other log: call `refresh` now and then. Raises as `refresh`.
+        """
+        replay = LogReplay(self.state)
+        try:
+            while True:
+                name = log_name(replay.number + 1)
+                replay.add(self._decoded(self._storage.get(name), name), name)
+        except ObjectNotFound:
+            pass
+        finally:
+            self._advance(replay.state())
         return self.state
 
     def belong_to(self, root_id: str, seen: SeenFile) -> None:
@@ -459,13 +479,13 @@ class StorageLog:
         """Go to a state of this log that was kept, where it is later."""
         self._advance(state)
 
-    def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None) -> int:
+    def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False) -> int:
         """Read what follows `state`, maybe `listed` already, and go there, as far as it can be read; return the number
-        reached.
+        reached. `is_end_checked`: the caller calls `check_end` next.
         """
         replay = LogReplay(state)
         try:
-            infos = self._records_behind(state, listed)
+            infos = self._records_behind(state, listed, is_end_checked=is_end_checked)
             if infos and self._writes:
                 self.check_end(state)  # or records of another log would be taken for this one's
             for info in infos:
@@ -477,7 +497,9 @@ class StorageLog:
         self._advance(replay.state())
         return replay.number
 
-    def _records_behind(self, state: LogState, listed: list[ObjectInfo] | None = None) -> list[ObjectInfo]:
+    def _records_behind(
+        self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False
+    ) -> list[ObjectInfo]:
         """Return the records behind `state`, as they are listed. Raises `CorruptFile` where one is missing among them,
         `StorageBehind` where the state's own is gone or another, `StorageUnavailable` where there is no log at all, as
         where a disk isn't mounted.
@@ -485,11 +507,15 @@ class StorageLog:
         last = state.number
         # a listing, since the first record that isn't there need not be the end; from the last known one on, which
         # tells an empty storage from one that has nothing new
+        begun_s = self.clock.monotonic_s()
         infos = self._list_from(last) if listed is None else listed
+        self._listed_s = begun_s
         if last:
             if not infos or infos[0].name != log_name(last):
                 raise self._gone(last)
-            self._check_listed(infos.pop(0), state)
+            own = infos.pop(0)
+            if not is_end_checked:
+                self._check_listed(own, state)
         for expected, info in enumerate(infos, last + 1):
             CorruptFile.unless_equal(info.name, "the log has a hole before this record", expected, number_of(info.name))
         return infos
@@ -611,7 +637,7 @@ class StorageLog:
         """
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
-            self.refresh()
+            self._read_before_append()
             self.check_end()
             state, root_id = self.state, self._root_id if epoch is not None else ""
             # so that only the newest record of a log may ever not be durable
@@ -643,6 +669,17 @@ class StorageLog:
                 self._checkpoints.summary.renew(self.state)
                 return self.state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
+
+    def _read_before_append(self) -> None:
+        """Read the log on, `check_end` follows. A listing costs as much as a put. Between two of them it is enough that
+        the second record behind the end is not there: then there is no hole, and the put finds a first one.
+        """
+        if self.clock.monotonic_s() - self._listed_s < self.lists_every_s and self.state.number:
+            try:
+                self._storage.head(log_name(self.state.number + 2))
+            except ObjectNotFound:
+                return
+        self._read_on(self.state, is_end_checked=True)
 
     def _put(self, record: LogRecord, data: bytes) -> LogRecord:
         """Return the record under the number of `record`: it, or an earlier one. Raises only `StorageError`."""

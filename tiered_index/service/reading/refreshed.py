@@ -117,7 +117,11 @@ class Refreshed(ABC):
         left = context.requests_left
         half = Usage(self._prices, max_requests=None if left is None else max(min(left, 2), left // 2))
         with contextlib.suppress(BudgetExceeded), context.counting(half).active():
-            self._try(self.refresh)
+            self._try(self._read_due)
+
+    def _read_due(self) -> object:
+        """As `refresh`, for a refresh that is due."""
+        return self.refresh()
 
     def _try(self, read: Callable[[], object]) -> None:
         """Call `read`; where it can't read, or what it reads is damaged, lookups say so until a later try succeeds."""

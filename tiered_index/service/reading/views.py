@@ -37,7 +37,7 @@ from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import apply_log_state
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer, check_descriptor, writer_of
 from tiered_index.service.log.state import LogState
@@ -113,6 +113,8 @@ class IndexView(Refreshed):
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
+        # when the log was listed last
+        self._listed_s = clock.monotonic_s()
         self._is_another = False  # the log was found to be another history, and is opened anew
         # of the storage as the catalog shows it; None: the root is read, too, which has what is not published
         self.freshness: Freshness | None = None
@@ -244,6 +246,12 @@ class IndexView(Refreshed):
         with self._lock:
             return self._read()
 
+    def _read_due(self) -> LogState:
+        """As `Refreshed`. Where that is often, a GET for the next record stands for most listings, which cost more."""
+        with self._lock:
+            is_listed = self._clock.monotonic_s() - self._listed_s < LIST_EVERY_S and 0 < self._interval_s < 1
+            return self._read(by_number=is_listed and self._root is None and self._error is None)
+
     def read_on(self) -> LogState:
         """Refresh for a lookup, beginning after this call; `BudgetExceeded` where its time is too short."""
         left_s = remaining_s()
@@ -280,10 +288,14 @@ class IndexView(Refreshed):
                 self._waiting = None  # whoever comes now needs a later reading
             return self._read()
 
-    def _read(self) -> LogState:
+    def _read(self, *, by_number: bool = False) -> LogState:
         """Read the log, with the lock held."""
         begun_s = self._clock.monotonic_s()
-        state = self._read_log()
+        if by_number and not self._is_another:
+            state = self._log.read_next()
+        else:
+            state = self._read_log()
+            self._listed_s = begun_s
         if self._closed:
             raise IndexClosed("the index was closed while its log was read")
         self._show(state)

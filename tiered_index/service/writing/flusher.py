@@ -6,6 +6,7 @@ are serialised by a lock; `put` never takes it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,10 +126,20 @@ class Flusher:
             self.main.roll()
 
     def roll_older_than(self, created_ms: float) -> None:
-        """Seal the files that were begun before `created_ms`."""
+        """Seal the files that were begun before `created_ms`, with what is buffered by now."""
         with self._lock:
             self._check_open()
-            for appender in (self.quarantine, self.main):
+            old = [
+                appender
+                for appender in (self.quarantine, self.main)
+                if appender.active is not None and appender.active.created_ms <= created_ms
+            ]
+            if old:
+                # the flusher's own round tells an error
+                with contextlib.suppress(TieredIndexError):
+                    self.flush()
+            for appender in old:
+                # full ones were sealed by the flush
                 if appender.active is not None and appender.active.created_ms <= created_ms:
                     appender.roll()
 

@@ -17,16 +17,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.storage.base import PAGE, ObjectInfo, Storage, WrapperStorage, check_name, check_prefix, check_range
 from tiered_index.storage.context import check_deadline, sending, wasted
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.obstores import NO_RETRIES, client_options, obstore
+from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options, place_of, uri_of
 
 # what is read here, and what changes no request; any other variable of Amazon's is boto3's to judge
@@ -248,8 +249,10 @@ class LightS3(WrapperStorage):
             if len(data) == expected or (length is not None and options["range"][1] > size):
                 return data, size
             wasted(len(data))
-        except (module.exceptions.BaseError, OSError, ValueError):
-            pass
+        except (module.exceptions.BaseError, OSError, ValueError) as error:
+            told = answered(str(error))
+            if told is not None and told[0] == HTTPStatus.NOT_FOUND and "<Code>NoSuchKey</Code>" in told[1]:
+                raise ObjectNotFound(name, self.uri) from error
         self._store = None
         return None
 
