@@ -32,6 +32,7 @@ def test_a_search_shows_entries_and_what_was_read(opened, service):
     )
     assert drawn(page, "#explain-chart", "--read") and drawn(page, "#explain-chart", "--filter")
     # a bar tells which file it is: the one from three to half past in a picture of nine hours
+    picture.scroll_into_view_if_needed()
     plot = page.locator("#explain-chart .u-over").bounding_box()
     page.mouse.move(plot["x"] + plot["width"] * 0.356, plot["y"] + 23)
     note = page.locator("#explain-chart .under")

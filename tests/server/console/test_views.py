@@ -129,7 +129,7 @@ def test_the_keyboard_is_enough(opened, service):
     page.keyboard.press("Enter")
     expect(rows(page)).to_have_count(1)
     button = rows(page).get_by_role("button")
-    for _ in range(20):
+    for _ in range(30):
         page.keyboard.press("Tab")
         if button.evaluate("one => one === document.activeElement"):
             break

@@ -1,12 +1,14 @@
 // The page put together: which view is shown, by the address, and the token where the service wants one.
 import { json, token } from "./api.js";
+import * as browse from "./browse.js";
 import * as health from "./health.js";
 import { find } from "./page.js";
 import * as search from "./search.js";
 import * as stored from "./stored.js";
 
 const READY_EVERY_MS = 15000;
-const VIEWS = { search: search.show, files: stored.showFiles, health: health.show, cost: stored.showCost };
+const VIEWS = { search: search.show, browse: browse.show, files: stored.showFiles, health: health.show,
+  cost: stored.showCost };
 // they tell of all topics: to a token for some of them the service answers 403
 const WHOLE = ["files", "health"];
 let shown = null;
@@ -94,6 +96,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", show);
 search.start();
+browse.start();
 stored.start();
 health.start();
 show();

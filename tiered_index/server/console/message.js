@@ -1,5 +1,7 @@
 // One message: what became of it, its fields, and its body as text, JSON, a tree or hexadecimal digits.
 import { json } from "./api.js";
+import { around } from "./browse.js";
+import { ofMessage, shown } from "./commands.js";
 import { bytes, counted, find, make, tell, time } from "./page.js";
 
 const SHOWN = 64 << 10;
@@ -83,7 +85,9 @@ function parts({ state, item, message, read_from: place, problem }) {
     ...(place ? [make("p", { class: "hint" }, `From ${place}`)] : []),
     ...(message?.body === undefined ? [] : bodyParts(message.body, message.uniq_key || message.msg_id)),
     list(message ? fields.filter(([name]) => FIRST.has(name)) : fields, message),
-    ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields, message))] : []),
+    ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields, message)),
+      make("p", {}, make("a", { href: around(message) }, "Messages around it in its queue")),
+      shown(ofMessage(message.msg_id))] : []),
   ];
 }
 
@@ -183,7 +187,7 @@ function branch(name, value, isOpen = false) {
   return node;
 }
 
-function download(content, name) {
+export function download(content, name) {
   const href = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
   make("a", { href, download: name }).click();
   // the browser has its own hold of it only once it has begun

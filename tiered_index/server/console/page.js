@@ -103,8 +103,8 @@ export const SPAN = [moment("From", "begin_ms"), moment("To", "end_ms")];
 // it is wider than its place, each row is a card: cells below each other, with their titles. Roles say that it is a table
 // then, too.
 export class Table {
-  constructor(box, label, columns, { marked = () => false } = {}) {
-    Object.assign(this, { columns, marked, page: 0, sorted: null, descending: false, more: null });
+  constructor(box, label, columns, { marked = () => false, drawn = () => {} } = {}) {
+    Object.assign(this, { columns, marked, drawn, page: 0, sorted: null, descending: false, more: null });
     this.body = make("tbody", { role: "rowgroup" });
     this.head = make("tr", { role: "row" });
     this.said = make("span", { role: "status" });
@@ -151,7 +151,8 @@ export class Table {
     const focused = parts.map((part) => [...part.children].findIndex((one) => one.contains(focus)));
     this.shown = this.columns.filter(({ by, rare: is }) => !is || this.rows.some((row) => is(by(row))));
     this.head.replaceChildren(...this.shown.map((one) => this.title(one)));
-    this.body.replaceChildren(...this.ordered().slice(first, first + ROWS).map((row) => this.row(row)));
+    const inView = this.ordered().slice(first, first + ROWS);
+    this.body.replaceChildren(...inView.map((row) => this.row(row)));
     parts.forEach((part, n) => part.children[focused[n]]?.querySelector("button")?.focus());
     this.place.hidden = !this.rows.length;
     this.fit();
@@ -164,6 +165,13 @@ export class Table {
     const total = this.rows.length;
     const range = `${count(Math.min(first + 1, total))} to ${count(Math.min(first + ROWS, total))}`;
     this.said.textContent = `${range} of ${count(total)}${this.more ? " so far" : ""}`;
+    this.drawn(inView);
+  }
+
+  // Draws the page that has a row.
+  drawAt(row) {
+    this.page = Math.floor(this.ordered().indexOf(row) / ROWS);
+    this.draw();
   }
 
   ordered() {

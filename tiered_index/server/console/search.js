@@ -1,20 +1,22 @@
 // The search: entries of a key as they come, what the answer lacks, and what was done with each file.
 import { Problem, json, lines } from "./api.js";
 import { Lanes } from "./chart.js";
+import * as commands from "./commands.js";
 import { found } from "./meant.js";
 import * as message from "./message.js";
 import { ERROR, NUMBER, SPAN, Table, ago, bytes, cents, column, count, counted, fileList, find, make, spans, state, tell,
   time } from "./page.js";
-import { here, isDay, isLocal, moment, ownZone, setLocal } from "./times.js";
+import * as results from "./results.js";
+import { isDay, isLocal, moment, ownZone, setLocal } from "./times.js";
 
 const PAGE = 25;
 const MANY = 1000;
 const TEMPLATES = "tiered-index-templates";
 const HOUR_MS = 3_600_000;
-const NAMES = ["topic", "key", "begin_ms", "end_ms"];
+const NAMES = ["topic", "key", "begin_ms", "end_ms", "having"];
 const COSTS = ["requests", "bytes", "cost_usd", "elapsed_ms", "matched"];
 const STANDARD = new Set(["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint",
-  "source"]);
+  "source", "found", "asked"]);
 // outcomes of files, as lanes of the picture; what has no color is no file
 const OUTCOMES = [
   ["read", "read", "--read"],
@@ -40,7 +42,8 @@ let stopping = null;
 let table, chart, files, suggested;
 
 export function start() {
-  table = new Table(find("entries-table"), "Entries", columnsOf([]), { marked: (item) => placeOf(item) === chosen });
+  table = new Table(find("entries-table"), "Entries", columnsOf([]),
+    { marked: (item) => placeOf(item) === chosen, drawn: tellApart });
   files = new Table(find("explain-table"), "What was done with each file", [
     column("File", "file"),
     column("Outcome", "outcome", (outcome) => state(words[outcome] ?? outcome, colors[outcome] || "--skipped")),
@@ -54,6 +57,8 @@ export function start() {
     const given = Object.fromEntries(NAMES.map((name) => [name, event.target.elements[name].value]));
     // "Tuesday" is all of it
     if (isDay(given.begin_ms) && !given.end_ms.trim()) given.end_ms = given.begin_ms;
+    // a filter is of the results that are there
+    if (given.topic !== asked.topic || given.key !== asked.key) given.having = "";
     given.begin_ms = moment(given.begin_ms);
     given.end_ms = moment(given.end_ms, { isEnd: true });
     go(Object.entries(given), search);
@@ -80,7 +85,10 @@ export function start() {
   find("every").addEventListener("click", () => read(true));
   find("stop").addEventListener("click", () => stopping?.abort());
   find("close").addEventListener("click", leave);
-  find("copy").addEventListener("click", copyLink);
+  find("copy").addEventListener("click", () => commands.copy(location.href, find("copied")));
+  for (const [id, step] of [["before", -1], ["behind", 1]]) find(id).addEventListener("click", () => move(id, step));
+  find("save-ndjson").addEventListener("click", () => save("ndjson", (rows) => results.ndjson(rows)));
+  find("save-csv").addEventListener("click", () => save("csv", (rows) => results.csv(rows, columnsOf(items))));
   find("message").addEventListener("keydown", ({ key }) => key === "Escape" && leave());
 }
 
@@ -94,27 +102,12 @@ const addressOf = (named) => `#search?${new URLSearchParams(named.filter(([, val
 function note(place, topic = null) {
   chosen = place;
   if (asked.key) history[place ? "pushState" : "replaceState"](null, "",
-    addressOf([...NAMES.map((name) => [name, asked[name]]), ["at", place], ["of", asked.topic ? null : topic]]));
+    addressOf([...NAMES.map((name) => [name, asked[name]]), ["at", place], ["of", single() ? null : topic]]));
 }
 
 function leave() {
   message.close();
   if (chosen) note(null);
-}
-
-async function copyLink() {
-  const link = location.href;
-  try {
-    await navigator.clipboard.writeText(link);
-  } catch {
-    // browsers have no clipboard for pages without HTTPS
-    const field = make("textarea", { readonly: true }, link);
-    document.body.append(field);
-    field.select();
-    document.execCommand("copy");
-    field.remove();
-  }
-  find("copied").textContent = "Copied.";
 }
 
 function openAt(place, topic, from) {
@@ -123,6 +116,7 @@ function openAt(place, topic, from) {
   chosen = place;
   find("copied").textContent = "";
   message.showEntry({ timestamp_ms: at, queue_id: queue, offset, source }, { topic, key: asked.key }, from);
+  neighbours();
 }
 
 // The address is the question, to be sent to somebody else; the one that is there already is asked again.
@@ -159,7 +153,7 @@ export function show(params) {
   if (isNew) search();
   // back and forth among messages, the entries stay
   else message.close();
-  if (params.has("at")) openAt(params.get("at"), asked.topic || params.get("of"), find("topic"));
+  if (params.has("at")) openAt(params.get("at"), single() || params.get("of"), find("topic"));
   return null;
 }
 
@@ -186,8 +180,17 @@ function forget() {
 function search() {
   forget();
   asked = Object.fromEntries(NAMES.map((name) => [name, find("search-form").elements[name].value]));
-  if (asked.topic) read(false);
+  if (single()) read(false);
   else readEverywhere();
+}
+
+// The one topic that is asked for; none where there are several, or all.
+const single = () => (/,|\*$/.test(asked.topic ?? "") ? "" : asked.topic);
+
+function isChosen({ topic }) {
+  const patterns = asked.topic.split(",").map((one) => one.trim()).filter(Boolean);
+  return topic === asked.topic || patterns.some((one) =>
+    (one.endsWith("*") ? topic.startsWith(one.slice(0, -1)) : topic === one));
 }
 
 const times = () => Object.fromEntries(["begin_ms", "end_ms"].filter((name) => asked[name]).map((name) =>
@@ -200,12 +203,14 @@ async function readEverywhere() {
   find("status").textContent = "Searching…";
   table.more = null;
   try {
-    const { topics, status, failed } = await json("v1/topics", { allow_partial: true }, { signal: mine.signal });
+    const { topics: all, status, failed } = await json("v1/topics", { allow_partial: true }, { signal: mine.signal });
+    const topics = asked.topic ? all.filter(isChosen) : all;
     const lookups = topics.map(({ topic }) => ({ topic, key: asked.key, max_count: PAGE, ...times() }));
     const nothing = { results: [], status: "complete", failed: [], lost: [], freshness: [], explain: { files: [] } };
     const whole = lookups.length ? await json("v1/query:batch", {}, {
       signal: mine.signal, body: { lookups, explain: true, allow_partial: true },
     }) : nothing;
+    if (asked.having) await narrow(whole.results, topics, mine.signal);
     items = whole.results.flatMap((one) => one.items).sort((a, b) => b.timestamp_ms - a.timestamp_ms);
     known = items.length;
     explain(whole.explain);
@@ -229,9 +234,22 @@ async function readEverywhere() {
   }
 }
 
+const rowsOf = ({ messages }) => messages.map((one) => ({ ...one.item, found: one }));
+const filtered = () => ({ ...times(), key: asked.key, contains: asked.having, max_count: PAGE, body: "excerpt" });
+
+// Replaces the entries of topics that have some by those whose messages have the text.
+async function narrow(answers, topics, signal) {
+  for (const [n, answer] of answers.entries()) {
+    if (!answer.items.length) continue;
+    const more = { topic: topics[n].topic, allow_partial: true };
+    const some = await json("v1/messages", { ...filtered(), ...more }, { signal });
+    Object.assign(answer, { items: rowsOf(some), cursor: some.cursor });
+  }
+}
+
 // Offers keys and topics under which there is something, where the key that was asked for has nothing.
 async function offer(mine) {
-  const { key, topic } = asked;
+  const [key, topic] = [asked.key, single()];
   const templates = (localStorage.getItem(TEMPLATES) ?? "").split(/\s+/).filter(Boolean);
   const known = (suggested?.topics ?? []).map((one) => one.topic);
   const some = await found({ key, topic }, templates, known, times()).catch(() => []);
@@ -259,6 +277,15 @@ async function read(every) {
   };
   try {
     const more = { cursor, explain: true, allow_partial: partial || null, all: every || null };
+    for (let isFirst = true; asked.having && (isFirst || (every && cursor !== null)); isFirst = false) {
+      const asking = { ...filtered(), topic: asked.topic, cursor, explain: true, allow_partial: partial || null };
+      end = await json("v1/messages", asking, { signal: mine.signal });
+      items.push(...rowsOf(end));
+      [cursor, known] = [end.cursor, items.length];
+      explain(end.explain);
+      draw();
+    }
+    if (asked.having) return conclude(end);
     for await (const line of lines("v1/query", { ...asked, ...more, max_count: every ? MANY : PAGE }, mine.signal)) {
       if (!("key_hash" in line)) end = line;
       else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);
@@ -345,7 +372,8 @@ function title({ name, files: some }) {
 function conclude(end) {
   const { as_of_ms: until, expired_before_ms: expired } = end;
   const where = asked.topic ? `topic ${asked.topic}` : "any topic";
-  const said = items.length ? entries(items.length) : `No match for key ${asked.key} of ${where}`;
+  const having = asked.having ? ` with “${asked.having}”` : "";
+  const said = (items.length ? entries(items.length) : `No match for key ${asked.key} of ${where}`) + having;
   const how = {
     complete: `: the answer is complete${until === null ? "" : ` as of ${time(until)} (${ago(until)})`}.`,
     truncated: items.length ? " so far; there are more." : " so far; the search is not at its end.",
@@ -371,12 +399,19 @@ function conclude(end) {
   }
   if (expired !== null) notes.push(`What was before ${time(expired)} has expired, and is in no answer.`);
   for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
+  const unread = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
+  if (unread) notes.push(`${counted(unread, "message")} of these can’t be read, and may not have the text.`);
   find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
+  // the service reads so many messages at once, and none of them may have the text
+  if (!items.length && cursor !== null) find("said").append(make("p", { class: "buttons" },
+    make("button", { type: "button", onclick: () => read(false) }, "Search on")));
+  const topics = single() ? [asked.topic] : [...new Set(items.map(({ topic }) => topic))];
+  find("commands").replaceChildren(...(topics.length ? [commands.shown(commands.ofKey(topics, asked))] : []));
   find("missing").replaceChildren();
   const lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
   lacks("Missing: files that could not be read", end.failed);
   lacks("Lost: the storage has these no more, and they were given up", lost);
-  if (!items.length) offer(stopping);
+  if (!items.length && !asked.having) offer(stopping);
 }
 
 // Names a missing part of the answer beside the list: its times, and its files.
@@ -388,27 +423,81 @@ function lacks(title, some) {
     times.length ? make("ul", {}, ...times) : null, make("p", {}, "The files:"), fileList(some)));
 }
 
-function columnsOf(rows) {
+function placesOf(rows) {
   const extra = Object.keys(rows[0] ?? {}).filter((name) => !STANDARD.has(name));
   return [
-    column("Message of (UTC)", "timestamp_ms", time, { of: opening }),
-    ...(asked.topic ? [] : [column("Topic", "topic")]), column("Queue", "queue_id", String, NUMBER),
-    column("Offset", "offset", String, NUMBER), column("Size", "size", bytes, NUMBER),
+    ...(single() ? [] : [column("Topic", "topic")]), column("Queue", "queue_id", String, NUMBER),
+    column("Offset", "offset", String, NUMBER), results.SIZE,
     ...extra.map((name) => column(name, name)),
     ...(rows.some((item) => item.source) ? [column("Index", "source")] : []),
   ];
 }
 
+function columnsOf(rows) {
+  const places = placesOf(rows);
+  const hidden = results.hidden();
+  const choose = ({ target }) => {
+    results.hide(target.value, !target.checked);
+    table.show(items, columnsOf(items));
+  };
+  const names = results.names(places).filter((title) => title !== "Topic");
+  if (find("columns").childElementCount !== names.length) find("columns").replaceChildren(
+    ...names.map((title) => make("label", {}, make("input", { type: "checkbox", value: title,
+      checked: !hidden.has(title), onchange: choose }), ` ${title}`)));
+  return results.columnsOf(opening, places, hidden);
+}
+
+// Reads what tells the messages of rows apart, once for each.
+async function tellApart(rows) {
+  const mine = stopping;
+  const some = rows.filter((row) => !row.found && !row.asked && row.topic !== undefined);
+  if (!some.length) return;
+  for (const row of some) row.asked = true;
+  try {
+    await results.fill(some, asked.key);
+  } catch (problem) {
+    for (const row of some) row.found ??= { state: `not read: ${problem.message}`, message: null };
+  }
+  if (mine === stopping) table.draw();
+}
+
 function opening(item) {
   const at = time(item.timestamp_ms);
-  const open = ({ target }) => {
-    note(placeOf(item), item.topic);
-    find("copied").textContent = "";
-    for (const row of target.closest("tbody").rows) row.className = row.contains(target) ? "chosen" : "";
-    message.showEntry(item, { topic: item.topic, key: asked.key }, target);
-  };
   const label = `Message of ${at}, queue ${item.queue_id}, offset ${item.offset}`;
-  const button = make("button", { type: "button", class: "link", onclick: open, "aria-label": label }, at);
-  const local = here(item.timestamp_ms);
-  return local ? make("span", {}, button, make("span", { class: "here" }, `${local} here`)) : button;
+  const more = { type: "button", class: "link", onclick: () => openRow(item), "aria-label": label };
+  return results.timed(item.timestamp_ms, make("button", more, at));
+}
+
+function openRow(item) {
+  note(placeOf(item), item.topic);
+  find("copied").textContent = "";
+  table.drawAt(item);
+  const button = find("entries-table").querySelector("tr.chosen button");
+  message.showEntry(item, { topic: item.topic, key: asked.key }, button);
+  neighbours();
+}
+
+const indexOf = (rows) => rows.findIndex((row) => placeOf(row) === chosen);
+
+function neighbours() {
+  const rows = table.ordered();
+  const at = indexOf(rows);
+  find("before").hidden = find("behind").hidden = at < 0;
+  find("before").disabled = at <= 0;
+  find("behind").disabled = at === rows.length - 1 && !table.more;
+}
+
+// Shows the message of the row before or behind, in the order of the table.
+async function move(id, step) {
+  const at = indexOf(table.ordered()) + step;
+  if (at === items.length && table.more) await read(false);
+  const row = table.ordered()[at];
+  if (row) openRow(row);
+  find(id).focus();
+}
+
+async function save(kind, made) {
+  const rows = table.ordered();
+  await tellApart(rows);
+  message.download(made(rows), `${asked.key.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${kind}`);
 }

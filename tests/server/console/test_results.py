@@ -1,0 +1,247 @@
+"""What the console does with results: it tells messages apart, filters, saves and browses them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.rocketmq.test_archived_queues import made as stored
+from tests.server.conftest import serving
+from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
+from tiered_index import IndexService
+from tiered_index.server.tokens import add_token
+
+T = BEGIN_MS
+FORMULA = '=HYPERLINK("x"), "y"'
+QUOTE = "it's$(>hacked)`x`"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """A service of one key's messages, 40 of `orders`, 3 of `order-returns` and 2 of `billing`, and their store."""
+    folder = tmp_path_factory.mktemp("results")
+    puts = [
+        {
+            "keys": ["7", f"order-{n}"],
+            "tags": "paid" if n % 4 else "refused",
+            "body": b"amount %d EUR" % n,
+            "queue_id": n % 2,
+        }
+        for n in range(39)
+    ]
+    puts.append({"keys": ["7", QUOTE], "tags": "paid", "body": FORMULA.encode()})
+    puts += [{"topic": "order-returns", "keys": ["7"], "body": b"returned %d" % n} for n in range(3)]
+    puts += [{"topic": "billing", "keys": ["7"], "body": b"billed"}] * 2
+    puts = [{**one, "store_ms": T + n * 1000} for n, one in enumerate(puts)]
+    messages = stored(folder / "store", puts)
+    tokens = folder / "tokens.json"
+    team = add_token(tokens, "team", "read", ["order"])
+    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
+        for one in messages:
+            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+        with serving(index, store=folder / "store") as client:
+            with serving(index, store=folder / "store", tokens=tokens) as guarded:
+                yield str(client.base_url), messages, f"{guarded.base_url}", team
+
+
+def cells(page, title):
+    """Return the texts of a column."""
+    titles = page.locator("#entries-table thead th").all_inner_texts()
+    return [row.locator("td").nth(titles.index(title)).inner_text() for row in rows(page).all()]
+
+
+def test_rows_tell_messages_apart_and_columns_can_be_chosen(opened, shop):
+    page = opened(shop[0], "#search?topic=orders&key=7")
+    expect(rows(page).nth(1)).to_contain_text("amount 38 EUR")
+    assert cells(page, "Body")[:2] == [FORMULA, "amount 38 EUR"]
+    assert cells(page, "Tags")[:4] == ["paid", "paid", "paid", "refused"]
+    assert {*cells(page, "Keys")} == {"2"}
+    assert len({*cells(page, "Message id")}) == 25
+    check_access(page)
+    page.locator("summary", has_text="Columns").click()
+    page.get_by_label("Size", exact=True).uncheck()
+    expect(page.get_by_role("columnheader", name="Size")).to_have_count(0)
+    page.reload()
+    expect(rows(page).nth(1)).to_contain_text("amount 38 EUR")
+    expect(page.get_by_role("columnheader", name="Size")).to_have_count(0)
+    # the page behind it is read once it is shown
+    page.get_by_role("button", name="Next", exact=True).click()
+    expect(rows(page).last).to_contain_text("amount 0 EUR")
+    expect(page.locator("#columns input")).to_have_count(7)
+
+
+def test_results_are_filtered_by_the_service(opened, shop):
+    page = opened(shop[0], "#search?topic=orders&key=7")
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    box = page.get_by_label("Only messages with this text")
+    box.fill("REFUSED")
+    page.keyboard.press("Enter")
+    expect(status(page)).to_have_text("10 entries with “REFUSED”: the answer is complete.")
+    assert page.url.endswith("#search?topic=orders&key=7&having=REFUSED")
+    expect(rows(page)).to_have_count(10)
+    page.reload()
+    expect(rows(page)).to_have_count(10)
+    check_access(page)
+    box.fill("amount")
+    page.get_by_role("button", name="Filter").click()
+    expect(status(page)).to_have_text("25 entries with “amount” so far; there are more.")
+    page.get_by_role("button", name="Read all of them").click()
+    expect(status(page)).to_have_text("39 entries with “amount”: the answer is complete.")
+    box.fill("nothing")
+    page.keyboard.press("Enter")
+    expect(status(page)).to_have_text("No match for key 7 of topic orders with “nothing”: the answer is complete.")
+    # another key's results have no filter
+    search(page, "orders", "order-1")
+    expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    expect(box).to_have_value("")
+
+
+def test_some_topics_are_searched_together(opened, shop):
+    page = opened(shop[0])
+    for topics, count, some in (
+        ("orders, billing", 42, "billing"),
+        ("order*", 43, "order-returns"),
+        ("billing,", 2, "billing"),
+    ):
+        search(page, topics, "7")
+        expect(page.locator("#said")).to_contain_text("Searched")
+        page.get_by_label("Only messages with this text").fill("")
+        texts = page.locator("#entries-table")
+        expect(texts).to_contain_text(some)
+        if count == 2:
+            expect(status(page)).to_have_text("2 entries: the answer is complete.")
+    search(page, "order*", "7")
+    page.get_by_label("Only messages with this text").fill("returned")
+    page.keyboard.press("Enter")
+    expect(status(page)).to_have_text("3 entries with “returned”: the answer is complete.")
+    rows(page).first.get_by_role("button").click()
+    expect(page.locator("#message pre")).to_have_text("returned 2")
+    # a token's own topics alone
+    page = opened(shop[2], f"#token={shop[3]}&search?topic=billing, order*&key=7")
+    expect(page.locator("#said")).to_contain_text("Searched 2 topics.")
+    expect(page.locator("#entries-table")).not_to_contain_text("billing")
+
+
+def test_one_steps_from_message_to_message(opened, shop):
+    page = opened(shop[0], "#search?topic=orders&key=7")
+    expect(rows(page).nth(1)).to_contain_text("amount 38 EUR")
+    rows(page).nth(23).get_by_role("button").click()
+    body, behind = page.locator("#message pre"), page.get_by_role("button", name="Next message")
+    expect(body).to_have_text("amount 16 EUR")
+    behind.click()
+    expect(body).to_have_text("amount 15 EUR")
+    assert page.locator("tr.chosen").count() == 1
+    # over the end of what was read
+    behind.click()
+    expect(body).to_have_text("amount 14 EUR")
+    expect(status(page)).to_have_text("40 entries: the answer is complete.")
+    expect(behind).to_be_focused()
+    page.get_by_role("button", name="Previous message").click()
+    expect(body).to_have_text("amount 15 EUR")
+    rows(page).first.get_by_role("button").click()
+    expect(page.get_by_role("button", name="Previous message")).to_be_disabled()
+    check_access(page)
+
+
+def test_what_is_shown_can_be_saved(opened, shop):
+    page = opened(shop[0], "#search?topic=orders&key=7")
+    page.get_by_role("button", name="Read all of them").click()
+    expect(status(page)).to_have_text("40 entries: the answer is complete.")
+    page.get_by_role("button", name="Size").click()
+    saved = {}
+    for kind in ("NDJSON", "CSV"):
+        with page.expect_download() as began:
+            page.get_by_role("button", name=f"Save as {kind}").click()
+        assert began.value.suggested_filename == f"7.{kind.lower()}"
+        saved[kind] = began.value.path().read_text()
+    lines = [json.loads(line) for line in saved["NDJSON"].splitlines()]
+    assert {one["message"]["body"] for one in lines} == {FORMULA, *(f"amount {n} EUR" for n in range(39))}
+    assert {one["state"] for one in lines} == {"local"} and lines[0]["size"] <= lines[-1]["size"]
+    head, *table = csv.reader(io.StringIO(saved["CSV"]))
+    assert head == ["Message of (UTC)", "Queue", "Offset", "Size", "Tags", "Message id", "Keys", "Body"]
+    assert [int(row[3]) for row in table] == sorted(int(row[3]) for row in table)
+    # no spreadsheet takes it for a formula
+    assert f"'{FORMULA}" in [row[-1] for row in table] and len(table) == 40
+
+
+def test_what_is_asked_is_shown_as_commands_for_a_shell(opened, shop, tmp_path):
+    page = opened(shop[0])
+    page.get_by_label("From", exact=True).fill("2025-11-01 00:00")
+    search(page, "orders", QUOTE)
+    expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    page.locator("#commands summary").click()
+    curl, mqadmin = page.locator("#commands code").all_inner_texts()
+    done = subprocess.run(
+        ["bash", "-ec", curl],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "no_proxy": "*"},
+    )
+    assert done.returncode == 0, (curl, done.stderr)
+    assert [one["message"]["body"] for one in json.loads(done.stdout)["messages"]] == [FORMULA]
+    echoed = subprocess.run(
+        ["bash", "-ec", mqadmin.replace("mqadmin", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "NAMESRV": "host:9876"},
+    )
+    expected = ["queryMsgByKey", "-n", "host:9876", "-t", "orders", "-k", QUOTE, "-b", str(BEGIN_MS)]
+    assert echoed.stdout.splitlines() == expected
+    assert not any(tmp_path.iterdir())
+    rows(page).get_by_role("button").click()
+    page.locator("#message summary", has_text="As a command").click()
+    expect(page.locator("#message code").nth(1)).to_contain_text('mqadmin queryMsgById -n "$NAMESRV" -i \'')
+    page.evaluate("document.execCommand = () => { window.copied = document.activeElement.value; }")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.locator("#commands").get_by_role("button", name="Copy as mqadmin").click()
+    assert page.evaluate("window.copied") == mqadmin
+    check_access(page)
+
+
+def test_a_topic_is_browsed_around_a_moment(opened, shop):
+    page = opened(shop[0], "#browse")
+    expect(page.get_by_label("Topic to browse")).to_be_focused()
+    page.keyboard.type("orders")
+    page.get_by_label("Moment").fill("2025-11-01 00:00:20")
+    page.keyboard.press("Enter")
+    table = page.locator("#browse-table tbody tr")
+    expect(page.locator("#browse-status")).to_contain_text(
+        "25 messages, from 2025-11-01 00:00:08Z to 2025-11-01 00:00:32Z"
+    )
+    expect(table.nth(12)).to_contain_text("amount 20 EUR")
+    check_access(page)
+    page.get_by_role("link", name="Later").click()
+    expect(table.first).to_contain_text("amount 33 EUR")
+    expect(page.locator("#later")).to_have_text("Nothing later")
+    page.reload()
+    expect(table.first).to_contain_text("amount 33 EUR")
+    page.go_back()
+    page.get_by_role("link", name="Earlier").click()
+    expect(table.last).to_contain_text("amount 7 EUR")
+    # a message opens, and leads back to those around it
+    table.last.get_by_role("link").click()
+    expect(page.locator("#message pre")).to_have_text("amount 7 EUR")
+    page.get_by_role("link", name="Messages around it in its queue").click()
+    expect(page.get_by_label("Queue number")).to_have_value("1")
+    expect(page.locator("#browse-status")).to_contain_text("1 queue of topic orders with 19 messages at most.")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert fits(page)
+    page.get_by_label("Topic to browse").fill("nowhere")
+    page.get_by_role("button", name="Browse").click()
+    expect(page.locator("#browse-said")).to_contain_text("topic 'nowhere' has no queue 1 here")
+    expect(table).to_have_count(0)
+    # of another's topics a token learns nothing
+    page = opened(shop[2], f"#token={shop[3]}&browse?topic=billing&at_ms={T}")
+    expect(page.locator("#browse-said")).to_contain_text("the token is not for topic 'billing'")
+    expect(page.locator("#browse-table tbody tr")).to_have_count(0)

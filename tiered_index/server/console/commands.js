@@ -1,0 +1,49 @@
+// What is asked here, as commands for a shell: what a key or topic has in it is quoted.
+import { token } from "./api.js";
+import { make } from "./page.js";
+
+export const quoted = (text) => `'${String(text).replaceAll("'", "'\\''")}'`;
+const NAMED = "-n \"$NAMESRV\"";
+// what mqadmin compares is milliseconds, and the end is a whole second here
+const millis = (given) => (/^\d+$/.test(given) ? Number(given) : Date.parse(given));
+
+function curl(path, asked) {
+  const url = new URL(`../${path}`, document.baseURI);
+  for (const [name, value] of Object.entries(asked)) if (value) url.searchParams.set(name, value);
+  return `curl -sf ${token.get() ? '-H "Authorization: Bearer $TOKEN" ' : ""}${quoted(url)}`;
+}
+
+// The lookups of a key in some topics.
+export function ofKey(topics, { key, begin_ms: begin, end_ms: end, having: contains }) {
+  const times = [...(begin ? ["-b", millis(begin)] : []), ...(end ? ["-e", millis(end) + 999] : [])].join(" ");
+  const lines = topics.map((topic) => [curl("v1/messages", { topic, key, begin_ms: begin, end_ms: end, contains }),
+    `mqadmin queryMsgByKey ${NAMED} -t ${quoted(topic)} -k ${quoted(key)}${times && ` ${times}`}`]);
+  return { curl: lines.map(([one]) => one).join("\n"), mqadmin: lines.map(([, one]) => one).join("\n") };
+}
+
+export const ofMessage = (id) => ({ curl: curl(`v1/messages/${encodeURIComponent(id)}`, {}),
+  mqadmin: `mqadmin queryMsgById ${NAMED} -i ${quoted(id)}` });
+
+// Copies a text, and says so in `said`.
+export async function copy(text, said) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // browsers have no clipboard for pages without HTTPS
+    const field = make("textarea", { readonly: true }, text);
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  said.textContent = "Copied.";
+}
+
+export function shown(commands) {
+  const said = make("span", { role: "status" });
+  const each = Object.entries(commands).flatMap(([name, text]) => [
+    make("code", {}, text),
+    make("p", { class: "buttons" }, make("button", { type: "button", onclick: () => copy(text, said) }, `Copy as ${name}`)),
+  ]);
+  return make("details", { class: "commands" }, make("summary", {}, "As a command"), ...each, said);
+}
