@@ -227,6 +227,7 @@ def test_a_topic_is_browsed_around_a_moment(opened, shop):
     page.reload()
     expect(table.first).to_contain_text("amount 33 EUR")
     page.go_back()
+    expect(table.nth(12)).to_contain_text("amount 20 EUR")
     page.get_by_role("link", name="Earlier").click()
     expect(table.last).to_contain_text("amount 7 EUR")
     # a message opens, and leads back to those around it

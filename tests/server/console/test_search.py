@@ -101,6 +101,7 @@ def test_pages_go_on_by_the_cursor(opened, service):
     page = opened(service)
     search(page)
     expect(status(page)).to_have_text("25 entries so far; there are more.")
+    expect(rows(page).first).to_contain_text("paid")
     first = rows(page).first.inner_text()
     page.get_by_role("button", name="Next").click()
     expect(status(page)).to_have_text("32 entries: the answer is complete.")
@@ -363,7 +364,7 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     # by its id, whatever its key
     msg_id = panel.locator("dt", has_text="msg_id").first.locator("+ dd").inner_text()
     page.get_by_text("By message id instead").click()
-    page.get_by_label("Message id").fill(msg_id)
+    page.get_by_role("textbox", name="Message id").fill(msg_id)
     page.get_by_role("button", name="Show", exact=True).click()
     expect(panel).to_contain_text(msg_id)
     with page.expect_download() as began:
@@ -373,7 +374,7 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     # the address is what was asked, and asks it for somebody else
     other = opened(page.url.partition("/console/")[0], page.url.partition("/console/")[2])
     expect(other.locator("#message")).to_contain_text(msg_id)
-    expect(other.get_by_label("Message id")).to_have_value(msg_id)
+    expect(other.get_by_role("textbox", name="Message id")).to_have_value(msg_id)
     other.close()
     search(page, key="busy")
     # digits as other tools want them

@@ -32,6 +32,7 @@ export async function show(params) {
   if (!params.has("topic")) return fields.topic.focus();
   const said = find("browse-status");
   said.textContent = "Reading…";
+  for (const way of ["earlier", "later"]) find(way).replaceChildren();
   const cursor = params.get("cursor");
   const asked = Object.fromEntries(NAMES.map((name) => [name, params.get(name) ?? ""]));
   try {
@@ -42,7 +43,6 @@ export async function show(params) {
     if (mine !== turn) return null;
     said.textContent = "It went wrong.";
     table.show([]);
-    for (const way of ["earlier", "later"]) find(way).replaceChildren();
     tell(find("browse-said"), problem);
   }
   return null;
