@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold lock dist clean
+.PHONY: help setup compiled ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -62,6 +62,23 @@ lint: $(VENV)/.stamp-test ## ruff, its format, the prose of pages, help and mess
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/unit/test_prose.py
 	@$(BIN)/mypy
+
+# a virtualenv of its own, so that tests need none of it
+DOCS := $(VENV)-docs
+
+$(DOCS)/.stamp: pyproject.toml requirements.lock deploy/make-venv.sh
+	@bash deploy/make-venv.sh $(DOCS)
+	@$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/wanted.txt
+	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock -r $(DOCS)/wanted.txt
+	@touch $@
+
+# a dead link fails; nothing on a page comes from another host
+build/site/index.html: $(DOCS)/.stamp $(wildcard docs/*.md docs/decisions/*.md docs/images/* docs/site/* docs/site/assets/* deploy/*.md *.md tiered_index/*.py) tiered_index/format/SPEC.md
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q -f docs/site/mkdocs.yml
+
+docs: build/site/index.html ## the site of all pages, in build/site, opened in a browser as wide as a desktop and a phone
+	@bash deploy/find-chromium.sh
+	@$(DOCS)/bin/python docs/site/check.py build/site
 
 # Java's archive of Spark's classes is made beside the lint, which leaves a core idle; tests go without where Java makes none
 $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
@@ -170,12 +187,14 @@ lock: $(VENV)/.stamp-test ## renew requirements.lock
 		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
 	@sed -i '1i # Exact versions of everything the project can install, for all extras; `make lock` renews it.' requirements.lock
 
-dist: $(VENV)/.stamp-python ## the source distribution, and the wheel that is built from it, in dist/
+dist: $(VENV)/.stamp-python ## the source distribution, the wheel that is built from it, and the site as an archive, in dist/
 	@rm -rf build dist
 	@$(BIN)/python -m pip install -q --disable-pip-version-check build
 	@$(BIN)/python -m build . >build-dist.log 2>&1 || { cat build-dist.log; exit 1; }
 	@rm -f build-dist.log
+	@$(MAKE) --no-print-directory docs
+	@tar -czf dist/tiered_index-site.tar.gz -C build site
 	@ls dist/*
 
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-cold .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so
+	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-cold $(VENV)-docs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tiered_index/_*.c tiered_index/_*.so

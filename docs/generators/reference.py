@@ -1,6 +1,7 @@
-"""Writes the generated parts of the reference pages: run `python -m docs.generators.reference`.
+"""Writes the generated parts of the reference pages, and the pictures made from text.
 
-A part is the text between ``<!-- generated: NAME -->`` and the next ``<!-- end -->``. A test fails if one is stale.
+Run `python -m docs.generators.reference`. A part is the text between ``<!-- generated: NAME -->`` and the next
+``<!-- end -->``. A test fails if one is stale.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from docs.generators import api_page, cli_page, http_page, metrics_page, settings_page
+from docs.generators.diagrams import PICTURES
 
 __all__ = ["PARTS", "rewritten"]
 
@@ -38,3 +40,5 @@ def rewritten(page: str) -> str:
 if __name__ == "__main__":
     for each in PARTS:
         (DOCS / each).write_text(rewritten(each))
+    for name, picture in PICTURES.items():
+        (DOCS / "images" / name).write_text(picture())

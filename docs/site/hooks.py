@@ -1,0 +1,44 @@
+"""Gives MkDocs the pages at their places in the repository, the files that they link, and the public names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+TOP = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/decisions/*.md", "deploy/*.md")
+SPECIFICATION = "tiered_index/format/SPEC.md"
+_LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
+_NAME = re.compile(r"^\| `([\w.]+)` \|", re.M)
+
+
+def on_config(config: Any) -> Any:
+    """Add each decision to the navigation."""
+    decisions = sorted((TOP / "docs/decisions").glob("0*.md"))
+    config.nav[-1]["Decisions"] += [page.relative_to(TOP).as_posix() for page in decisions]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages, and each file that one links."""
+    pages = [page for pattern in PAGES for page in sorted(TOP.glob(pattern))] + [TOP / SPECIFICATION]
+    wanted = {page.relative_to(TOP).as_posix() for page in pages}
+    for page in pages:
+        for link in _LINK.findall(page.read_text()):
+            linked = (page.parent / link).resolve()
+            if linked.is_file() and linked.suffix != ".md" and linked.is_relative_to(TOP):
+                wanted.add(linked.relative_to(TOP).as_posix())
+    for path in sorted(wanted):
+        files.append(File.generated(config, path, abs_src_path=str(TOP / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Add the signature and docstring of each name to the page of the public API."""
+    if page.file.src_uri == "docs/api.md":
+        names = [f"tiered_index.{name}" for name in _NAME.findall(markdown) if name != "__version__"]
+        return "\n\n".join([markdown, "## Reference", *(f"::: {name}" for name in names)])
+    return markdown
