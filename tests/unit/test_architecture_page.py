@@ -20,7 +20,7 @@ ROOMS = {
     for name, targets in re.findall(r"^  ([\w/]+)/ +←→((?: [\w/.]+)*)", PICTURE, re.MULTILINE)
 }
 WAYS = {
-    part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)", part, re.MULTILINE) for part in PAGE.split("\n## ")[2:]
+    part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)", part, re.MULTILINE) for part in PAGE.split("\n## ")[3:]
 }
 
 
