@@ -17,12 +17,16 @@ from playwright.sync_api import expect
 from tests.server.conftest import serving
 from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.server.history import History
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.tokens import add_token
+from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.types import Explain
 
 WIDTHS = (390, 800, 1400)
+COLOURS = ["--good", "--failed", "--read", "--filter", "--skipped"]
+COLOURS += ["--unsealed", "--compacted", "--uploaded", "--storage", "--table"]
 SETTINGS = {"slots": 100, "items": 20_000, "background": False}
 # what hides a part of something: an element that is narrower than what is in it
 CLIPPED = """[...document.querySelectorAll("main *")].filter((one) => one.checkVisibility() && one.clientWidth > 1
@@ -154,6 +158,63 @@ def test_partial(opened, folder, made, tmp_path):
         assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"] and abs(boxes[1]["y"] - boxes[0]["y"]) < 40
         search(page, "orders", "order-7")
         expect(missing).to_be_empty()
+
+
+def test_the_head_is_one_row_whatever_it_says(opened, made, tmp_path):
+    path, problem = (
+        tmp_path / "tokens.json",
+        "archive: a segment is passed over, since its file is damaged: " + "x" * 200,
+    )
+    some = add_token(path, "some", "read", None)
+    with serving(made.index, tokens=path, problems=lambda: [problem]) as client:
+        page = opened(str(client.base_url), f"#token={some}&cost")
+        expect(page.locator("#cost-table tbody tr")).to_have_count(3)
+        expect(page.locator("#ready")).to_have_text(f"problem: {problem}")
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            expect(page.get_by_role("button", name="Sign out")).to_be_in_viewport(ratio=1)
+            assert page.evaluate(HEAD_ROWS) == 1 and fits(page), width
+            # the reason is cut, not the views
+            for link in page.get_by_role("navigation").get_by_role("link").all():
+                expect(link).to_be_in_viewport(ratio=1)
+
+
+def test_each_state_has_a_colour_of_its_own_and_its_legend(opened, service, ten_thousand_files):
+    page = opened(service, "#files")
+    dots = page.locator("#files-table .dot")
+    expect(dots).to_have_count(25)
+    for shade in ("light", "dark"):
+        page.emulate_media(color_scheme=shade)
+        shades = page.evaluate(
+            """(names) => names.map((name) => getComputedStyle(document.documentElement).getPropertyValue(name))""",
+            COLOURS,
+        )
+        assert all(shades) and len({*shades}) == len(COLOURS)
+        assert all(drawn(page, "#files-chart", one) for one in ("--compacted", "--uploaded", "--storage"))
+    # of the newest four files: storage, uploaded, compacted, storage
+    inked = [dots.nth(n).evaluate("one => one.style.background") for n in range(4)]
+    assert inked == [f"var(--{name})" for name in ("storage", "uploaded", "compacted", "storage")]
+
+
+def test_files_without_known_times_do_not_stretch_the_picture(opened, service, monkeypatch):
+    hour = SimpleNamespace(
+        file_id="a" * 12,
+        place="storage",
+        lane="main",
+        sequence=0,
+        second_min=BEGIN_MS // 1000,
+        second_max=BEGIN_MS // 1000 + 3599,
+    )
+    lost = DamagedFile("log", "storage", CorruptFile("log", "the record is damaged"))
+    monkeypatch.setattr(IndexService, "files", lambda self: [hour, lost])
+    page = opened(service, "#files")
+    table = page.locator("#files-table")
+    expect(table).to_contain_text("not known")
+    expect(table).to_contain_text("the record is damaged")
+    # a bar as wide as its hour: its middle is in the middle of the picture
+    plot = page.locator("#files-chart .u-over").bounding_box()
+    page.mouse.move(plot["x"] + plot["width"] / 2, plot["y"] + 23)
+    expect(page.locator("#files-chart .under")).to_contain_text("2025-11-01 00:00:00Z to 2025-11-01 00:59:59Z")
 
 
 def test_ten_thousand_files(opened, folder, service, ten_thousand_files):
