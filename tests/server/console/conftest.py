@@ -12,6 +12,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.server.conftest import serving
 from tests.server.console.pages import BEGIN_MS, HOUR_MS, put_messages, settled_in_hours
 from tiered_index import IndexService
+from tiered_index.server.history import History
+from tiered_index.server.metrics import Metrics
 from tiered_index.types import Explain, FileReport, QueryResult
 
 expect.set_options(timeout=30_000)
@@ -101,3 +103,34 @@ def ten_thousand_files(monkeypatch):
     answer = QueryResult(items=(), status="complete", explain=Explain(files=reports, requests=3334))
     monkeypatch.setattr(IndexService, "query", lambda *_, **__: answer)
     return files
+
+
+@pytest.fixture
+def an_hour(made):
+    """The history of a writer whose follower falls behind at last."""
+    now = SimpleNamespace(number=0)
+    counters = Metrics(made.index)
+
+    def health():
+        n = now.number
+        return {
+            "lease_left_s": 59.0 - n // 4 % 10,
+            "unpublished": {"files": n // 20 % 4},
+            "buffered_bytes": n % 30 << 22,
+            "steps": {"upload": {"seconds": n // 20 * 0.8}},
+            "problems": [],
+            "failed_rounds": {"lifecycle": n // 200},
+        }
+
+    served = SimpleNamespace(
+        lookups=made.index,
+        writer=SimpleNamespace(health=health, durable_positions=lambda: {"store": (now.number << 20) + (1 << 40)}),
+        gauges=lambda: {"follow_lag_seconds": ("", 5.0 + now.number % 7 + max(0, now.number - 430) ** 1.7)},
+    )
+    past = History(served, counters, lambda: now.number * 15.0)
+    for now.number in range(481):
+        for _ in range(3):
+            counters.request("/v1/query", "GET", 502 if now.number % 90 == 0 else 200, 0.01)
+            counters.lookup("query", "complete", Explain(requests=1 + now.number % 3, bytes=5000))
+        past.run_once()
+    return past

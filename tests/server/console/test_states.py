@@ -18,11 +18,8 @@ from tests.server.conftest import serving
 from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable
-from tiered_index.server.history import History
-from tiered_index.server.metrics import Metrics
 from tiered_index.server.tokens import add_token
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.types import Explain
 
 WIDTHS = (390, 800, 1400)
 COLOURS = ["--good", "--failed", "--read", "--filter", "--skipped"]
@@ -87,36 +84,11 @@ def test_empty(opened, folder, tmp_path):
             look(page, folder, "empty-files", WIDTHS[:1])
 
 
-def test_health(opened, folder, made):
-    """A writer that follows a store, with an hour of samples: one figure is beyond the threshold of its alert."""
-    now = SimpleNamespace(number=0)
-    counters = Metrics(made.index)
-
-    def health():
-        n = now.number
-        return {
-            "lease_left_s": 59.0 - n % 2 * 15,
-            "unpublished": {"files": n // 20 % 4},
-            "buffered_bytes": n % 30 << 22,
-            "steps": {"upload": {"seconds": n // 20 * 0.8}},
-            "problems": [],
-            "failed_rounds": {"lifecycle": n // 200},
-        }
-
-    served = SimpleNamespace(
-        lookups=made.index,
-        writer=SimpleNamespace(health=health, durable_positions=lambda: {"store": (now.number << 20) + (1 << 40)}),
-        gauges=lambda: {"follow_lag_seconds": ("", 5.0 + now.number % 7 + max(0, now.number - 430) ** 1.7)},
-    )
-    past = History(served, counters, lambda: now.number * 15.0)
-    for now.number in range(481):
-        for _ in range(3):
-            counters.request("/v1/query", "GET", 502 if now.number % 90 == 0 else 200, 0.01)
-            counters.lookup("query", "complete", Explain(requests=1 + now.number % 3, bytes=5000))
-        past.run_once()
+def test_health(opened, folder, made, an_hour):
+    """One figure is beyond the threshold of its alert."""
     with serving(made.index) as client:
         page = opened(str(client.base_url))
-        page.route("**/v1/history", lambda route: route.fulfill(json=past.document()))
+        page.route("**/v1/history", lambda route: route.fulfill(json=an_hour.document()))
         page.get_by_role("link", name="Health").click()
         figures = page.locator("#history figure")
         lag = figures.filter(has_text="Lag behind the store")

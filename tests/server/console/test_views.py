@@ -196,7 +196,7 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made):
         expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is of 2025-11-01 0")
 
 
-def test_the_pictures_of_the_docs(opened, service, tmp_path):
+def test_the_pictures_of_the_docs(opened, service, an_hour, tmp_path):
     folder = Path(os.environ.get("CONSOLE_IMAGES", tmp_path))
     page = opened(service, "#search?topic=orders&key=order-2", viewport={"width": 1040, "height": 700})
     rows(page).last.get_by_role("button").click()
@@ -206,5 +206,10 @@ def test_the_pictures_of_the_docs(opened, service, tmp_path):
     page.get_by_role("link", name="Files").click()
     expect(page.locator("#files-table tbody tr")).to_have_count(9)
     page.screenshot(path=folder / "console-files.png", clip={"x": 0, "y": 0, "width": 1040, "height": 420})
-    for image in ("console-search.png", "console-files.png"):
+    page.emulate_media(color_scheme="light")
+    page.route("**/v1/history", lambda route: route.fulfill(json=an_hour.document()))
+    page.get_by_role("link", name="Health").click()
+    expect(page.locator("figure.beyond")).to_be_visible()
+    page.screenshot(path=folder / "console-health.png", clip={"x": 0, "y": 0, "width": 1040, "height": 700})
+    for image in ("console-search.png", "console-files.png", "console-health.png"):
         assert 5_000 < (folder / image).stat().st_size < 300_000
