@@ -11,7 +11,7 @@ from cpython.buffer cimport PyBUF_READ
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
     BUILD, MOST_ITEMS, OFFSET, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, fail, filter_mix, find_in_run, long_at,
     may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
@@ -36,6 +36,8 @@ cdef enum:
     AWAY = -1
     SKIPPED = -2
     LEFT = -3
+    BY_FILTER = -4
+    BY_TOPIC = -5
     # rows begin with: second, key hash, topic, queue, offset, size
     ROW_QUEUE = 16
     ROW_OFFSET = 20
@@ -60,6 +62,14 @@ cdef struct File:
     int rule
     int64_t begin_s
     int64_t slots
+    # of the slots of a shard: how base slots are split or joined, and its part [low, high) of these; `slots` are the base
+    int64_t split
+    int64_t join
+    int64_t slot_low
+    int64_t slot_high
+    # whether its slot groups come from a storage, by its owner
+    bint stored
+    bint is_shard
     # of chains
     const int32_t *heads
     int64_t items_at
@@ -115,6 +125,11 @@ cdef struct Found:
     int64_t room
     uint8_t *items
     int64_t items_room
+    # of a packed slot group that lies in no map; and what was asked of storages
+    uint8_t *group
+    int64_t group_room
+    int64_t requests
+    int64_t request_bytes
 
 
 cdef inline int64_t row_long(const uint8_t *row, int64_t place) noexcept nogil:
@@ -205,7 +220,7 @@ cdef inline int64_t group_of(const File *file, int64_t slot) noexcept nogil:
     """Return the last group that begins at or before a slot, -1 where none does."""
     cdef int64_t low = -1, high = file.group_count, step = 1
     # slots are filled about evenly, so that the group is near this one
-    cdef int64_t near = min(slot * file.group_count // file.slots, high - 1)
+    cdef int64_t near = min((slot - file.slot_low) * file.group_count // (file.slot_high - file.slot_low), high - 1)
     if <int64_t>word_at(file.groups + GROUP * near) <= slot:
         low = near
         while low + step < high and <int64_t>word_at(file.groups + GROUP * (low + step)) <= slot:
@@ -258,12 +273,24 @@ cdef inline uint32_t sum_of_block(const uint8_t *block) noexcept nogil:
     return <uint32_t>(filter_mix(words[0] + words[2] * SUM_FACTORS[2] + words[3] * SUM_FACTORS[3]) >> 32)
 
 
+cdef inline int64_t slot_of(const File *file, uint32_t key_hash) noexcept nogil:
+    """Return the slot of a normal hash, as `SlotMap.slot_of`."""
+    cdef int64_t above = key_hash // <uint64_t>file.slots, base_slot = key_hash % <uint64_t>file.slots
+    if file.join > 1:
+        return base_slot // file.join
+    if file.split == 1:
+        return base_slot
+    return base_slot * file.split + above * file.split // (<int64_t>0x7FFFFFFF // file.slots + 1)
+
+
 cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nogil:
     """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, is damaged, or is not sorted."""
-    cdef int64_t number = group_of(file, asked.key_hash % <uint64_t>file.slots), begin, size, count, item, wanted, got
+    cdef int64_t slot = slot_of(file, asked.key_hash), number, begin, size, count
     cdef const uint8_t *group
-    cdef uint8_t *room
     cdef uint64_t sum
+    if slot < file.slot_low or slot >= file.slot_high:
+        return 0
+    number = group_of(file, slot)
     if number < 0:
         return 0
     group = file.groups + GROUP * number
@@ -272,24 +299,73 @@ cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nog
         return 0
     if word_at(group + 28) or begin < 0 or <uint64_t>begin > file.size or <uint64_t>size > file.size - begin:
         return DECLINED
+    if file.stored:
+        return search_stored(file, group, begin, size, count, asked, found)
     # each time: bytes that have changed in the map since their checksum was compared are no answer
     sum = sum_of(file.data + begin, size)
     if file.group_sums[number] != sum:
         if file.group_sums[number] or not matches(file.owner, file.data + begin, size, word_at(group + 20)):
             return DECLINED
         file.group_sums[number] = sum
+    return search_items(file, file.data, file.size, begin, size, count, asked, found)
+
+
+cdef int search_stored(
+    File *file, const uint8_t *group, int64_t begin, int64_t size, int64_t count, const Asked *asked, Found *found
+) noexcept with gil:
+    """Do as `search_group` for a group out of a cache, or out of the storage."""
+    cdef bytes held
+    cdef uint8_t *room
+    cdef const uint8_t *data
+    try:
+        got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20))
+        if got is None:
+            return DECLINED
+        if type(got) is tuple:
+            # it was read
+            found.requests += 1
+            found.request_bytes += size
+            got = (<tuple>got)[0]
+        held = got
+        if len(held) != size:
+            return DECLINED
+        data = <const uint8_t *>held
+        if file.kind == PACKED:
+            # words, and one behind them
+            if size + 16 > found.group_room:
+                room = <uint8_t *>realloc(found.group, 2 * size + 64)
+                if room == NULL:
+                    return NO_MEMORY
+                found.group, found.group_room = room, 2 * size + 64
+            memcpy(found.group, data, size)
+            memset(found.group + size, 0, 16)
+            data = found.group
+        return search_items(file, data, size + 16 if file.kind == PACKED else size, 0, size, count, asked, found)
+    except BaseException:
+        # the caller searches the file, and tells what is wrong
+        return DECLINED
+
+
+cdef int search_items(
+    File *file, const uint8_t *data, int64_t data_size, int64_t begin, int64_t size, int64_t count, const Asked *asked,
+    Found *found
+) noexcept nogil:
+    """Add the rows of a slot group's items that lie at `begin` of data, whose bytes have matched their checksum."""
+    cdef int64_t item, wanted, got
+    cdef const uint8_t *place
+    cdef uint8_t *room
     if file.kind == PLAIN:
         if size != count * found.item_size:
             return DECLINED
         for item in range(count):
-            group = file.data + begin + item * found.item_size
-            if normal_at(group) == asked.key_hash and take(group, file.begin_s, asked, found) < 0:
+            place = data + begin + item * found.item_size
+            if normal_at(place) == asked.key_hash and take(place, file.begin_s, asked, found) < 0:
                 return NO_MEMORY
         return 0
     wanted = asked.key_hash % file.slots * (<int64_t>0x7FFFFFFF // file.slots + 1) + asked.key_hash // file.slots
     while True:
         got = find_in_run(
-            <const uint64_t *>file.data, file.size >> 3, begin, size, count, MOST_ITEMS, &wanted, 1, &file.columns,
+            <const uint64_t *>data, data_size >> 3, begin, size, count, MOST_ITEMS, &wanted, 1, &file.columns,
             found.items, found.item_size, found.items_room,
         )
         if got != -2:
@@ -382,8 +458,13 @@ cdef inline bint excludes(
     cdef uint64_t number = bits.part * blocks >> 32
     if may_hold(filter + 32 * number, bits):
         return False
-    # what is changed in the map later excludes nothing
-    return sums[number] == sum_of_block(filter + 32 * number)
+    # what is changed in the map later excludes nothing; a filter that lies in no map has no sums
+    return sums == NULL or sums[number] == sum_of_block(filter + 32 * number)
+
+
+cdef inline bint knows_filter(const File *file) noexcept nogil:
+    """Return whether a file has a filter that has matched its checksum."""
+    return file.sums != NULL or (file.stored and file.filter != NULL)
 
 
 cdef void check_filter(File *file) noexcept nogil:
@@ -411,13 +492,13 @@ cdef int search_in(File *file, Asked *asked, Found *found) noexcept nogil:
     if file.kind == CHAINS:
         done = search_chain(file, asked, found)
     else:
-        if file.sums != NULL:
+        if knows_filter(file):
             mixed = filter_mix(<uint64_t>asked.key_hash << 32 | (asked.fingerprint if found.fingerprint_at else 0))
             set_key_bits(&bits, mixed)
             if excludes(file.filter, file.sums, file.blocks, &bits):
                 return 0
         done = search_group(file, asked, found)
-        if file.blocks and file.sums == NULL and not file.filter_damaged and found.count == before:
+        if not file.stored and file.blocks and file.sums == NULL and not file.filter_damaged and found.count == before:
             # the filter is checked once searches have read as many bytes in vain as it has
             file.missed += GROUP_BYTES
             if file.missed >= 32 * file.blocks:
@@ -453,6 +534,7 @@ cdef class RowForm:
         found.item_size, found.stride = self.item_size, self.item_size + 4
         found.fingerprint_at = self.fingerprint_at
         found.rows, found.count, found.room, found.items, found.items_room = NULL, 0, 0, NULL, 0
+        found.group, found.group_room, found.requests, found.request_bytes = NULL, 0, 0, 0
         return found
 
     cdef bint equals(self, RowForm other) noexcept:
@@ -467,14 +549,17 @@ cdef class RowForm:
 
 @cython.final
 cdef class LocalFile:
-    """One local file, whose buffers it holds. `ids` has the ids of each topic; None: the file names no topics.
+    """One file, whose buffers it holds. `ids` has the ids of each topic; None: the file names no topics.
 
-    `rule` is 0 where its keys are hashed by rule abs, 1 by mask, 2 where they may be hashed by either.
+    `rule` is 0 where its keys are hashed by rule abs, 1 by mask, 2 where they may be hashed by either. `data` is None of
+    a file in a storage, whose slot groups a `source` returns (`from_source`).
     """
     cdef File file
     cdef RowForm form
     cdef object crc32
     cdef object ids
+    cdef object source
+    cdef bytes held_filter
     cdef const uint8_t[::1] data
     cdef const uint8_t[::1] groups
     cdef const int32_t[::1] heads
@@ -482,12 +567,74 @@ cdef class LocalFile:
     cdef const int64_t[::1] line
 
     def __init__(self, RowForm form not None, data, dict ids, int rule, int64_t begin_s, int64_t slots):
-        self.form, self.data, self.ids = form, data, ids
-        if slots <= 0 or not self.data.shape[0] or <uint64_t>&self.data[0] & 7:
-            fail("a file has bytes, which are aligned, and slots")
-        self.file.data, self.file.size = &self.data[0], self.data.shape[0]
+        self.form, self.ids = form, ids
+        if not 0 < slots <= 0x7FFFFFFF:
+            fail("a file has slots")
+        if data is not None:
+            self.data = data
+            if not self.data.shape[0] or <uint64_t>&self.data[0] & 7:
+                fail("a file has bytes, which are aligned")
+            self.file.data, self.file.size = &self.data[0], self.data.shape[0]
         self.file.rule, self.file.begin_s, self.file.slots = rule, begin_s, slots
+        self.file.split, self.file.join, self.file.slot_low, self.file.slot_high = 1, 1, 0, slots
         self.file.owner = <void *>self
+
+    def from_source(self, source, int64_t second_min, int64_t second_max, tuple slots=None):
+        """Make it a file in a storage with entries from `second_min` to `second_max`; return it. `slots` are split, join,
+        low and high of a shard.
+
+        `source.open(file)` may call `opened` and `with_filter`, once these are known for no request, and returns whether
+        the file is to be searched here. `source.block(at, size, crc32)` returns the verified bytes of a slot group, in a
+        tuple where that took a request; None: the caller of the lookup has to search. `source.miss(hash)` notes a
+        search that found nothing, by the hash for filters.
+        """
+        if self.file.data != NULL or self.source is not None:
+            fail("it is a file of another kind")
+        if slots is not None:
+            self.file.split, self.file.join, self.file.slot_low, self.file.slot_high = slots
+            self.file.is_shard = True
+            if not 0 < self.file.split <= <int64_t>1 << 31 or not 0 < self.file.join <= <int64_t>1 << 31:
+                fail("slots are split or joined")
+            if not 0 <= self.file.slot_low < self.file.slot_high:
+                fail("a shard has slots")
+        self.source, self.file.stored = source, True
+        self.file.second_min, self.file.second_max = second_min, second_max
+        return self
+
+    def opened(self, dict ids, int64_t begin_s, int64_t slots, groups, int64_t size):
+        """Give a file in a storage of `size` bytes its topics, its base slots and its directory's groups."""
+        if self.file.kind or not self.file.stored or not 0 < slots <= 0x7FFFFFFF:
+            fail("it is a file of another kind")
+        if self.file.is_shard and slots != self.file.slots:
+            fail("a shard has other slots than its table")
+        if not self.file.is_shard:
+            self.file.slots = self.file.slot_high = slots
+        self.ids, self.file.begin_s, self.file.size = ids, begin_s, size
+        self.groups = groups
+        self.file.group_count = self.groups.shape[0] // GROUP
+        if not self.file.group_count or self.groups.shape[0] % GROUP or size < 0:
+            fail("a directory has groups")
+        self.file.groups = &self.groups[0]
+        self.file.kind = PLAIN
+        return self
+
+    def with_filter(self, bytes held not None):
+        """Give a file in a storage its filter, which has matched its checksum."""
+        if not self.file.stored or not len(held) or len(held) % 32:
+            fail("a filter has blocks")
+        if self.held_filter is None:
+            self.held_filter, self.file.blocks = held, len(held) // 32
+            self.file.filter = <const uint8_t *>held
+
+    @property
+    def is_open(self):
+        """Whether it can be searched."""
+        return self.file.kind != ELSEWHERE
+
+    @property
+    def size_bytes(self):
+        """How many bytes of a stored file's directory and filter it holds."""
+        return GROUP * self.file.group_count + 32 * self.file.blocks if self.file.kind else 0
 
     def __dealloc__(self):
         free(self.file.group_sums)
@@ -661,6 +808,8 @@ cdef class ViewRows:
     cdef double started
     cdef Found found
     cdef int32_t *noted
+    # requests and bytes of each file, where there were any
+    cdef dict spent
 
     def __dealloc__(self):
         free(self.found.rows)
@@ -713,9 +862,14 @@ cdef class ViewRows:
         return PyByteArray_FromStringAndSize(<char *>self.found.rows, self.found.count * self.found.stride)
 
     @property
+    def spent_by(self):
+        """(requests, bytes) by the place of a file, where there were any."""
+        return self.spent or {}
+
+    @property
     def notes(self):
-        """A number of rows for each file, or `AWAY` (-1, out of range), `SKIPPED` (-2: `max_count` rows are newer) or
-        `LEFT` (-3: the caller has to search it).
+        """A number of rows for each file, or `AWAY` (-1, out of range), `SKIPPED` (-2: `max_count` rows are newer),
+        `LEFT` (-3: the caller has to search it), `BY_FILTER` (-4: excluded, of files in a storage), or `BY_TOPIC` (-5).
         """
         return [self.noted[number] for number in range(len(self.handles))]
 
@@ -745,7 +899,7 @@ cdef class View:
             if known is None:
                 continue
             one = known
-            if not one.file.kind or not one.form.equals(form):
+            if not (one.file.kind or one.file.stored) or not one.form.equals(form):
                 fail("a file has items of another form")
             self.places[number].file = &one.file
 
@@ -766,7 +920,7 @@ cdef class View:
         rows = self.begun(topic, key_hash, masked_hash, low, high, most)
         # of a page behind others nobody asks
         rows.knows_topic = after is not None
-        return rows if self.seek(rows, fingerprint, after) else None
+        return rows if self.seek(rows, fingerprint, after, False) else None
 
     cdef ViewRows begun(
         self, topic, uint32_t key_hash, uint32_t masked_hash, int64_t low, int64_t high, int64_t most
@@ -780,15 +934,15 @@ cdef class View:
             raise MemoryError
         return rows
 
-    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after) except -1:
-        """Do as `find`; return whether the rows are all answers of their own."""
+    cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, bint whole) except -1:
+        """Do as `find`; return whether the rows are all answers of their own. With `whole` end at a file that is left."""
         cdef Py_ssize_t number, ahead = 0
-        cdef int64_t cutoff = 0, before, first, last, most = rows.max_count, low = rows.second_min, high = rows.second_max
-        cdef bint has_cutoff = False
+        cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot, most = rows.max_count, low = rows.second_min, high = rows.second_max
+        cdef bint has_cutoff = False, opened
         cdef int done = 0, rule
         cdef uint32_t key_hash = rows.key_hash, masked_hash = rows.masked_hash
         cdef uint64_t block
-        cdef Bits bits
+        cdef Bits bits, masked_bits
         cdef int32_t only = 0
         cdef int32_t *many = NULL
         cdef Place *place
@@ -803,23 +957,26 @@ cdef class View:
         set_key_bits(&bits, filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0)))
         try:
             for number in range(self.count):
+                if whole and rows.has_left:
+                    return True
                 while ahead < self.count and ahead < number + AHEAD:
                     place = &self.places[ahead]
                     file = place.file
-                    if place.sums == NULL and file != NULL:
+                    if place.filter == NULL and file != NULL:
                         # a filter by another rule than abs is asked with the file
                         if file.kind == CHAINS:
                             prefetch(&file.heads[key_hash % <uint64_t>file.slots])
-                        elif file.rule == 0:
-                            place.filter, place.blocks, place.sums = file.filter, file.blocks, file.sums
-                    if place.sums != NULL:
+                        elif file.rule == 0 and knows_filter(file):
+                            place.blocks, place.sums, place.filter = file.blocks, file.sums, file.filter
+                    if place.filter != NULL:
                         block = bits.part * place.blocks >> 32
                         prefetch(place.filter + 32 * block)
-                        prefetch(&place.sums[block])
+                        if place.sums != NULL:
+                            prefetch(&place.sums[block])
                     ahead += 1
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
-                if place.sums == NULL and file != NULL and file.kind == CHAINS:
+                if place.filter == NULL and file != NULL and file.kind == CHAINS:
                     # it may have grown
                     first, last = file.second_min, file.second_max
                 if first > high or last < low:
@@ -833,17 +990,46 @@ cdef class View:
                     continue
                 rows.noted[number] = 0
                 one = None
+                if file.stored:
+                    one = <LocalFile>(<tuple>self.files[number])[0]
+                    if file.is_shard:
+                        slot = slot_of(file, masked_hash if file.rule == 1 else key_hash)
+                        if slot < file.slot_low or slot >= file.slot_high:
+                            rows.noted[number] = AWAY
+                            if not rows.knows_topic:
+                                # or nobody knows
+                                rows.knows_topic = not file.kind or one.ids is None or rows.topic in <dict>one.ids
+                            continue
+                    opened = file.kind != ELSEWHERE
+                    if not opened or file.filter == NULL:
+                        opened = one.source.open(one)
+                    if not opened or (file.is_shard and (file.second_min > high or file.second_max < low)):
+                        rows.noted[number], rows.has_left = LEFT, True
+                        continue
+                    if file.rule == 0 and place.filter == NULL:
+                        # it may have come just now
+                        place.blocks, place.filter = file.blocks, file.filter
                 if not rows.knows_topic:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                     rows.knows_topic = one.ids is None or rows.topic in <dict>one.ids
-                if place.sums != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
+                if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
+                    if file.stored:
+                        rows.noted[number] = BY_FILTER
                     continue
+                if file.stored and file.rule == 1 and file.filter != NULL:
+                    block = <uint64_t>masked_hash << 32 | (fingerprint if found.fingerprint_at else 0)
+                    set_key_bits(&masked_bits, filter_mix(block))
+                    if excludes(file.filter, NULL, file.blocks, &masked_bits):
+                        rows.noted[number] = BY_FILTER
+                        continue
                 if one is None:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                 asked.ids, asked.id_count = NULL, -1
                 if one.ids is not None:
                     ids = (<dict>one.ids).get(rows.topic)
                     if ids is None:
+                        if file.stored and not file.is_shard:
+                            rows.noted[number] = BY_TOPIC
                         continue
                     asked.id_count = len(ids)
                     if asked.id_count == 1:
@@ -858,7 +1044,7 @@ cdef class View:
                         for each in ids:
                             many[before], before = each, before + 1
                         asked.ids = many
-                before = found.count
+                before, requests, request_bytes = found.count, found.requests, found.request_bytes
                 for rule in range(2):
                     # by rule abs, by rule mask; of equal hashes once
                     if rule == 0 and file.rule == 1 and masked_hash != key_hash:
@@ -874,7 +1060,16 @@ cdef class View:
                 if done == DECLINED:
                     found.count, rows.noted[number], rows.has_left, done = before, LEFT, True, 0
                     continue
+                if found.requests > requests:
+                    if rows.spent is None:
+                        rows.spent = {}
+                    rows.spent[number] = found.requests - requests, found.request_bytes - request_bytes
                 rows.noted[number] = <int32_t>min(found.count - before, 0x7FFFFFFF)
+                if file.stored and found.count == before and after is None and low <= file.second_min:
+                    if high >= file.second_max:
+                        block = <uint64_t>(masked_hash if file.rule == 1 else key_hash) << 32
+                        block = filter_mix(block | (fingerprint if found.fingerprint_at else 0))
+                        one.source.miss(block)
                 if found.count > before and found.count >= most:
                     done = order_rows(found, most + 1)
                     if done == DECLINED:
@@ -892,7 +1087,8 @@ cdef class View:
         finally:
             free(many)
             free(found.items)
-            found.items, found.items_room = NULL, 0
+            free(found.group)
+            found.items, found.items_room, found.group, found.group_room = NULL, 0, NULL, 0
 
 
 @cython.final
@@ -933,7 +1129,7 @@ cdef class Answers:
         add_units(key, &java, &second)
         masked = java & 0x7FFFFFFF
         rows = view.begun(topic, masked if java == masked else -java & 0x7FFFFFFF, masked, low, high, most)
-        if not view.seek(rows, mixed32(second), None) or rows.has_left:
+        if not view.seek(rows, mixed32(second), None, True) or rows.has_left:
             return None
         return self.made(rows, key, high, about)
 

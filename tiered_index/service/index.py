@@ -47,13 +47,13 @@ from tiered_index.service.answers.validation import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.files.view import LocalView
+from tiered_index.service.files.view import About, LocalView
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
-from tiered_index.service.lookup.query import NOTHING_LOST, About, Files, Viewed
+from tiered_index.service.lookup.query import NOTHING_LOST, Files, Viewed
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk

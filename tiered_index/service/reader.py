@@ -31,11 +31,13 @@ from tiered_index.errors import (
 )
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled_views
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
+from tiered_index.service.files.view import About, LocalView
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor, LostObject
 from tiered_index.service.log.session import Writer
@@ -50,7 +52,7 @@ from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
 from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import deadline_at, remaining_s
+from tiered_index.storage.context import UNBOUNDED, deadline_at, remaining_s, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import ItemT, shortened
@@ -426,6 +428,15 @@ class IndexReader(Lookups[ItemT]):
     def _read_log(self, uri: str) -> LogState:
         self._check_open()
         return next(view for view in self._views if view.storage.uri == uri).read_on()
+
+    def _whole_view(self) -> tuple[LocalView, About] | None:
+        # a lookup within a block that counts or bounds requests is searched file by file
+        if self._several or compiled_views() is None or request_context.get() is not UNBOUNDED:
+            return None
+        if self._closed or self._pid != os.getpid():
+            return None
+        whole = self._views[0].whole(self._clock.monotonic_s())
+        return None if self._closed else whole
 
     def _ready(self) -> Files | None:
         begun_s = self._clock.monotonic_s()

@@ -119,6 +119,12 @@ class Storage(ABC):
         `length` 0 returns ``b""`` without asking the backend.
         """
 
+    def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
+        """Return a range of an object of `size_bytes` as the local disk has it; the caller verifies it. None: ask
+        `get_range`, which also raises the errors.
+        """
+        return None
+
     @abstractmethod
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes (the whole object where it is shorter) and the object's size in bytes."""

@@ -64,12 +64,12 @@ class ByteCache(Generic[K, V]):
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
-    def get(self, key: K) -> V | None:
-        """Return the value, or None."""
+    def get(self, key: K, *, counts_miss: bool = True) -> V | None:
+        """Return the value, or None. Without `counts_miss` the caller asks again where there is none."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                self._misses += 1
+                self._misses += counts_miss
                 return None
             self._hits += 1
             self._entries.move_to_end(key)
@@ -145,6 +145,8 @@ class Filters:
     _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
     false_positives: int = 0
     """Searches that found nothing though the filter let them."""
+    kept: int = 0
+    """How many filters have come into memory."""
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
         """Return whether the file certainly doesn't hold a key; False where its filter is in no cache. `filter_hash`
@@ -223,11 +225,18 @@ class Filters:
     def keep(self, stored: StoredObject, data: bytes) -> bool:
         """Take in a file's verified filter; return whether a cache keeps it."""
         kept = self.folder is not None and self.folder.write(stored.name, "filter", data)
-        return kept or self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+        return kept or self.adopt(stored, data)
 
-    def adopt(self, stored: StoredObject, data: bytes) -> None:
-        """Take in a file's verified filter that lay in a summary: in memory alone."""
-        self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+    def adopt(self, stored: StoredObject, data: bytes) -> bool:
+        """Take in a file's verified filter in memory alone, as of a summary; return whether it is kept."""
+        kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
+        # after the filter: who sees the number finds it
+        self.kept += 1
+        return kept
+
+    def whole(self, stored: StoredObject) -> bytes | None:
+        """Return a file's filter where it is in memory."""
+        return self.memory.get((self.index_id, stored.name, _WHOLE), counts_miss=False)
 
     def has(self, stored: StoredObject) -> bool:
         """Return whether the whole filter is in a cache; what lies in the disk cache is verified."""

@@ -169,6 +169,11 @@ class ColdPath:
         self._summary_lock = threading.Lock()
         self._has_summary = False
         self._directories_read = 0
+        # by name, as the compiled core searches them: a `LocalFile` each
+        self.in_core: dict[str, Any] = {}
+        # of the directories and filters that these hold
+        self.core_bytes = 0
+        self.has_folder = folder is not None
 
     def trailer(self, stored: StoredObject) -> Trailer:
         """Return a file's verified trailer; who comes while it is fetched waits, and shares errors, too."""
@@ -257,9 +262,9 @@ class ColdPath:
         finally:
             self._summary_lock.release()
 
-    def known_trailer(self, stored: StoredObject) -> Trailer | None:
+    def known_trailer(self, stored: StoredObject, *, counts_miss: bool = True) -> Trailer | None:
         """Return a file's trailer where it is in memory."""
-        return self.caches.directories.get((self._index_id, stored.name))
+        return self.caches.directories.get((self._index_id, stored.name), counts_miss=counts_miss)
 
     def verified(
         self, stored: StoredObject, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None
@@ -290,6 +295,19 @@ class ColdPath:
                 for some in side_by_side([partial(self._fetch_span, stored, span, damaged) for span in spans]):
                     pieces.update(some)
         return [pieces[run.offset] for run in runs if damaged is None or run.offset not in damaged]
+
+    def block_now(self, stored: StoredObject, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
+        """Return the verified bytes of a run: out of the cache, or, in a tuple, of a local file that was read. None:
+        `verified` has to read them, or to tell what is wrong.
+        """
+        key = self._index_id, stored.name, offset
+        if (block := self.caches.blocks.get(key, counts_miss=False)) is not None:
+            return block
+        data = self.storage.read_now(stored.name, offset, length, stored.size_bytes)
+        if data is None or crc32(data) != crc:
+            return None
+        self.caches.blocks.put(key, data, length)
+        return (data,)
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
         """Return whether a file certainly doesn't hold a key; False where its filter is in no cache."""
@@ -330,6 +348,8 @@ class ColdPath:
     def forget_unnamed(self, named: Container[str]) -> None:
         """Forget what was noted, and cached on disk, of objects that are not among `named`."""
         self.filters.forget_unnamed(named)
+        self.in_core = {name: file for name, file in self.in_core.items() if name in named}
+        self.core_bytes = sum(file.size_bytes for file in self.in_core.values())
         if self._folder is not None:
             self._folder.forget_unnamed(named)
 

@@ -7,50 +7,117 @@ and files that the core declines (damage, slot groups in blocks, long chains). T
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled_views
 from tiered_index.service.answers.rows import MOST_ROWS, PreparedLookup
 from tiered_index.service.catalog.catalog import FileLabel, Handle, label_of
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.log.records import LostObject, StoredObject
+from tiered_index.types import Freshness
 
 if TYPE_CHECKING:
-    from tiered_index._views import View, ViewRows
+    from tiered_index._views import LocalFile, View, ViewRows
+    from tiered_index.service.cold.path import ColdPath
 
-# notes of `View.find`: out of range, needless because of newer answers, left to the caller
-_AWAY, _SKIPPED, _LEFT = -1, -2, -3
+# notes of `View.find`: out of range, left to the caller
+_AWAY, _LEFT = -1, -3
+# ... and skipped
+_SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic"}
+
+
+About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
+"""What the logs of storages had when a view was looked at: their freshness, where they are read alone, and what was
+lost.
+"""
 
 
 class ViewNote(NamedTuple):
-    """The number of rows that a lookup found in a file; None: it skipped the file."""
+    """What a lookup did with a file, how many rows it found, and what requests and bytes it took."""
 
     label: FileLabel
-    rows: int | None
+    outcome: str
+    rows: int
+    spent: tuple[int, int] | None
 
 
 def notes_of(found: ViewRows) -> Iterator[ViewNote]:
     """Yield a note for each file in range, except those that are `left`."""
-    for label, note in zip(found.handles, found.notes, strict=True):
+    spent_by = found.spent_by
+    for number, (label, note) in enumerate(zip(found.handles, found.notes, strict=True)):
         if note not in (_AWAY, _LEFT):
-            yield ViewNote(label, None if note == _SKIPPED else note)
+            yield ViewNote(label, _SKIPPED.get(note, "read"), max(note, 0), spent_by.get(number))
+
+
+class StoredSource:
+    """A stored file or shard as the compiled core reads it: what is known in memory, or lies in a local folder."""
+
+    def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
+        self._cold, self._stored, self._schema = cold, stored, schema
+        self._filters = cold.filters
+        # how many filters had come when it last looked for its own
+        self._seen = -1
+
+    def open(self, file: LocalFile) -> bool:
+        """Give a file its directory and its filter, if they are in memory and there is room for them. Return whether it
+        can be searched and needs no filter first.
+        """
+        filters, stored = self._filters, self._stored
+        if file.is_open and (not stored.filter_length or filters.kept == self._seen):
+            return not filters.is_due(stored)
+        cold = self._cold
+        if not file.is_open:
+            trailer = cold.known_trailer(stored, counts_miss=False)
+            if trailer is None or trailer.metadata.layout.schema != self._schema:
+                return False
+            metadata, groups = trailer.metadata, trailer.directory.group_bytes
+            if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
+                return False
+            ids = metadata.ids_by_topic if metadata.topics else None
+            file.opened(ids, metadata.begin_ms // 1000, metadata.slot_map.base, groups, stored.size_bytes)
+            if (packing := metadata.packing) is not None:
+                file.with_packing(packing.of_keys, packing.for_loops, packing.line.as_numbers)
+            cold.core_bytes += len(groups) + stored.filter_length
+        self._seen = filters.kept
+        if stored.filter_length and (held := filters.whole(stored)) is not None:
+            file.with_filter(held)
+            return True
+        return not filters.is_due(stored)
+
+    def block(self, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
+        """As `ColdPath.block_now`."""
+        return self._cold.block_now(self._stored, offset, length, crc)
+
+    def miss(self, hash64: int) -> None:
+        """Note that a search found nothing."""
+        self._filters.record_miss(self._stored, hash64)
 
 
 class LocalView:
-    """The files of a catalog, `handles`, for lookups of rows of `schema`."""
+    """The files of a catalog, `handles`, for lookups of rows of `schema`. Those in a storage are among them with
+    `stored`, and are searched as far as that takes no request.
+    """
 
-    def __init__(self, schema: Schema, handles: Sequence[Handle]) -> None:
+    def __init__(self, schema: Schema, handles: Sequence[Handle], *, stored: bool = False) -> None:
         core = compiled_views()
         assert core is not None
         growing = [handle for handle in handles if isinstance(handle, UnsealedFile) and not handle.ended]
         rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
-        files = [(_in_core(handle, schema), handle.second_min, handle.second_max) for handle in self.handles]
-        # labels: an answer, which may be kept for long, keeps no file open
-        labels = [handle.label if isinstance(handle, UnsealedFile) else label_of(handle) for handle in self.handles]
+        files, labels = [], []
+        for handle in self.handles:
+            # labels: an answer, which may be kept for long, keeps no file open
+            label = handle.label if isinstance(handle, UnsealedFile) else label_of(handle)
+            for file in _stored_in_core(handle, schema) if stored else [_in_core(handle, schema)]:
+                files.append((file, handle.second_min, handle.second_max))
+                labels.append(label)
         self.core: View = core.View(row_form(schema), files, labels)
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
@@ -79,3 +146,31 @@ def _in_core(handle: Handle, schema: Schema) -> object:
     if isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
         return handle.local.in_core()
     return None
+
+
+def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None]:
+    """Return the core's objects of a file in a storage, or of each shard of a table; [None]: it has none."""
+    if isinstance(handle, CompactedFile) and handle.local is None and handle.stored is not None:
+        return [_of_object(handle.stored.cold, handle.stored.stored, handle.hash, schema)]
+    if isinstance(handle, WindowTable):
+        shards = sorted(handle.shards, key=lambda one: one.part.slot_low)
+        # a giant slot has several shards, each of a time
+        if all(one.part.slot_high <= other.part.slot_low for one, other in itertools.pairwise(shards)):
+            return [_of_object(handle.cold, one, handle.hash, schema) for one in shards]
+    return [None]
+
+
+def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Schema) -> LocalFile | None:
+    # filters in a disk cache are read by pieces
+    if cold.has_folder or (number := HASH_RULES.index(rule)) > 1:
+        return None
+    file: LocalFile | None = cold.in_core.get(stored.name)
+    if file is None:
+        core, shard = compiled_views(), stored.shard
+        assert core is not None
+        slots = None if shard is None else (shard.slots.split, shard.slots.join, shard.slot_low, shard.slot_high)
+        # of a whole file its directory says how many slots it has
+        file = core.LocalFile(row_form(schema), None, None, number, 0, 1 if shard is None else shard.slots.base)
+        file.from_source(StoredSource(cold, stored, schema), stored.second_min, stored.second_max, slots)
+        cold.in_core[stored.name] = file
+    return file

@@ -58,7 +58,7 @@ class WindowTable:
         self.sequence = max(stored.sequence for stored in ordered)
         self.count = sum(stored.count for stored in ordered)
         self.hash = joint_rule(stored.hash for stored in ordered)
-        self._cold = cold
+        self.cold = cold
         # how many shards, from the first, have these topics
         self._topics: tuple[int, frozenset[str]] = (0, frozenset())
         self._lows = [stored.part.slot_low for stored in ordered]
@@ -66,14 +66,14 @@ class WindowTable:
     @property
     def search_bytes(self) -> int:
         """About how many bytes a search reads: of one shard."""
-        return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
+        return max(StorageBytes(self.cold, stored).search_bytes for stored in self.shards)
 
     @property
     def known_topics(self) -> frozenset[str] | None:
         """As `Handle.known_topics`, once the directories of all shards are known."""
         count, names = self._topics
         while count < len(self.shards):
-            topics = StorageBytes(self._cold, self.shards[count]).known_topics
+            topics = StorageBytes(self.cold, self.shards[count]).known_topics
             if topics is None:
                 return None
             count, names = count + 1, names | topics
@@ -86,7 +86,7 @@ class WindowTable:
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """As `Handle.excludes`, by filters."""
         held = self._holding(lookup)
-        if all(self._cold.excludes(stored, lookup.key_hash, lookup.fingerprint) for stored in held):
+        if all(self.cold.excludes(stored, lookup.key_hash, lookup.fingerprint) for stored in held):
             return "filter"
         return None
 
@@ -107,9 +107,9 @@ class WindowTable:
                 and int(rows["second"][lookup.max_count]) > stored.second_max
             ):
                 break
-            if self._cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
+            if self.cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
                 continue
-            source = StorageBytes(self._cold, stored)
+            source = StorageBytes(self.cold, stored)
             found = source.search(lookup)
             schema = source.trailer().metadata.layout.schema
             rows = (
@@ -123,7 +123,7 @@ class WindowTable:
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, unordered; shards side by side, every slot group is read once."""
-        read = [(StorageBytes(self._cold, stored), away) for stored, away in self._excluded(batch)]
+        read = [(StorageBytes(self.cold, stored), away) for stored, away in self._excluded(batch)]
         parts = side_by_side([partial(_search_shard, source, batch, away) for source, away in read])
         damage = tuple([one for part in parts for one in part.damage])
         found = [part for part in parts if len(part.rows)]
@@ -134,7 +134,7 @@ class WindowTable:
 
     def topic_stats(self) -> NamedStats:
         """As `Handle.topic_stats`, from the shards' metadata, read side by side."""
-        trailers = side_by_side([partial(self._cold.trailer, stored) for stored in self.shards])
+        trailers = side_by_side([partial(self.cold.trailer, stored) for stored in self.shards])
         return [one for trailer in trailers for one in trailer.metadata.stats_by_topic()]
 
     def _holding(self, lookup: PreparedLookup) -> list[StoredObject]:
@@ -155,7 +155,7 @@ class WindowTable:
         result = []
         for stored in self.shards:
             shard = stored.part
-            away = StorageBytes(self._cold, stored).away(batch)
+            away = StorageBytes(self.cold, stored).away(batch)
             away |= (slots < shard.slot_low) | (slots >= shard.slot_high)
             if not away.all():
                 result.append((stored, away))

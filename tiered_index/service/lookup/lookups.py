@@ -21,13 +21,13 @@ from tiered_index.service.answers.rows import check_range, check_topic, unseen
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.view import LocalView
+from tiered_index.service.files.view import About, LocalView
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits
 from tiered_index.service.lookup.inventory import Leftovers, du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.query import About, Files, QueryEngine
+from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span

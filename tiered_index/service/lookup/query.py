@@ -41,7 +41,7 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import LocalView, notes_of
+from tiered_index.service.files.view import About, LocalView, notes_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
@@ -86,6 +86,8 @@ class Files(NamedTuple):
         return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
 
 
+# of a view that makes no requests
+_NO_PRICES = PriceTable()
 R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 
@@ -113,7 +115,7 @@ class QueryEngine:
         # of lookups that one view answers whole; None: the compiled core is missing
         self.plain: Answers | None = None
         if (core := compiled_views()) is not None:
-            fields = ViewFields(self.schema, self.form, self.item_type)
+            fields = ViewFields(self.schema, self.form, self.item_type, self.prices)
             bounds = MAX_TOPIC_UNITS // 2, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
             self.plain = core.Answers(QueryResult, fields, *bounds)
 
@@ -420,18 +422,14 @@ class QueryEngine:
             raise _error(scan)
 
 
-About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
-"""What the logs of storages had when a view was looked at: their freshness, where they are read alone, and what was
-lost.
-"""
 NOTHING_LOST: About = (), ()
 
 
 class ViewFields:
     """Makes the fields of answers that one view has whole, when they are looked at. Their `about` is an `About`."""
 
-    def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem]) -> None:
-        self._schema, self._form, self._item_type = schema, form, item_type
+    def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem], prices: PriceTable) -> None:
+        self._schema, self._form, self._item_type, self._prices = schema, form, item_type, prices
 
     def field(self, found: ViewRows, name: str) -> Any:
         """As `LaterFields.field`."""
@@ -446,7 +444,7 @@ class ViewFields:
             case "failed":
                 return ()
             case "explain":
-                return _explained((), (), NOTHING, NOTHING, found.elapsed_ms, 0, found)
+                return _explained((), (), NOTHING, NOTHING, found.elapsed_ms, 0, found, self._prices)
             case "seen":
                 freshness, lost = found.about
                 unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
@@ -513,10 +511,13 @@ def _explained(
     elapsed_ms: float,
     folded: int,
     viewed: ViewRows | None = None,
+    prices: PriceTable = _NO_PRICES,
 ) -> Explain:
     reports = [*(note.report() for note in notes), *outdated]
     if viewed is not None:
-        reports += [FileNote.of_view(note).report() for note in notes_of(viewed)]
+        seen = [FileNote.of_view(note, prices) for note in notes_of(viewed)]
+        reports += [note.report() for note in seen]
+        stats = RequestStats.of(stats, *[note.spent for note in seen if note.spent is not NOTHING])
     if outdated:
         stats = RequestStats.of(stats, *outdated)
     if len(reports) > 1:

@@ -67,12 +67,14 @@ class FileNote(NamedTuple):
     error: str | None = None
 
     @classmethod
-    def of_view(cls, note: ViewNote) -> FileNote:
+    def of_view(cls, note: ViewNote, prices: PriceTable) -> FileNote:
         """Return the note of a file in a view, which is not timed by itself."""
-        label, rows = note
-        outcome = "skipped_budget" if rows is None else "read"
+        label, outcome, rows, spent = note
+        cost = NOTHING if spent is None else RequestStats(*spent, prices.cost_usd({"get_range": spent[0]}, spent[1]))
         interval = label.second_min, label.second_max
-        return cls(label.file_id, label.place, outcome, *interval, label.source, matched=rows or 0)
+        # as of a search in the storage that made no request
+        place = "cache" if outcome == "read" and spent is None and label.place == "storage" else label.place
+        return cls(label.file_id, place, outcome, *interval, label.source, matched=rows, spent=cost)
 
     def report(self) -> FileReport:
         """Return it as explanations have it."""

@@ -32,10 +32,12 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.schema import Schema
+from tiered_index.retention import NOTHING
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.files.view import About, LocalView
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor
@@ -335,6 +337,22 @@ class IndexView(Refreshed):
                 return RootOnly(found, away.freshness)
             refreshed_s = self._refreshed_s
         return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
+
+    def whole(self, begun_s: float) -> tuple[LocalView, About] | None:
+        """Return a view of all files for a lookup that began at `begun_s`, and what is to be said of its answers; None:
+        the log is due, or could not be read, or something has expired, or there is a root.
+        """
+        freshness = self.freshness
+        if freshness is None or self._error is not None or begun_s - self._refreshed_s >= self._interval_s:
+            return None
+        view = self.catalog.present_view
+        if view is None:
+            view = self.catalog.view(partial(LocalView, self.schema, stored=True))
+        # after the files
+        state = self._log.state
+        if state.expired is not NOTHING or self._closed:
+            return None
+        return view, ((freshness,), [(None, one) for one in state.lost.values()] if state.lost else ())
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must check afterwards that the view is still open."""

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,14 @@ from urllib.parse import SplitResult
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.documents import MILLISECONDS, checked, load, record, text
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import (
+    CorruptFile,
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.storage.base import (
     NAME,
     Bytes,
@@ -47,6 +55,9 @@ from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_re
 
 _DESCRIPTION = "upload.json"
 _BLOCK_BYTES = 4 << 20
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# paths of objects that are kept
+_WAYS = 1 << 14
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _UPLOAD = record(lambda name, started_ms: (name, started_ms), name=text(NAME), started_ms=MILLISECONDS)
 _log = logging.getLogger(__name__)
@@ -63,6 +74,7 @@ class LocalStorage(Storage):
         self._files = DurableFiles(self.folder, self._disk)
         self._clock = clock  # that of the file system, in tests
         self._uploads = self.folder / ".%uploads"
+        self._ways: dict[str, str] = {}
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
@@ -94,6 +106,27 @@ class LocalStorage(Storage):
             if start + length > size:
                 raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
             return _read(name, descriptor, start, length)
+
+    def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
+        """As `Storage.read_now`: three system calls, and the way to the file is checked for links once."""
+        if type(self).get_range is not LocalStorage.get_range:
+            return None
+        try:
+            if (path := self._ways.get(name)) is None:
+                if len(self._ways) >= _WAYS:
+                    self._ways.clear()
+                path = self._ways[name] = str(self._path(name))
+            descriptor = os.open(path, _FLAGS)
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+                    return None
+                data = os.pread(descriptor, length, start)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError, TieredIndexError):
+            return None
+        return data if len(data) == length else None
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         check_name(name)
@@ -240,7 +273,7 @@ class LocalStorage(Storage):
             path = self._path(name)
             try:
                 # a pipe in an object's place would be waited for
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                descriptor = os.open(path, _FLAGS)
             except FileNotFoundError as error:
                 raise ObjectNotFound(name, str(self.folder)) from error
             try:

@@ -1,0 +1,151 @@
+"""A reader's lookups of stored files: the core answers them as the search file by file does, costs included."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiered_index
+from tests.support.core import compiled_core, using
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import TieredIndexError
+
+T_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+KEYS = 300
+
+
+@pytest.fixture(scope="module", params=["files", "tables", "rocketmq"])
+def store(request, tmp_path_factory):
+    """The folder of an index in a folder, of files or of window tables."""
+    compiled_core()
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    random_ = random.Random(7)
+    preset = "rocketmq" if request.param == "rocketmq" else "native"
+    uri = (folder / "storage").as_uri()
+    settings: dict[str, Any] = {"preset": preset, "slots": 40, "items": 4_000, "max_late_s": 10**9}
+    with IndexService.open(root=folder / "root", storage=uri, environment=False, **settings) as index:
+        for file in range(5):
+            for _ in range(500):
+                key, topic = random_.randrange(KEYS), random_.choice("ab") if file else "a"
+                at_ms = T_MS + (file // 2) * HOUR_MS + random_.randrange(HOUR_MS)
+                index.put(topic, random_.randrange(3), f"k{key}", random_.randrange(10**9), 7, at_ms)
+            index.seal()
+        index.run_lifecycle()
+    if request.param == "tables":
+        assert tiered_index.merge(uri, window="1h").tables > 1
+    return folder
+
+
+def told(reader: IndexReader[Any], lookup: dict[str, Any]) -> dict[str, Any]:
+    """Return everything that an answer tells, or the error."""
+    try:
+        answer = reader.query(**lookup)
+    except TieredIndexError as error:
+        return {"error": (type(error), str(error))}
+    files = [
+        (one.file, one.place, one.outcome, one.requests, one.bytes, one.cost_usd, one.matched, one.begin_ms, one.end_ms)
+        for one in answer.explain.files
+    ]
+    explain = answer.explain
+    costs = explain.requests, explain.bytes, explain.cost_usd, explain.files_read, explain.files_skipped
+    return {
+        "items": answer.items,
+        "status": (answer.status, answer.cursor, answer.failed),
+        "seen": answer.seen,
+        "files": sorted(files),
+        "costs": costs,
+    }
+
+
+def lookups(seed: int, count: int) -> list[dict[str, Any]]:
+    random_ = random.Random(seed)
+    found = []
+    for _ in range(count):
+        lookup: dict[str, Any] = {
+            "topic": random_.choice(["a", "b", "b", "c"]),
+            "key": f"k{random_.randrange(2 * KEYS)}",
+        }
+        if random_.random() < 0.3:
+            begin_ms = T_MS + random_.randrange(-1, 3) * HOUR_MS + random_.randrange(HOUR_MS)
+            lookup |= {"begin_ms": begin_ms, "end_ms": begin_ms + random_.randrange(2 * HOUR_MS)}
+        found.append(lookup)
+    return found
+
+
+def open_reader(store: Path, **settings: Any) -> IndexReader[Any]:
+    uri = (store / "storage").as_uri()
+    return IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=1, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"filter_after_probes": 1}, {"block_cache_bytes": 0}, {"directory_cache_bytes": 0}]
+)
+def test_answers_and_costs_are_those_of_the_search_file_by_file(store, settings):
+    with open_reader(store, **settings) as one, open_reader(store, **settings) as other:
+        for lookup in lookups(1, 20 if "directory_cache_bytes" in settings else 150):
+            with using(None):
+                expected = told(other, lookup)
+            assert told(one, lookup) == expected
+        if settings.get("block_cache_bytes") != 0:
+            assert one.storage.total.requests == other.storage.total.requests
+            assert one.storage.total.bytes_read == other.storage.total.bytes_read
+        # these are what the core has answered
+        answered = one._engine.plain.complete
+    assert answered > 70 or "directory_cache_bytes" in settings
+
+
+def test_pages_are_those_of_the_search_file_by_file(store):
+    with open_reader(store) as one, open_reader(store) as other:
+        for lookup in lookups(2, 100):
+            with using(None):
+                expected = list(other.query_all(**lookup, max_count=1))
+            found = list(one.query_all(**lookup, max_count=1))
+            # whether a page is proven to be the last one depends on which file was read first
+            assert [page.items for page in found if page.items] == [page.items for page in expected if page.items]
+            assert found[0].seen == expected[0].seen
+        assert one._engine.plain.truncated
+
+
+def test_a_lookup_without_limits_leaves_files_that_one_with_limits_counts(store):
+    with open_reader(store) as reader:
+        for lookup in lookups(3, 40):
+            free, bound = reader.query(**lookup), reader.query(**lookup, max_requests=100)
+            assert free.items == bound.items
+            assert bound.explain.requests == 0
+
+
+@pytest.mark.parametrize("harm", ["changed", "cut", "deleted", "link"])
+def test_harm_of_an_object_is_told_as_before(store, tmp_path, harm):
+    objects = sorted((store / "storage").rglob("*"), key=lambda path: path.stat().st_size)
+    path = next(path for path in reversed(objects) if path.is_file() and "data" in str(path.relative_to(store)))
+    whole = path.read_bytes()
+    with open_reader(store, block_cache_bytes=0) as one, open_reader(store, block_cache_bytes=0) as other:
+        for lookup in lookups(4, 60):
+            one.query(**lookup)
+            with using(None):
+                other.query(**lookup)
+        try:
+            path.unlink()
+            if harm == "link":
+                (tmp_path / "elsewhere").write_bytes(whole)
+                path.symlink_to(tmp_path / "elsewhere")
+            elif harm != "deleted":
+                path.write_bytes(
+                    whole[: len(whole) // 2] if harm == "cut" else bytes(b ^ 1 for b in whole[:4096]) + whole[4096:]
+                )
+            errors = 0
+            for lookup in lookups(5, 60):
+                with using(None):
+                    expected = told(other, lookup)
+                found = told(one, lookup)
+                errors += "error" in expected
+                assert found.get("error") == expected.get("error")
+                assert found.get("items") == expected.get("items")
+            assert errors
+        finally:
+            path.unlink(missing_ok=True)
+            path.write_bytes(whole)
