@@ -23,7 +23,7 @@ PLOTTED = {
     "hot lookup CPU": "lookup, just written, CPU us",
     "settled lookup CPU": "lookup, settled, CPU us",
     "settled lookup p99": "lookup, settled, p99 us",
-    "many CPU": "many keys at once, CPU us a key",
+    "settled many CPU": "1,000 keys at once, CPU us a key",
     "recovery": "opened after SIGKILL, s",
     "memory writing": "peak memory while writing, MiB",
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peers.data import TOPIC
 from tests.benchmarks.peers.protocol import Peer, disk_bytes
-from tiered_index import IndexService, __version__, merge
+from tiered_index import IndexReader, IndexService, __version__, merge
 from tiered_index.format.layout import PRESETS
 from tiered_index.format.names import INDEX_SUFFIX
 
@@ -32,13 +33,16 @@ class Ours(Peer):
 
     name = "tiered_index"
 
+    @property
+    def _storage(self) -> Path:
+        return self.folder / "storage"
+
     @classmethod
     def version(cls) -> str:
         return __version__
 
     def open(self) -> None:
-        self._storage = self.folder / "storage"
-        self._index: IndexService[Any] = IndexService.open(
+        self._index: Any = IndexService.open(
             root=self.folder / "root", storage=f"file://{self._storage}", **files_of(self, "native")
         )
 
@@ -67,6 +71,9 @@ class Ours(Peer):
             self.close()
             self.open()
 
+    def reader(self) -> Peer:
+        return _OursElsewhere(self.folder, self.entries)
+
     def close(self) -> None:
         self._index.close()
 
@@ -79,3 +86,10 @@ class Ours(Peer):
     def offsets_by_key(self, keys: Sequence[str], answer: Any) -> list[list[int]]:
         starts, rows = answer
         return [rows["offset"][starts[at] : starts[at + 1]].tolist() for at in range(len(keys))]
+
+
+class _OursElsewhere(Ours):
+    """A reader of the storage's folder without the writer's root, as another process has it."""
+
+    def open(self) -> None:
+        self._index = IndexReader.open(f"file://{self._storage}")

@@ -95,6 +95,10 @@ class Peer(ABC):
     def stored_bytes(self) -> int:
         """Return how many bytes hold the settled entries."""
 
+    def reader(self) -> Peer | None:
+        """Return another way to look up in the settled store, which is measured beside, not opened yet."""
+        return None
+
     def server_pids(self) -> list[int]:
         """Return the processes that work for this one."""
         return []

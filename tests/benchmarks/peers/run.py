@@ -24,6 +24,7 @@ from tests.benchmarks.peers.worker import Job
 
 __all__ = ["run"]
 
+_MANY = 1_000
 _TOP = Path(__file__).parents[3]
 
 
@@ -70,7 +71,9 @@ def run(
             for name in chosen[seed % len(chosen) :] + chosen[: seed % len(chosen)]:
                 note(f"{entries:,} entries, {per_key} a key, round {seed + 1} of {rounds}: {PEERS[name].name}")
                 with tempfile.TemporaryDirectory(prefix="tiered-index-peers-", dir=parent) as folder:
-                    job = Job(name, "", folder, entries, per_key, commit_entries, lookups, 2 * lookups, seed)
+                    job = Job(
+                        name, "", folder, entries, per_key, commit_entries, lookups, min(_MANY, 2 * lookups), seed
+                    )
                     for figure, value in _life(job, Path(folder)).items():
                         found[name].setdefault(figure, []).append(value)
                 out.parent.mkdir(parents=True, exist_ok=True)
