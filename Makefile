@@ -92,8 +92,9 @@ compiled: $(VENV)/.stamp-test
 ready: $(VENV)/.stamp-test
 	@$(MAKE) --no-print-directory -j 3 lint $(VENV)/spark-classes.jsa compiled
 
+# the lint has seen the prose
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --ignore tests/unit/test_prose.py --durations=15 $(PYTEST_ARGS)
 
 # a virtualenv of its own, beside the other one
 LOWEST := $(VENV)-lowest
@@ -116,8 +117,8 @@ test-native: $(VENV)/.stamp-test ## the compiled core under AddressSanitizer and
 # for example --mutations --all
 NATIVE_ARGS ?=
 
-test-all: ready ## as test, the slow soaks, and the mutants
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
+test-all: ready ## as test, the slow soaks, more examples of Hypothesis, and the mutants
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 # for example --only 'journal-*'; --help shows the rest

@@ -1,5 +1,5 @@
-"""Hypothesis profiles: `default` keeps the suite short, `soak` is for long runs (`HYPOTHESIS_PROFILE=soak`). One S3
-server a process. No test's own process waits for the disk.
+"""Hypothesis profiles, by `HYPOTHESIS_PROFILE`: `default` keeps `make test` short, `thorough` is that of `make
+test-all`, `soak` is for long runs. One S3 server a process. No test's own process waits for the disk.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ _CHECKS = [
     HealthCheck.function_scoped_fixture,
 ]
 
-settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_CHECKS, print_blob=True)
-settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=_CHECKS, print_blob=True)
+settings.register_profile("common", deadline=None, suppress_health_check=_CHECKS, print_blob=True)
+_COMMON = settings.get_profile("common")
+settings.register_profile("default", _COMMON, derandomize=True)
+settings.register_profile("thorough", _COMMON, max_examples=200, derandomize=True)
+settings.register_profile("soak", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # a shell's job in the background ignores Ctrl-C, and so would every program that a test starts and interrupts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

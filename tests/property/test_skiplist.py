@@ -8,7 +8,7 @@ import random
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sortedcontainers import SortedKeyList
 
@@ -39,7 +39,6 @@ class _Oracle:
         return [node for low, high, _, node in self.rows if low <= end and high >= begin]
 
 
-@settings(max_examples=150)
 @given(st.lists(_STEP, max_size=60), st.integers(0, 2**32))
 def test_it_yields_what_a_sorted_list_yields(steps, seed):
     tested, oracle = TimeRangeSkipList(random.Random(seed)), _Oracle()

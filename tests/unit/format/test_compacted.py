@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tiered_index.errors import InvalidArgument
@@ -80,7 +80,6 @@ def naive_bytes(entries, layout, begin_ms, end_ms):
     st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
     st.sampled_from(sorted(LAYOUTS)), st.integers(1, 130),
 )  # fmt: skip
-@settings(max_examples=150)
 def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kind, chunk):
     preset, schema = LAYOUTS[kind]
     layout = Layout(preset, schema, slots, count + 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core import compiled_core
@@ -100,7 +100,6 @@ def anything(draw: st.DrawFn) -> tuple[Packing, Any]:
     return Packing(schema, slots.base, line), items
 
 
-@settings(max_examples=150)
 @given(anything())
 def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
     packing, items = packed
@@ -113,7 +112,6 @@ def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
         assert unpack(packing, data, len(items), key_hash).tobytes() == items[hashes == key_hash].tobytes()
 
 
-@settings(max_examples=150)
 @given(anything(), st.lists(st.integers(1, 9), max_size=40), st.data())
 def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: list[int], data: st.DataObject) -> None:
     packing, items = packed
@@ -148,7 +146,6 @@ def test_no_runs_have_no_items() -> None:
     assert [part.tolist() for part in asked_of(packing, [], packing.ranks_of(np.array([3], np.int32)))] == [[], []]
 
 
-@settings(max_examples=100)
 @given(anything(), st.data())
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
     """No CRC32 can be trusted against intent: whatever the bytes are, there is an error of ours, or items."""

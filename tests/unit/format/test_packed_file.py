@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import SMALL, parts, verify
@@ -35,7 +35,6 @@ def items_of(data):
     st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
     st.sampled_from(NATIVES), st.integers(1, 130), st.sampled_from([64, GROUP_BYTES]),
 )  # fmt: skip
-@settings(max_examples=150)
 def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kind, chunk, group_bytes):
     layout = Layout(*LAYOUTS[kind], slots, count + 1)
     with pytest.MonkeyPatch.context() as patch:

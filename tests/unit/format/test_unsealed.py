@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import unsealed_image
@@ -52,7 +52,6 @@ def columns(count):
 
 
 @given(rows, st.integers(1, 50), st.lists(st.integers(0, 80)), st.integers(0, 3))
-@settings(max_examples=200)
 def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, len(rows) + 1 + spare))
     naive = NaiveFile(slots)

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.merging import DAY_S, Merging
@@ -27,7 +27,6 @@ EXTENDED = Schema(
 small = st.integers(0, 2)
 
 
-@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(

@@ -114,7 +114,7 @@ def pages(ask: Ask, max_count: int, **question: Any) -> Iterator[QueryResult]:
         assert page.status == "truncated"
 
 
-@pytest.mark.parametrize(("hot", "cold"), [(7000, 1000), (ENTRIES, ENTRIES)])
+@pytest.mark.parametrize(("hot", "cold"), [(30_000, 9_000), (ENTRIES, ENTRIES)])
 def test_the_whole_answer_comes_through_pages_hot_and_cold(
     giant: Giant, whole: list[Answer], hot: int, cold: int
 ) -> None:
