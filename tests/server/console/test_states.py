@@ -128,6 +128,13 @@ def test_partial(opened, folder, made, tmp_path):
         # beside the list, where there is room
         boxes = [page.locator(one).bounding_box() for one in ("#entries", "#missing")]
         assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"] and abs(boxes[1]["y"] - boxes[0]["y"]) < 40
+        # a message with all its fields
+        page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+        rows(page).first.get_by_role("button").first.click()
+        page.locator("#message").get_by_text("All fields").click()
+        expect(page.locator("#message table th").first).to_be_visible()
+        assert fits(page) and page.evaluate(CLIPPED) == []
+        page.screenshot(path=folder / "message-390-dark.png", full_page=True)
         search(page, "orders", "order-7")
         expect(missing).to_be_empty()
 

@@ -90,6 +90,7 @@ function published({ source, as_of_ms: ms, not_asked: why }) {
 }
 
 function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
+  find("no-figures").hidden = figures.length > 0;
   for (const figure of figures) {
     if (!charts.has(figure.title)) charts.set(figure.title, boxOf(figure));
     const { box, now, verdict, line } = charts.get(figure.title);
