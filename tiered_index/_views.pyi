@@ -28,8 +28,14 @@ class LocalFile:
         self, source: Any, second_min: int, second_max: int, slots: tuple[int, int, int, int] | None = None
     ) -> LocalFile: ...
     def opened(
-        self, ids: dict[str, frozenset[int]] | None, begin_s: int, slots: int, groups: UInt8, size: int
-    ) -> LocalFile: ...
+        self,
+        ids: dict[str, frozenset[int]] | None,
+        begin_s: int,
+        slots: int,
+        groups: UInt8,
+        size: int,
+        packing: tuple[int, Int64, Int64] | None = None,
+    ) -> bool: ...
     def with_filter(self, held: bytes) -> None: ...
     @property
     def is_open(self) -> bool: ...

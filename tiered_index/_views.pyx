@@ -595,28 +595,36 @@ cdef class LocalFile:
             self.file.is_shard = True
             if not 0 < self.file.split <= <int64_t>1 << 31 or not 0 < self.file.join <= <int64_t>1 << 31:
                 fail("slots are split or joined")
-            if not 0 <= self.file.slot_low < self.file.slot_high:
+            # a directory has slots as numbers of 32 bits
+            if not 0 <= self.file.slot_low < self.file.slot_high <= <int64_t>1 << 32:
                 fail("a shard has slots")
         self.source, self.file.stored = source, True
         self.file.second_min, self.file.second_max = second_min, second_max
         return self
 
-    def opened(self, dict ids, int64_t begin_s, int64_t slots, groups, int64_t size):
-        """Give a file in a storage of `size` bytes its topics, its base slots and its directory's groups."""
-        if self.file.kind or not self.file.stored or not 0 < slots <= 0x7FFFFFFF:
-            fail("it is a file of another kind")
+    def opened(self, dict ids, int64_t begin_s, int64_t slots, groups, int64_t size, tuple packing=None):
+        """Give a file in a storage of `size` bytes its topics, base slots, directory's groups, and arguments of
+        `with_packing`; return whether it was not open before.
+        """
+        cdef const uint8_t[::1] rows = groups
+        if not self.file.stored or not 0 < slots <= 0x7FFFFFFF or size < 0:
+            fail("a file in a storage has slots")
         if self.file.is_shard and slots != self.file.slots:
             fail("a shard has other slots than its table")
+        if not rows.shape[0] or rows.shape[0] % GROUP:
+            fail("a directory has groups")
+        if self.file.kind:
+            return False
+        if packing is not None:
+            of_keys, self.columns, self.line = packing
+            set_columns(&self.file.columns, self.columns, of_keys, self.line, slots, self.form.item_size)
+        self.ids, self.file.begin_s, self.file.size, self.groups = ids, begin_s, size, rows
+        self.file.group_count, self.file.groups = rows.shape[0] // GROUP, &self.groups[0]
         if not self.file.is_shard:
             self.file.slots = self.file.slot_high = slots
-        self.ids, self.file.begin_s, self.file.size = ids, begin_s, size
-        self.groups = groups
-        self.file.group_count = self.groups.shape[0] // GROUP
-        if not self.file.group_count or self.groups.shape[0] % GROUP or size < 0:
-            fail("a directory has groups")
-        self.file.groups = &self.groups[0]
-        self.file.kind = PLAIN
-        return self
+        # last: another thread may search it from here on
+        self.file.kind = PLAIN if packing is None else PACKED
+        return True
 
     def with_filter(self, bytes held not None):
         """Give a file in a storage its filter, which has matched its checksum."""

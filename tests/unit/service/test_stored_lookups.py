@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,71 @@ def test_harm_of_an_object_is_told_as_before(store, tmp_path, harm):
         finally:
             path.unlink(missing_ok=True)
             path.write_bytes(whole)
+
+
+def test_a_file_that_two_threads_open_is_opened_once(store):
+    """A second opening changes nothing: the first one's lookups may be under way."""
+    with open_reader(store) as reader:
+        first = [reader.query(**lookup).items for lookup in lookups(6, 60)]
+        cold = reader._cold_paths[0]
+        files = [file for file in cold.in_core.values() if file.is_open]
+        assert files
+        before = cold.core_bytes
+        for view in [reader._views[0].catalog.present_view]:
+            for handle in view.handles:
+                for stored in [handle.stored.stored] if hasattr(handle, "stored") else handle.shards:
+                    trailer = cold.trailer(stored)
+                    metadata, groups = trailer.metadata, trailer.directory.group_bytes
+                    slots = metadata.slot_map.base
+                    assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
+        assert cold.core_bytes == before
+        assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first
+
+
+def test_threads_that_look_up_while_the_view_changes(tmp_path):
+    """Files appear and become window tables; each lookup finds what was published before it began."""
+    compiled_core()
+    uri = (tmp_path / "storage").as_uri()
+    settings: dict[str, Any] = {"slots": 40, "items": 1_000, "background": False, "max_late_s": 10**9}
+    failures: list[object] = []
+    published = 0
+    with IndexService.open(root=tmp_path / "root", storage=uri, environment=False, **settings) as index:
+
+        def publish(file: int) -> int:
+            for key in range(20):
+                index.put("t", 0, f"k{key}", 100 * file + key, 7, T_MS + file * 60_000)
+            index.seal()
+            index.run_lifecycle()
+            return file + 1
+
+        published = publish(0)
+        with IndexReader.open(uri, environment=False, refresh_interval_s=10**6, query_threads=2) as reader:
+            done = threading.Event()
+
+            def look(seed: int) -> None:
+                random_ = random.Random(seed)
+                try:
+                    while not done.is_set():
+                        least, key = published, random_.randrange(20)
+                        found = [item.offset for item in reader.query("t", f"k{key}").items]
+                        whole = [100 * file + key for file in reversed(range(len(found)))]
+                        if found != whole or len(found) < least or len(reader.query("t", f"x{key}").items):
+                            failures.append((key, found, least))
+                except Exception as error:  # noqa: BLE001 told by the test's own thread
+                    failures.append(error)
+
+            threads = [threading.Thread(target=look, args=(seed,)) for seed in range(3)]
+            for thread in threads:
+                thread.start()
+            try:
+                for file in range(1, 8):
+                    shown = publish(file)
+                    if file % 3 == 0:
+                        tiered_index.merge(uri, window="1h")
+                    reader.refresh()
+                    published = shown
+            finally:
+                done.set()
+                for thread in threads:
+                    thread.join(60)
+    assert not failures, failures[:3]

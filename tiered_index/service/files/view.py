@@ -80,10 +80,14 @@ class StoredSource:
             if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
                 return False
             ids = metadata.ids_by_topic if metadata.topics else None
-            file.opened(ids, metadata.begin_ms // 1000, metadata.slot_map.base, groups, stored.size_bytes)
-            if (packing := metadata.packing) is not None:
-                file.with_packing(packing.of_keys, packing.for_loops, packing.line.as_numbers)
-            cold.core_bytes += len(groups) + stored.filter_length
+            packing = metadata.packing
+            packed = None if packing is None else (packing.of_keys, packing.for_loops, packing.line.as_numbers)
+            begin_s, slots = metadata.begin_ms // 1000, metadata.slot_map.base
+            try:
+                if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):
+                    cold.core_bytes += len(groups) + stored.filter_length
+            except ValueError:  # of wrong meaning: the search file by file tells it
+                return False
         self._seen = filters.kept
         if stored.filter_length and (held := filters.whole(stored)) is not None:
             file.with_filter(held)
