@@ -18,6 +18,7 @@ from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
 from tests.benchmarks.machine.setting import ColdAmounts
 from tests.benchmarks.machine.writing import COMPACT, PAUSE, PUT, UPLOAD
 from tests.benchmarks.running import Items, Out, Preset, Quick, RootDir, Rounds, Slots, check_places, layout_of, measure
+from tests.benchmarks.scale import scale
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
 from tests.benchmarks.soak import soak
 from tests.benchmarks.spark import Spark
@@ -85,6 +86,8 @@ def benchmarks(
       python -m tests.benchmarks soak --help
 
       python -m tests.benchmarks drill
+
+      python -m tests.benchmarks scale
     """
     check_places(session, suites, {"cold": check_storage, "spark": place_of_uri})
     names = _chosen(session, suites)
@@ -125,7 +128,12 @@ def _program(function: Any) -> typer.Typer:
 
 app = _program(benchmarks)
 # programs with options of their own
-PROGRAMS = {"cold-peers": _program(cold_peers), "drill": _program(drill), "soak": _program(soak)}
+PROGRAMS = {
+    "cold-peers": _program(cold_peers),
+    "drill": _program(drill),
+    "scale": _program(scale),
+    "soak": _program(soak),
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

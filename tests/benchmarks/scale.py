@@ -1,0 +1,291 @@
+"""`python -m tests.benchmarks scale`: what an index of many objects costs, without their entries.
+
+The log, the checkpoint, the catalog, the skip list, and the plans of merges, expiry and orphans are the real ones. Only
+the objects are synthetic: the log names them, and they are empty. Nothing here reads an entry. Each phase runs in a new
+process, so that its memory counts. CPU times are medians, in seconds or microseconds as named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tests.benchmarks.machine.setting import scratch
+from tests.benchmarks.running import Out, RootDir
+from tests.support.log_records import publish
+from tiered_index import IndexReader
+from tiered_index.cli.session import Session, command
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.format.slots import SlotMap
+from tiered_index.retention import Retention
+from tiered_index.service.lifecycle.expiry import plan_expiry
+from tiered_index.service.lifecycle.orphans import find_orphans
+from tiered_index.service.log.log import Checkpoints, StorageLog
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
+from tiered_index.service.log.state import LogState
+from tiered_index.service.merge.plan import plan_merge
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.prices import PriceTable
+
+_DAY_S = 86_400
+_YEARS = 10
+_BEGIN_S = 1_480_000_000 // (30 * _DAY_S) * 30 * _DAY_S
+_END_S = _BEGIN_S + _YEARS * 365 * _DAY_S
+# of all objects: daily tables of the last two windows, and files of the last day; the rest are shards of 30 days
+_DAYS, _DAILY_SHARE, _FILE_SHARE = 60, 0.1, 0.05
+_LONG_S = 30 * _DAY_S
+_ENTRIES, _BYTES = 1_000_000, 14_000_000
+_REPEATED = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: what it is, its unit, and its value at each size."""
+
+    name: str
+    unit: str
+    value: float
+
+
+def synthetic_objects(count: int, base: int) -> Iterator[StoredObject]:
+    """Yield about `count` objects of ten years, the oldest first: shards of 30 days, then of days, then files."""
+    files = max(1, int(count * _FILE_SHARE))
+    daily = max(_DAYS, int(count * _DAILY_SHARE))
+    days_begin_s = _END_S - _DAYS * _DAY_S
+    windows = (days_begin_s - _BEGIN_S) // _LONG_S
+    numbers = itertools.count()
+    yield from _tables(numbers, windows, max(1, (count - daily - files) // windows), _BEGIN_S, _LONG_S, base)
+    # those of the last day are files yet
+    yield from _tables(numbers, _DAYS - 1, max(1, daily // _DAYS), days_begin_s, _DAY_S, base)
+    for number in range(files):
+        begin_s = _END_S - _DAY_S + number * _DAY_S // files
+        yield _object(next(numbers), begin_s, begin_s + _DAY_S // files, None)
+
+
+def _tables(
+    numbers: Iterator[int], windows: int, shards: int, begin_s: int, window_s: int, base: int
+) -> Iterator[StoredObject]:
+    for window in range(windows):
+        first_s = begin_s + window * window_s
+        for shard in range(shards):
+            low, high = (base * (shard + step) // shards for step in (0, 1))
+            part = TableShard(f"{window_s:016x}{window:016x}", first_s, window_s, SlotMap(base), low, high, "writer")
+            yield _object(next(numbers), first_s, first_s + window_s - 1, part)
+
+
+def _object(number: int, second_min: int, second_max: int, shard: TableShard | None) -> StoredObject:
+    file_id = f"{number:032x}"
+    return StoredObject(
+        name=f"data/{file_id}/{number * 0x9E3779B97F4A7C15 % 2**64:016x}",
+        file_id=file_id,
+        lane="main",
+        sequence=number,
+        second_min=second_min,
+        second_max=second_max,
+        count=_ENTRIES,
+        size_bytes=_BYTES,
+        trailer_position=_BYTES - 1_700_000,
+        filter_length=1 << 20,
+        directory_length=600_000,
+        metadata_length=2_000,
+        published_ms=second_max * 1000,
+        shard=shard,
+    )
+
+
+def _cpu_s(call: Callable[[], object], times: int = 1) -> float:
+    taken = []
+    for _ in range(times):
+        begun = time.process_time()
+        call()
+        taken.append(time.process_time() - begun)
+    return statistics.median(taken)
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def _written(folder: str, count: int) -> list[Row]:
+    """Write the log of about `count` objects, and their empty objects; return what the writer's plans cost."""
+    layout = IndexConfig.load(environment=False).geometry()
+    storage = LocalStorage(folder)
+    log = StorageLog(storage, SystemClock())
+    log.create(IndexDescriptor("0" * 32, layout, "scale"))
+    epoch = log.claim_epoch()
+    objects = tuple(synthetic_objects(count, layout.slots))
+    number = log.state.number + 1
+    data = LogRecord(number, "publish", epoch, "0" * 16, 0, objects, previous=log.state.digest).encode()
+    storage.put_if_absent(log_name(number), data)
+    state = log.state.apply(LogRecord.decode(data, log_name(number)), log_name(number))
+    checkpoint = state.encode()
+    storage.put(checkpoint_name(state.number, state.digest), checkpoint)
+    for stored in objects:
+        path = Path(folder) / stored.name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    apart = Checkpoints(storage).records_behind(len(checkpoint))
+    return [
+        Row("objects in the log", "", len(objects)),
+        Row("entries they stand for", "", sum(stored.count for stored in objects)),
+        Row("checkpoint", "MB", len(checkpoint) / 1e6),
+        Row("checkpoint: of one object", "bytes", len(checkpoint) / len(objects)),
+        Row("checkpoints written a record", "MB", len(checkpoint) / 1e6 / apart),
+        Row("plan a merge into 30 days", "CPU s", _cpu_s(partial(_plan_merge, state))),
+        Row("plan an expiry after 5 years", "CPU s", _cpu_s(partial(_plan_expiry, state))),
+    ]
+
+
+def _plan_merge(state: LogState) -> object:
+    return plan_merge(state, window_s=_LONG_S, now_s=_END_S + _DAY_S)
+
+
+def _plan_expiry(state: LogState) -> object:
+    return plan_expiry(Retention(age_s=5 * 365 * _DAY_S), state, _END_S * 1000)
+
+
+def _opened(folder: str, _: int) -> list[Row]:
+    """Open a reader, as a new process does, and choose files."""
+    storage, before = LocalStorage(folder), _resident_mib()
+    begun = time.process_time()
+    reader = IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6)
+    rows = [
+        Row("open a reader", "CPU s", time.process_time() - begun),
+        Row("open a reader: requests", "", reader.storage.total.requests),
+        Row("open a reader: memory kept", "MiB", _resident_mib() - before),
+        Row("open a reader: peak memory", "MiB", _peak_mib() - before),
+    ]
+    prices = PriceTable()
+    begin_s = _END_S - 400 * _DAY_S
+    for name, low, length_s in (
+        ("a minute", begin_s, 60),
+        ("a day", begin_s, _DAY_S),
+        ("ten years", _BEGIN_S, _END_S - _BEGIN_S),
+    ):
+        choose = partial(reader._views[0].catalog.overlapping, low, low + length_s - 1)
+        found = choose()
+        # a slot group each, where every filter lets the key pass
+        most_usd = prices.cost_usd({"get_range": len(found)}, 0) * 1e6
+        rows += [
+            Row(f"choose files of {name}", "CPU us", _cpu_s(choose, 21) * 1e6),
+            Row(f"files and tables of {name}", "", len(found)),
+            Row(f"a million lookups of {name}, at most", "USD", most_usd),
+        ]
+    reader.close()
+    return rows
+
+
+def _orphans(folder: str, _: int) -> list[Row]:
+    """Look for orphans: every object is listed."""
+    storage = LocalStorage(folder)
+    log = StorageLog(storage, SystemClock())
+    log.open()
+    before = _resident_mib()
+    cpu_s = _cpu_s(partial(find_orphans, storage, log))
+    return [
+        Row("find orphans", "CPU s", cpu_s),
+        Row("find orphans: more peak memory", "MiB", max(0.0, _peak_mib() - before)),
+    ]
+
+
+def _refreshed(folder: str, _: int) -> list[Row]:
+    """Append records, and read each in a reader."""
+    storage = LocalStorage(folder)
+    reader = IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6)
+    log = StorageLog(LocalStorage(folder), SystemClock())
+    epoch = log.open().epoch
+    appended, refreshed = [], []
+    for number in range(_REPEATED):
+        stored = _object((1 << 40) + number, _END_S, _END_S + 1, None)
+        appended.append(_cpu_s(partial(publish, log, epoch, (stored,))))
+        refreshed.append(_cpu_s(reader.refresh))
+    reader.close()
+    return [
+        Row("append a record", "CPU ms", statistics.median(appended) * 1e3),
+        Row("refresh after one record", "CPU ms", statistics.median(refreshed) * 1e3),
+    ]
+
+
+_PHASES: tuple[Callable[[str, int], list[Row]], ...] = (_written, _opened, _orphans, _refreshed)
+
+
+def measured(folder: Path, count: int) -> list[Row]:
+    """Return the figures of an index of about `count` objects, each phase in a new process."""
+    context = multiprocessing.get_context("spawn")
+    rows: list[Row] = []
+    for phase in _PHASES:
+        with context.Pool(1) as pool:
+            rows += pool.apply(phase, (str(folder), count))
+    return rows
+
+
+@command
+def scale(
+    session: Session,
+    objects: Annotated[
+        list[int] | None, typer.Option(min=1_000, help="How many objects; several times. Default: 1000 10000 100000.")
+    ] = None,
+    root_dir: RootDir = None,
+    out: Out = None,
+) -> int:
+    """Measure what an index costs as its objects grow in number: opening, refreshing, planning, memory.
+
+    The objects are synthetic: a log names them, and they are empty. A hundred billion entries are 100,000 objects of
+    a million entries. Each size runs in a process of its own.
+
+    [bold]Examples[/bold]
+
+      python -m tests.benchmarks scale
+
+      python -m tests.benchmarks scale --objects 1000 --objects 1000000 --out scale.json
+    """
+    if session.root is not None or session.storage is not None or session.config_file is not None:
+        raise InvalidArgument("scale measures an index of its own: give no --root, --storage or --config")
+    sizes = sorted(set(objects or (1_000, 10_000, 100_000)))
+    columns: list[list[Row]] = []
+    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    with session.progress("measuring", len(sizes)) as progress, scratch(base) as folder:
+        for size in sizes:
+            columns.append(measured(folder / str(size), size))
+            progress.update(len(columns), f"{size:,} objects")
+    document: dict[str, Any] = {
+        "sizes": sizes,
+        "rows": [
+            {"name": row[0].name, "unit": row[0].unit, "values": [one.value for one in row]}
+            for row in zip(*columns, strict=True)
+        ],
+    }
+    if out is not None:
+        out.write_text(json.dumps(document, indent=1) + "\n")
+    session.out.answer(document)
+    session.out.table(
+        ("figure", "unit", *(f"{size:,}" for size in sizes)),
+        [(row["name"], row["unit"], *map(_cell, row["values"])) for row in document["rows"]],
+        title="an index of so many objects",
+        right=" ".join(f"{size:,}" for size in sizes),
+    )
+    return 0
+
+
+def _cell(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
