@@ -16,7 +16,8 @@ from tiered_index import IndexItem, IndexService
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.handlers import Handlers
-from tiered_index.server.memory import CountedMessages, MemoryBudget, PacedResponse, Reservation, entries_bytes
+from tiered_index.server.memory import CountedMessages, MemoryBudget, Reservation, entries_bytes
+from tiered_index.server.pacing import PacedResponse
 from tiered_index.server.problems import Refused
 from tiered_index.storage.prices import PriceTable
 

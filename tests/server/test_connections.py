@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 from types import SimpleNamespace
 
@@ -14,9 +15,9 @@ from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, serving
 from tiered_index import IndexService
 from tiered_index.server import listening
-from tiered_index.server.gate import Pace
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, in_background
+from tiered_index.server.pacing import Pace
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
@@ -223,18 +224,12 @@ def test_who_goes_on_taking_a_large_answer_gets_it(rates, is_stream, ended):
     assert connection._pace.is_slow == (is_stream and 100 in rates)
 
 
-def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
-    paused = listening._Connection.pause_writing
-
-    def slow(connection):
-        paused(connection)
-        connection._pace.is_slow = True
-
-    monkeypatch.setattr(listening._Connection, "pause_writing", slow)
-    count, at = 20_000, {"begin_ms": 1_762_000_000_000}
-    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "s").as_uri(), background=False) as index:
-        columns = {"queue_id": 0, "size": 1, "timestamp_ms": at["begin_ms"]}
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """An index with 20,000 entries of one key and second."""
+    folder, count = tmp_path_factory.mktemp("many"), 20_000
+    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
+        columns = {"queue_id": 0, "size": 1, "timestamp_ms": 1_762_000_000_000}
         index.put_batch(
             {
                 "topic": ["orders"] * count,
@@ -243,16 +238,64 @@ def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(tmp_pat
                 **{name: np.full(count, value) for name, value in columns.items()},
             }
         )
-        with serving(index) as client, socket.socket() as asking:
-            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            asking.settimeout(PATIENCE_S)
-            asking.connect((client.base_url.host, client.base_url.port))
-            asked = b"GET /v1/query?topic=orders&key=k&all=true&max_count=2000"
-            asking.sendall(asked + HOST + b"Accept: application/x-ndjson\r\nConnection: close\r\n\r\n")
-            lines = [json.loads(line) for line in rest(asking).splitlines() if line.startswith(b'{"')]
-            last = lines.pop()
-            assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
-            assert 0 < len(lines) < count
-            # it goes on from there
-            more = client.get("/v1/query", params={"topic": "orders", "key": "k", "cursor": last["cursor"]}).json()
-            assert more["items"][0]["offset"] == lines[-1]["offset"] - 1
+        yield index
+
+
+@pytest.fixture
+def slow(many, monkeypatch):
+    """A client, and a function that sends a request on a connection whose client is slow, and returns the answer."""
+    monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
+    paused = listening._Connection.pause_writing
+
+    def pause(connection):
+        paused(connection)
+        connection._pace.is_slow = True
+
+    monkeypatch.setattr(listening._Connection, "pause_writing", pause)
+    with serving(many) as client:
+
+        def ask(request: bytes, accept: bytes, body: bytes = b"") -> bytes:
+            with socket.socket() as asking:
+                asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                asking.settimeout(PATIENCE_S)
+                asking.connect((client.base_url.host, client.base_url.port))
+                head = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+                asking.sendall(
+                    request + HOST + b"Accept: " + accept + b"\r\nConnection: close\r\n" + head + b"\r\n" + body
+                )
+                return rest(asking)
+
+        yield client, ask
+
+
+def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(slow):
+    client, ask = slow
+    got = ask(b"GET /v1/query?topic=orders&key=k&all=true&max_count=2000", b"application/x-ndjson")
+    lines = [json.loads(line) for line in got.splitlines() if line.startswith(b'{"')]
+    last = lines.pop()
+    assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
+    assert 0 < len(lines) < 20_000
+    # it goes on from there
+    more = client.get("/v1/query", params={"topic": "orders", "key": "k", "cursor": last["cursor"]}).json()
+    assert more["items"][0]["offset"] == lines[-1]["offset"] - 1
+
+
+def test_one_document_that_is_taken_too_slowly_ends_so_too_and_is_no_document(slow):
+    _, ask = slow
+    lookups = json.dumps({"lookups": [{"topic": "orders", "key": "k", "max_count": 1000}] * 20}).encode()
+    for request, body in (
+        (b"GET /v1/query?topic=orders&key=k&max_count=10000", b""),
+        (b"POST /v1/query:batch", lookups),
+    ):
+        head, _, got = ask(request, b"application/json", body).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head.lower()
+        # its chunks have lines of their own
+        (last,) = [json.loads(line) for line in got.splitlines() if line.startswith(b'{"error')]
+        assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
+        document = b"".join(line for line in got.split(b"\r\n") if not re.fullmatch(rb"[0-9a-f]*", line))
+        with pytest.raises(ValueError):
+            json.loads(document)
+    # of lines all but the last one are whole
+    got = ask(b"POST /v1/query:batch", b"application/x-ndjson", lookups).partition(b"\r\n\r\n")[2]
+    lines = b"".join(line for line in got.split(b"\r\n") if not re.fullmatch(rb"[0-9a-f]*", line)).splitlines()
+    assert [sorted(json.loads(line)) for line in lines][-1] == ["error"] and 1 < len(lines) <= 20

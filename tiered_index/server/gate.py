@@ -44,20 +44,8 @@ _MOST_BODIES = 16
 _BUSY_RETRY_S = 1
 TARGET = "tiered_index.target"
 """The extension of a scope that has the target of a request that names a host in it."""
-PACE = "pace"
-"""The part of a scope's state that has the `Pace` of its connection."""
 Observe = Callable[[str, str, int, float], None]
 """Is told of each request: route, method, status, seconds."""
-
-
-@dataclass
-class Pace:
-    """What connection and stream tell each other: whether the client takes too little, and whether the answer is a
-    stream, which can say so in its last line. The event loop's.
-    """
-
-    is_slow: bool = False
-    is_stream: bool = False
 
 
 @dataclass

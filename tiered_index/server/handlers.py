@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tiered_index.server.calls import Allowance, Calls, while_there
-from tiered_index.server.memory import MemoryInUse, PacedResponse, Reservation
+from tiered_index.server.memory import MemoryInUse, Reservation
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.pacing import PacedResponse
 from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served

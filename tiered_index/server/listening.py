@@ -25,7 +25,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import SetupUnavailable
-from tiered_index.server.gate import PACE, TARGET, Pace
+from tiered_index.server.gate import TARGET
+from tiered_index.server.pacing import PACE, Pace
 from tiered_index.server.problems import Problem, Redaction, Refused
 
 _REFUSED = {

@@ -24,7 +24,6 @@ from tiered_index.rocketmq.remoting.browsing import Browsed, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance, Calls
-from tiered_index.server.gate import PACE, Pace
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.memory import (
     MESSAGE_FACTOR,
@@ -35,6 +34,7 @@ from tiered_index.server.memory import (
     parsed_bytes,
 )
 from tiered_index.server.metrics import Metrics
+from tiered_index.server.pacing import PACE, Pace
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics

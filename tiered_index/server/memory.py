@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
 from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import Refused
 from tiered_index.service.lookup.messages import Fetched, MessageSource
@@ -36,8 +33,6 @@ SEEN_BYTES = 256
 _PARTS = 8
 _WAIT_S = 5.0
 _RETRY_S = 1
-# An answer is handed over in pieces of this size, each once the client has taken most of the one before it.
-_PIECE_BYTES = 256 << 10
 
 
 def entries_bytes(counts: Iterable[tuple[str, int]]) -> int:
@@ -194,18 +189,3 @@ class CountedMessages:
 def _no_memory_left() -> Refused:
     error = "the answers that are under way leave no room for this one; try again, a stream from its cursor"
     return Refused(503, error, retry_after_s=_RETRY_S)
-
-
-class PacedResponse(Response):
-    """An answer that is handed over as its client takes it, so that what is held of it is what is counted."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        body, end = memoryview(self.body), len(self.body)
-        for at in range(0, end, _PIECE_BYTES) or (0,):
-            piece = body[at : at + _PIECE_BYTES] if end > _PIECE_BYTES else self.body
-            goes_on = at + _PIECE_BYTES < end
-            await send({"type": "http.response.body", "body": piece, "more_body": goes_on})
-            if goes_on:
-                # the loop's turn, in which it notes that a connection is lost: each piece sent on it is a warning
-                await asyncio.sleep(0)
