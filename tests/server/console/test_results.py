@@ -146,6 +146,11 @@ def test_one_steps_from_message_to_message(opened, shop):
     rows(page).first.get_by_role("button").click()
     expect(page.get_by_role("button", name="Previous message")).to_be_disabled()
     check_access(page)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert fits(page)
+    # the buttons lie over nothing
+    bottom = page.locator("#message-buttons").evaluate("one => one.getBoundingClientRect().bottom")
+    assert bottom <= page.locator("#message-content").evaluate("one => one.getBoundingClientRect().top")
 
 
 def test_what_is_shown_can_be_saved(opened, shop):
