@@ -62,3 +62,23 @@ def find_one(
     line: Int64,
     items: UInt8,
 ) -> int: ...
+
+class PutRows:
+    keys: list[str]
+    data: bytearray
+    size_bytes: int
+    def __init__(
+        self,
+        topics: dict[str, int],
+        row_size: int,
+        rows: int,
+        room: int,
+        room_bytes: int,
+        longest_key: int,
+        last_ms: int,
+    ) -> None: ...
+    def add(
+        self, topic: object, queue_id: object, key: object, offset: object, size: object, timestamp_ms: object
+    ) -> bool: ...
+    def extend(self, keys: list[str], row: bytes, size_bytes: int) -> bool: ...
+    def close(self) -> None: ...

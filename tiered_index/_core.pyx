@@ -6,7 +6,15 @@ Callers reach them through `tiered_index.kernels`. Every loop releases the inter
 arguments once, before it reads them. Arithmetic is modulo 2**64. `data` are bytes of entries or items of `size` bytes
 each, of which the key's hash is the first column. Stored numbers are big-endian.
 """
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.dict cimport PyDict_GetItem
+from cpython.list cimport PyList_Append
+from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_GET_LENGTH
 from libc.stdlib cimport calloc, free, labs, malloc, qsort
 from libc.string cimport memcpy
 
@@ -16,8 +24,14 @@ ctypedef fused Unit:
     uint8_t
     uint16_t
 
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object, int *) except? -1
+
 cdef enum:
     TABLE = 1 << 13
+    # bytes of a message's row without further columns, and what it takes in memory, without its key
+    MESSAGE = 28
+    ROW_BYTES = 160
 
 
 def hash_rows(
@@ -754,3 +768,87 @@ def find_one(
         &words[0], words.shape[0], begin, size, count, most, &wanted, 1, &of,
         &items[0, 0] if items.shape[0] else NULL, items.shape[1], items.shape[0],
     )
+
+
+@cython.final
+cdef class PutRows:
+    """As `writing.buffer.PutRows`. Each method is one step to other threads and to handlers of signals: it runs no code
+    of Python.
+    """
+    cdef readonly list keys
+    cdef readonly bytearray data
+    cdef readonly int64_t size_bytes
+    cdef dict topics
+    cdef int64_t row_size, room, room_bytes, longest_key, last_ms
+    cdef bint takes
+
+    def __init__(
+        self, dict topics not None, int64_t row_size, int64_t rows, int64_t room, int64_t room_bytes, int64_t longest_key,
+        int64_t last_ms,
+    ):
+        if row_size < MESSAGE or rows < 0 or rows > 1 << 31 or row_size > 1 << 20:
+            fail("a row has its message, and a chunk has rows")
+        self.topics, self.row_size, self.keys, self.data = topics, row_size, [], bytearray(rows * row_size)
+        self.room, self.room_bytes, self.longest_key, self.last_ms = min(room, rows), room_bytes, longest_key, last_ms
+        self.takes = row_size == MESSAGE
+
+    def add(self, topic, queue_id, key, offset, size, timestamp_ms):
+        """Add a message of one key; False: it is not plain, or has no room here, and nothing was added."""
+        cdef int overflow = 0
+        cdef long long queue, place, length, time
+        cdef int64_t count = len(self.keys), bytes_of, second
+        cdef int32_t word
+        cdef PyObject *topic_id
+        cdef char *row
+        if not self.takes or count >= self.room or not PyUnicode_CheckExact(topic) or not PyUnicode_CheckExact(key):
+            return False
+        bytes_of = PyUnicode_GET_LENGTH(key)
+        if not 0 < bytes_of <= self.longest_key or self.size_bytes + bytes_of + ROW_BYTES > self.room_bytes:
+            return False
+        topic_id = PyDict_GetItem(self.topics, topic)
+        if topic_id == NULL or not (PyLong_CheckExact(queue_id) and PyLong_CheckExact(offset)):
+            return False
+        if not (PyLong_CheckExact(size) and PyLong_CheckExact(timestamp_ms)):
+            return False
+        queue = PyLong_AsLongLongAndOverflow(queue_id, &overflow)
+        if overflow or not 0 <= queue <= INT32_MAX:
+            return False
+        place = PyLong_AsLongLongAndOverflow(offset, &overflow)
+        if overflow or place < 0:
+            return False
+        length = PyLong_AsLongLongAndOverflow(size, &overflow)
+        if overflow or not 0 <= length <= INT32_MAX:
+            return False
+        time = PyLong_AsLongLongAndOverflow(timestamp_ms, &overflow)
+        if overflow or not 0 <= time <= self.last_ms:
+            return False
+        row = PyByteArray_AS_STRING(self.data) + count * MESSAGE
+        word = <int32_t>PyLong_AsLongLongAndOverflow(<object>topic_id, &overflow)
+        memcpy(row, &word, 4)
+        word = <int32_t>queue
+        memcpy(row + 4, &word, 4)
+        memcpy(row + 8, &place, 8)
+        word = <int32_t>length
+        memcpy(row + 16, &word, 4)
+        second = time // 1000
+        memcpy(row + 20, &second, 8)
+        PyList_Append(self.keys, key)
+        self.size_bytes += bytes_of + ROW_BYTES
+        return True
+
+    def extend(self, list keys not None, bytes row not None, int64_t size_bytes):
+        """Add one row, packed, a key; False: there is no room, and nothing was added."""
+        cdef int64_t count = len(self.keys), number
+        if len(row) != self.row_size or count + len(keys) > len(self.data) // self.row_size:
+            return False
+        for number in range(len(keys)):
+            memcpy(
+                PyByteArray_AS_STRING(self.data) + (count + number) * self.row_size, PyBytes_AS_STRING(row), self.row_size
+            )
+        self.keys += keys
+        self.size_bytes += size_bytes
+        return True
+
+    def close(self):
+        """Have `add` take nothing from here on."""
+        self.takes = False

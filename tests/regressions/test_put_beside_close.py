@@ -44,13 +44,14 @@ def put_one(service, gate, monkeypatch):
 
 
 def put_one_plain(service, gate, monkeypatch):
-    append = service._buffer.append_rows
+    chunk = service._buffer.open
+    add = chunk.add
 
     def held(*arguments):
         gate.wait()
-        return append(*arguments)
+        return add(*arguments)
 
-    monkeypatch.setattr(service._buffer, "append_rows", held)
+    monkeypatch.setattr(chunk, "add", held)
     return service.put("t", 0, "k", 2, 1, NOW_MS)
 
 

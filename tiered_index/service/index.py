@@ -42,7 +42,6 @@ from tiered_index.service.answers.validation import (
     check_number,
     check_position,
     column_defaults,
-    is_plain,
     message_row,
 )
 from tiered_index.service.catalog.catalog import Handle
@@ -234,17 +233,15 @@ class IndexService(Lookups[ItemT]):
         """
         if self._closed or self._is_foreign or self._session.fenced is not None:
             self._check_writable()
-        if topic_id is None and source is None and source_position is None and not extra:
-            known = self._topics.assigned(topic)
-            if (
-                known is not None
-                and is_plain(keys, queue_id, offset, size, timestamp_ms)
-                and not self._schema.caller_columns
-            ):
-                # fast path of the common call; the same checks in fewer steps
-                record = (known, queue_id, offset, size, timestamp_ms // 1000)
-                self._buffer.append_rows((keys,), record, _ROW_BYTES + len(keys))  # type: ignore[arg-type]
-                return 1
+        if (
+            topic_id is None
+            and source is None
+            and source_position is None
+            and not extra
+            and self._buffer.open.add(topic, queue_id, keys, offset, size, timestamp_ms)
+        ):
+            # the common call; the same checks in one step
+            return 1
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(
             topic, queue_id, offset, size, timestamp_ms, extra, self._schema, self._defaults

@@ -86,9 +86,8 @@ class Parts:
         self._opened_s = clock.monotonic_s()
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
-        self.buffer = WriteBuffer(
-            layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes, layout.hash, self._held_up
-        )
+        bounds = config.buffer_max_entries, config.buffer_max_bytes
+        self.buffer = WriteBuffer(layout.schema, topics.name, *bounds, layout.hash, self._held_up, topics.assigned)
 
         def admit(size_bytes: int) -> None:
             bound = config.disk_max_bytes

@@ -300,7 +300,7 @@ MUTANTS = (
         "a call that is pushed back leaves its entries in the buffer",
         "WriteBuffer.append_columns",
         'self._admit(len(columns["second"]), size_bytes)',
-        'self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self._open)\nself._admit(len(columns["second"]), size_bytes)',
+        'self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)\nself._admit(len(columns["second"]), size_bytes)',
         ("tests/faults/test_bounds.py::test_a_call_that_would_pass_the_buffers_bound_is_refused_whole",),
     ),
     Mutant(

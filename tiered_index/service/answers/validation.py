@@ -51,15 +51,12 @@ class TopicTable:
         self._lock = threading.Lock()
         self._names: dict[int, str] = {}
         self._ids: dict[str, frozenset[int]] = {}
-        self._assigned: dict[str, int] = {}
-
-    def assigned(self, topic: object) -> int | None:
-        """Return the id that `assign` gave to a topic before, or None."""
-        return self._assigned.get(topic) if type(topic) is str else None
+        self.assigned: dict[str, int] = {}
+        """The id that `assign` gave to each topic."""
 
     def assign(self, topic: str) -> int:
         """Return the assigned id of `topic`; two names with one CRC get neighbouring ids."""
-        known = self._assigned.get(topic)
+        known = self.assigned.get(topic)
         if known is not None:
             return known
         return self._assign(topic)
@@ -70,7 +67,7 @@ class TopicTable:
         while self._names.get(topic_id, topic) != topic:
             topic_id = _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))
         self._add(topic_id, topic)
-        self._assigned[topic] = topic_id
+        self.assigned[topic] = topic_id
         return topic_id
 
     @synchronized
@@ -154,22 +151,6 @@ def check_number(name: str, value: Any) -> int:
     if not 0 <= number <= _LIMITS[name]:
         raise InvalidArgument(f"{name} {number} is outside 0..{_LIMITS[name]}")
     return number
-
-
-def is_plain(keys: object, queue_id: object, offset: object, size: object, timestamp_ms: object) -> bool:
-    """Return whether a message is certainly valid: one key of moderate length and plain integers in range."""
-    return (
-        type(keys) is str
-        and 0 < len(keys) <= MAX_KEY_UNITS // 2  # each character has at most two code units
-        and type(queue_id) is int
-        and type(offset) is int
-        and type(size) is int
-        and type(timestamp_ms) is int
-        and 0 <= queue_id < 2**31
-        and 0 <= offset < 2**63
-        and 0 <= size < 2**31
-        and 0 <= timestamp_ms <= MAX_TIMESTAMP_MS
-    )
 
 
 def check_position(source: object, position: object) -> tuple[str | None, int | None]:

@@ -4,7 +4,7 @@ An append takes a short lock and returns; rows are hashed by whoever needs their
 chunk is visible until the flusher has it in a file; a closed one never changes but for its columns, and a call is in
 one chunk whole. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes
 at once, between whose stores no signal handler runs), or leaves only what is put right when the chunk is closed.
-`OpenChunk` makes no object for a row that the garbage collector would visit; a message is in it once its keys are.
+`PutRows` makes no object for a row that the garbage collector would visit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import struct
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -24,12 +24,14 @@ from tiered_index.errors import BackPressure, DiskFull, IndexClosed
 from tiered_index.format.hashing import HashRule, code_units
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
+from tiered_index.kernels import compiled
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
 from tiered_index.service.answers.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.threads import synchronized
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
 
 ROWS = 1 << 12
 """Rows of one block, unless a single message has more keys."""
@@ -43,10 +45,13 @@ _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size",
 class RowCodec:
     """How the numbers of a row are packed: `struct` writes them one row at a time, NumPy reads them all at once.
 
-    `rule` is how their keys are hashed.
+    `rule` is how their keys are hashed, `topics` the assigned id of each topic.
     """
 
-    def __init__(self, schema: Schema, name_of: Callable[[int], str], rule: HashRule) -> None:
+    def __init__(
+        self, schema: Schema, name_of: Callable[[int], str], rule: HashRule, topics: dict[str, int] | None = None
+    ) -> None:
+        self.topics = {} if topics is None else topics
         columns = [*_RECORD, *((c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.caller_columns)]
         self.schema = schema
         self.name_of = name_of
@@ -56,32 +61,64 @@ class RowCodec:
         assert self.struct.size == self.dtype.itemsize
 
 
-class OpenChunk:
-    """A chunk that still takes rows; used under the buffer's lock until it is closed. `capacity` bounds its rows."""
+class PutRows:
+    """The rows of an open chunk and their keys. The compiled core has a class of this name that is used in its place:
+    its `add` takes plain messages without the buffer's lock, `room` rows and `room_bytes` at most.
+    """
 
-    __slots__ = ("_codec", "_pack_into", "_size", "capacity", "data", "keys", "positions", "size_bytes")
-
-    def __init__(self, codec: RowCodec, capacity: int) -> None:
-        self._codec = codec
-        self._pack_into, self._size = codec.struct.pack_into, codec.struct.size
-        self.capacity = capacity
-        self.data = bytearray(capacity * self._size)
+    def __init__(self, topics: dict[str, int], row_size: int, rows: int, *_bounds: int) -> None:
         self.keys: list[str] = []
+        self.data = bytearray(rows * row_size)
         self.size_bytes = 0
-        self.positions: dict[str, int] = {}
+        self._row_size = row_size
 
-    def add(self, keys: Sequence[str], record: Record, size_bytes: int) -> None:
-        """Add one row a key; there must be room."""
-        at = len(self.keys) * self._size
-        for _ in keys:
-            self._pack_into(self.data, at, *record)
-            at += self._size
+    def add(
+        self, topic: object, queue_id: object, key: object, offset: object, size: object, timestamp_ms: object
+    ) -> bool:
+        """Return False: take the other way."""
+        return False
+
+    def extend(self, keys: list[str], row: bytes, size_bytes: int) -> bool:
+        """Add one row, packed, a key; False: there is no room, and nothing was added."""
+        at = len(self.keys) * self._row_size
+        if at + len(keys) * self._row_size > len(self.data):
+            return False
+        self.data[at : at + len(keys) * self._row_size] = row * len(keys)
         self.size_bytes += size_bytes
         self.keys += keys
+        return True
+
+    def close(self) -> None:
+        """Do nothing: `add` takes nothing."""
+
+
+class OpenChunk:
+    """A chunk that still takes rows. `capacity` bounds its rows, `room` and `room_bytes` those that `add` may take."""
+
+    __slots__ = ("_codec", "add", "positions", "rows")
+
+    def __init__(self, codec: RowCodec, capacity: int, room: int = 0, room_bytes: int = 0) -> None:
+        self._codec = codec
+        core = compiled()
+        make = PutRows if core is None else core.PutRows
+        bounds = capacity, room, room_bytes, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
+        self.rows: PutRows = make(codec.topics, codec.struct.size, *bounds)
+        self.add = self.rows.add
+        self.positions: dict[str, int] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of each row."""
+        return self.rows.keys
+
+    @property
+    def data(self) -> bytearray:
+        """The packed rows, and the room for more."""
+        return self.rows.data
 
     def trim(self) -> None:
         """Give back the room that no row has taken."""
-        del self.data[len(self.keys) * self._size :]
+        del self.data[len(self.keys) * self._codec.struct.size :]
 
     def columns(self) -> Columns:
         """Return the rows as hashed columns."""
@@ -181,8 +218,10 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `rule` hashes keys, and
-    `held_up` returns why the flusher can't write, if it can't.
+    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `topics` has the assigned
+    id of each topic, `rule` hashes keys, and `held_up` returns why the flusher can't write, if it can't.
+
+    `open.add` takes most messages, without the lock: whoever needs the open chunk's rows closes it first.
     """
 
     def __init__(
@@ -193,12 +232,14 @@ class WriteBuffer:
         max_bytes: int,
         rule: HashRule = "abs",
         held_up: Callable[[], DiskFull | None] = lambda: None,
+        topics: dict[str, int] | None = None,
     ) -> None:
         self._held_up = held_up
-        self._codec = RowCodec(schema, name_of, rule)
+        self._codec = RowCodec(schema, name_of, rule, topics)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
-        self._open = OpenChunk(self._codec, 0)
+        self.open = OpenChunk(self._codec, 0)
+        """What takes rows."""
         self._ready: list[Chunk] = []
         self._flushing: tuple[Chunk, ...] = ()
         self._entries = 0  # of closed chunks, like the bytes
@@ -214,13 +255,13 @@ class WriteBuffer:
     @property
     def size(self) -> int:
         """Entries in the buffer."""
-        return self._entries + len(self._open.keys)
+        return self._entries + len(self.open.keys)
 
     @property
     def is_empty(self) -> bool:
         """Whether all that was put before the call is in files."""
         # in this order: what leaves the open chunk meanwhile is counted before
-        return not self._open.keys and not self._entries
+        return not self.open.keys and not self._entries
 
     @property
     def taken_entries(self) -> int:
@@ -230,11 +271,12 @@ class WriteBuffer:
     @property
     def size_bytes(self) -> int:
         """Estimated bytes in the buffer."""
-        return self._bytes + self._open.size_bytes
+        return self._bytes + self.open.rows.size_bytes
 
+    @synchronized
     def append_rows(
         self,
-        keys: Sequence[str],
+        keys: list[str],
         record: Record,
         size_bytes: int,
         source: str | None = None,
@@ -242,28 +284,19 @@ class WriteBuffer:
         agree: Callable[[], None] | None = None,
     ) -> None:
         """Add one message's entries. Raises `BackPressure`, or as `agree`, called last; nothing was added then."""
-        # what `synchronized` does, on one line for the same reason; spelt out, since it is called for each message
-        with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
-
-    def _append_rows(
-        self,
-        keys: Sequence[str],
-        record: Record,
-        size_bytes: int,
-        source: str | None,
-        position: int | None,
-        agree: Callable[[], None] | None,
-    ) -> None:
         self._admit(len(keys), size_bytes)
         if agree is not None:
             agree()
-        chunk = self._open
-        if len(chunk.keys) + len(keys) > chunk.capacity:
+        row = self._codec.struct.pack(*record)
+        if not self.open.rows.extend(keys, row, size_bytes):
             self._close_open()
-            chunk = self._open = OpenChunk(self._codec, max(ROWS, len(keys)))
-        chunk.add(keys, record, size_bytes)
+            rows = max(ROWS, len(keys))
+            left = self._max_entries - self._entries, self._max_bytes - self._bytes
+            self.open = OpenChunk(self._codec, rows, *left)
+            self.open.rows.extend(keys, row, size_bytes)
         if source is not None and position is not None:
             # behind the entries: an interrupt in between leaves a position that comes again
+            chunk = self.open
             chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
     @synchronized
@@ -271,11 +304,13 @@ class WriteBuffer:
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
         """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
+        # what the call is measured against must not grow meanwhile
+        self.open.rows.close()
         self._admit(len(columns["second"]), size_bytes)
         if agree is not None:
             agree()
         self._close_open()
-        self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self._open)
+        self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return every chunk that isn't released, oldest first; whatever was put before the call is in one."""
@@ -290,6 +325,7 @@ class WriteBuffer:
     def close(self) -> None:
         """Accept nothing more: whatever was accepted before is flushed by the flush that follows."""
         self._closed = True
+        self.open.rows.close()
 
     @synchronized
     def close_chunk(self) -> int:
@@ -324,8 +360,8 @@ class WriteBuffer:
     def _admit(self, entries: int, size_bytes: int) -> None:
         if self._closed:
             raise IndexClosed("the index is closed")
-        rows = self._open
-        held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.size_bytes
+        rows = self.open
+        held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.rows.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             text = (
                 f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; its bounds "
@@ -340,23 +376,22 @@ class WriteBuffer:
             raise copy.copy(self.refusal)
 
     def _close_open(self) -> None:
-        rows = self._open
-        if rows.keys or rows.positions:
-            self._append(
-                Chunk(self._newest + 1, len(rows.keys), rows.size_bytes, rows.positions, rows),
-                OpenChunk(self._codec, 0),
-            )
-            rows.trim()
+        chunk = self.open
+        if chunk.keys or chunk.positions:
+            chunk.rows.close()
+            count, size_bytes = len(chunk.keys), chunk.rows.size_bytes
+            self._append(Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk), OpenChunk(self._codec, 0))
+            chunk.trim()
 
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
         """Add a closed chunk, and from here on have `following` take rows."""
         ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
         state = ready, entries, following, chunk.number, size_bytes
         # in this order, for `is_empty`
-        self._ready, self._entries, self._open, self._newest, self._bytes = state
+        self._ready, self._entries, self.open, self._newest, self._bytes = state
 
     def _closed_chunks(self) -> tuple[Chunk, ...]:
-        if self._open.keys or self._open.positions:
+        if self.open.keys or self.open.positions:
             self._close_open()
         return (*self._flushing, *self._ready)
 

@@ -1,0 +1,126 @@
+"""A plain `put` is one step of the compiled core, and has the same checks and bounds as any other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.support.core import compiled_core, using
+from tiered_index.errors import BackPressure, IndexClosed, TieredIndexError
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.writing.buffer import ROWS, WriteBuffer
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
+
+T = 1_700_000_000_000
+PLAIN = ("t", 0, "k", 7, 1, T)
+
+
+def counted(monkeypatch, index):
+    """Return the list of calls that took the buffer's lock."""
+    calls, append = [], index._buffer.append_rows
+    monkeypatch.setattr(index._buffer, "append_rows", lambda *given: (calls.append(given), append(*given)))
+    return calls
+
+
+def test_a_put_takes_the_lock_once_a_chunk(index, monkeypatch):
+    compiled_core()
+    calls = counted(monkeypatch, index)
+    for number in range(2 * ROWS):
+        index.put("t", 0, f"k{number % 9}", number, 1, T)
+    assert len(calls) == 2
+    assert [len(index.query("t", f"k{number}", max_count=10_000)) for number in range(9)] == [911] * 2 + [910] * 7
+
+
+ODD = {
+    "a topic without an id": ("new", 0, "k", 7, 1, T),
+    "a number that is true": ("t", True, "k", 7, 1, T),
+    "a long key": ("t", 0, "k" * MAX_KEY_UNITS, 7, 1, T),
+    "several keys": ("t", 0, ["a", "b"], 7, 1, T),
+    "the last moment": ("t", 0, "k", 2**63 - 1, 2**31 - 1, MAX_TIMESTAMP_MS),
+    "a lone surrogate": ("t", 0, "\ud800", 7, 1, T),
+    "an empty key": ("t", 0, "", 7, 1, T),
+    "a key of bytes": ("t", 0, b"k", 7, 1, T),
+    "a queue below 0": ("t", -1, "k", 7, 1, T),
+    "a queue of 2**31": ("t", 2**31, "k", 7, 1, T),
+    "an offset of 2**63": ("t", 0, "k", 2**63, 1, T),
+    "an offset below 0": ("t", 0, "k", -1, 1, T),
+    "an offset of 2**200": ("t", 0, "k", 2**200, 1, T),
+    "a size of 2**31": ("t", 0, "k", 7, 2**31, T),
+    "a size below 0": ("t", 0, "k", 7, -1, T),
+    "a time below 0": ("t", 0, "k", 7, 1, -1),
+    "a time after all": ("t", 0, "k", 7, 1, MAX_TIMESTAMP_MS + 1),
+    "a time of 2**64": ("t", 0, "k", 7, 1, 2**64),
+}
+
+
+@pytest.mark.parametrize("given", ODD.values(), ids=ODD)
+def test_it_takes_what_the_general_way_takes(open_index, given):
+    def outcome():
+        index = open_index(storage_backend=MemoryStorage())
+        index.put(*PLAIN)
+        try:
+            put = index.put(*given)
+        except TieredIndexError as error:
+            put = f"{type(error).__name__}: {error}"
+        rows = [chunk.columns() for chunk in index._buffer.snapshot()]
+        return put, [{name: values.tolist() for name, values in columns.items()} for columns in rows]
+
+    with using(compiled_core()):
+        found = outcome()
+    with using(None):
+        assert outcome() == found
+
+
+def buffer(**bounds):
+    given = {"max_entries": 10**6, "max_bytes": 10**9, **bounds}
+    return WriteBuffer(KEYED_SCHEMA, lambda _: "t", topics={"t": 1}, **given)
+
+
+@pytest.mark.parametrize("bounds", [{"max_entries": 5}, {"max_bytes": 5 * 161}])
+def test_it_keeps_to_the_bounds(bounds):
+    compiled_core()
+    rows = buffer(**bounds)
+    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    assert [rows.open.add(*PLAIN) for _ in range(6)] == [True] * 4 + [False] * 2
+    with pytest.raises(BackPressure):
+        rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    assert (rows.size, rows.size_bytes) == (5, 5 * 161)
+
+
+def test_a_closed_chunk_takes_nothing():
+    compiled_core()
+    rows = buffer()
+    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    chunk = rows.open
+    assert chunk.add(*PLAIN)
+    rows.close_chunk()
+    assert not chunk.add(*PLAIN)
+    rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    chunk = rows.open
+    rows.close()
+    assert not chunk.add(*PLAIN)
+    with pytest.raises(IndexClosed):
+        rows.append_rows(["k"], (1, 0, 7, 1, T // 1000), 161)
+    rows.close_chunk()
+    assert sum(one.count for one in rows.begin_flush(100)) == 3
+
+
+def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
+    index, each = open_index(), 3_000
+
+    def put(queue):
+        for number in range(each):
+            index.put("t", queue, "k" if number % 7 else ["k", "other"], number, 1, T)
+
+    threads = [threading.Thread(target=put, args=(queue,)) for queue in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        index.flush()
+        index.query("t", "k", max_count=1)
+    for thread in threads:
+        thread.join()
+    found = index.query("t", "k", max_count=10**5)
+    assert sorted((item.queue_id, item.offset) for item in found) == [(q, n) for q in range(3) for n in range(each)]
