@@ -218,7 +218,7 @@ class IndexConfig(BaseModel):
                 raise ConfigError(f"{config_file} is not TOML: {error}") from error
         for name in _variables() if environment else ():
             if not name.upper().startswith(_TESTS_PREFIX):
-                field, *inner = name[len(_PREFIX) :].lower().split("__")
+                field, *inner = _path(name)
                 if field not in cls.model_fields or (inner and field not in TABLES):
                     raise ConfigError(
                         f"environment variable {name}: {_unknown('.'.join((field, *inner)), cls.model_fields)}"
@@ -267,6 +267,12 @@ def _variables() -> list[str]:
     return [name for name in os.environ if name.upper().startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(name)]
 
 
+def _path(name: str) -> list[str]:
+    """Return the setting that a variable names, and its place in a table. Case counts in names of topics alone."""
+    field, *inner = name[len(_PREFIX) :].split("__")
+    return [field.lower(), *(part.lower() for part in inner[:1]), *inner[1:]]
+
+
 def _of_environment(known: Collection[str]) -> dict[str, Any]:
     """Return the settings that variables give. Raises `ConfigError` for a table that is not JSON.
 
@@ -274,7 +280,7 @@ def _of_environment(known: Collection[str]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for name in sorted(_variables(), key=lambda each: each.count("__")):
-        field, *inner = name[len(_PREFIX) :].lower().split("__")
+        field, *inner = _path(name)
         value: Any = os.environ[name]
         if not value or field not in known:
             continue

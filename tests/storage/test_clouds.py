@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.google_server import GoogleServer, google_server
+from tests.support.google_server import GoogleServer, error, google_server
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ConfigError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
@@ -111,6 +111,36 @@ def test_nothing_is_sent_to_another_host(uri: str, google: GoogleServer, monkeyp
                 call()
             assert len(google.requests) == 1
         assert other.requests == []
+
+
+def test_a_lease_of_somebody_is_no_object_that_exists(
+    uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Azure answers so to a write of a blob that is leased."""
+    with open_storage(uri) as storage:
+        monkeypatch.setattr(google, "answer", lambda *_: error(412, "LeaseIdMissing"))
+        for call in (storage.put, storage.put_if_absent):
+            with pytest.raises(StorageMisconfigured, match="break the lease"):
+                call("a", b"x")
+
+
+@pytest.mark.parametrize("size", [0, 5, 8 << 20, 17 << 20, 24 << 20])
+def test_requests_of_an_upload_are_counted(uri: str, google: GoogleServer, size: int) -> None:
+    storage = MeteredStorage(open_storage(uri))
+    handle = storage.begin_upload("large")
+    part = storage.upload_part(handle, 1, bytes(size))
+    before, _ = storage.total.requests, google.requests.clear()
+    storage.complete_upload(handle, [part])
+    assert storage.total.requests - before == len(google.requests)
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2000])
+def test_requests_of_a_listing_are_counted(uri: str, google: GoogleServer, count: int) -> None:
+    storage = MeteredStorage(open_storage(uri))
+    objects = google.buckets[uri.split("/")[2]]
+    objects.update({f"some/prefix/log/{number:05}": (b"", 1, 1e9) for number in range(count)})
+    assert len([*storage.list("log/")]) == count
+    assert storage.total.requests == len(google.requests)
 
 
 def test_credentials_are_renewed_at_the_hosts_that_give_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,8 @@ class CloudStorage(Storage):
     """The objects of a bucket or container whose keys start with `prefix` and a slash (no prefix: all of it)."""
 
     scheme: ClassVar[str]
+    # requests that begin an upload in chunks
+    _starts: ClassVar[int]
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
@@ -232,8 +234,9 @@ class CloudStorage(Storage):
             if (int(found["size"]), found["e_tag"]) != (part.size_bytes, part.etag):
                 raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that tag")
         doing, key = f"completing {handle.name!r}", self._key(handle.name)
-        # obstore sends the start, the end and each chunk by itself, and one request is counted for every call
-        further = 1 + sum(part.size_bytes for part in ordered) // _CHUNK_BYTES
+        # one request is counted for every call; obstore sends chunks, and an end, if there is more than fits one
+        size = sum(part.size_bytes for part in ordered)
+        further = self._starts + -(-size // _CHUNK_BYTES) if size >= _CHUNK_BYTES else 0
 
         def write(module: Any) -> None:
             for _ in range(further):
@@ -279,8 +282,10 @@ class CloudStorage(Storage):
         except InvalidArgument:
             return None
 
-    def _call(self, doing: str, name: str, act: Callable[[Any], _T]) -> _T:
-        """Return what `act` returns, one request by obstore's module, repeated as `RetryLoop` says."""
+    def _call(self, doing: str, name: str, act: Callable[[Any], _T], *, is_further: bool = False) -> _T:
+        """Return what `act` returns, one request by obstore's module, repeated as `RetryLoop` says. `is_further`: it is
+        the page after a full one, and no request where that was the last.
+        """
 
         def attempt() -> _T:
             module = obstore()
@@ -288,8 +293,11 @@ class CloudStorage(Storage):
                 raise StorageMisconfigured(
                     f"{self.uri} was opened before this process was forked: open no such storage"
                 )
-            sending()
+            if not is_further:
+                sending()
             result: _T = act(module)
+            if is_further and result:
+                sending()
             return result
 
         return self._loop.run(doing, name, attempt)
@@ -347,7 +355,9 @@ class CloudStorage(Storage):
 
         if "//" in prefix:
             return
-        while items := self._call(doing, "", page):
+        is_further = False
+        while items := self._call(doing, "", page, is_further=is_further):
+            is_further = True
             for item in items:
                 key = str(item["path"])
                 if key <= last:
@@ -365,6 +375,7 @@ class GoogleStorage(CloudStorage):
     """A bucket of Google Cloud Storage."""
 
     scheme = "gs"
+    _starts = 1
     options_type = GoogleOptions
 
     def _hosts(self) -> Iterable[str]:
@@ -381,6 +392,7 @@ class AzureStorage(CloudStorage):
     """A container of an account of Azure Blob Storage."""
 
     scheme = "az"
+    _starts = 0
     options_type = AzureOptions
 
     @functools.cached_property
@@ -430,6 +442,8 @@ def _translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIn
         )
     if code == "BlobArchived":
         return ObjectArchived(f"{said}: the object is archived: rehydrate it first")
+    if code.startswith("Lease"):
+        return StorageMisconfigured(f"{said}: somebody holds a lease on it: break the lease")
     if status in {409, 412} and (code in _EXISTS or status == 412):
         return ObjectExists(name, uri)
     if status == 416:

@@ -223,10 +223,16 @@ def test_settings_from_file_and_environment(tmp_path, monkeypatch):
 @pytest.mark.parametrize("whole", ["RETENTION", "RETENTION__TOPICS"])
 def test_rules_of_topics_from_two_variables(whole, order, monkeypatch):
     topics = '{"x": "1h", "y": "7d"}'
-    variables = {whole: topics if whole.endswith("TOPICS") else f'{{"topics": {topics}}}', "RETENTION__TOPICS__X": "2h"}
+    variables = {whole: topics if whole.endswith("TOPICS") else f'{{"topics": {topics}}}', "RETENTION__TOPICS__x": "2h"}
     for name, value in list(variables.items())[::order]:
         monkeypatch.setenv(f"TIERED_INDEX_{name}", value)
     assert IndexConfig().retention.topics == {"x": 2 * HOUR_S, "y": 7 * DAY_S}
+
+
+def test_a_variable_names_a_topic_in_its_own_case(monkeypatch):
+    monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS__Orders", "2h")
+    assert IndexConfig().retention.topics["Orders"] == 2 * HOUR_S
+    assert IndexConfig.load().retention.topics["Orders"] == 2 * HOUR_S
 
 
 def test_durations_and_sizes():
