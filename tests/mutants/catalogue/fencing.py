@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         "fence-forgotten",
         "a writer appends to the log past a higher epoch",
-        "StorageLog.append",
+        "StorageLog._append",
         "if epoch is not None and state.epoch > epoch:",
         "if state.epoch < 0:",
         ("tests/unit/service/test_log_and_lease.py::test_a_higher_epoch_fences_the_lower_one",),
@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant(
         "exists-taken-for-a-win",
         "a lost number of the log is taken for one's own",
-        "StorageLog.append",
+        "StorageLog._append",
         "if winner.attempt != attempt:",
         "if winner.attempt is None:",
         (
@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "exists-taken-for-a-loss",
         "one's own record, whose first answer was lost, is taken for somebody else's",
-        "StorageLog.append",
+        "StorageLog._append",
         "if winner.attempt != attempt:",
         "if winner.attempt is not None:",
         ("tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised",),

@@ -256,6 +256,7 @@ class StorageLog:
         self._root_id = ""
         self._attempts: deque[str] = deque(maxlen=_ATTEMPTS_KEPT)
         self._append_lock = threading.Lock()
+        self._summary_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
     def open(self, *, checks: bool = True, with_summary: bool = False) -> LogState:
@@ -635,6 +636,15 @@ class StorageLog:
         `StorageUnavailable` where the outcome is unknown: a repeated call finds its own record, `InvalidArgument` for a
         record that readers would refuse. After any error that is no `StorageError` the record is certainly not there.
         """
+        state, is_put = self._append(what, epoch, make)
+        if is_put:
+            # other appends don't wait for it, but its caller does: after an erasure no filter tells of what was erased
+            with self._summary_lock:
+                self._checkpoints.summary.renew(self.state)
+        return state
+
+    def _append(self, what: str, epoch: int | None, make: Make) -> tuple[LogState, bool]:
+        """As `append`, without the summary; and whether a record was put."""
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
             self._read_before_append()
@@ -651,7 +661,7 @@ class StorageLog:
                     raise fenced(self._storage.uri, state.epoch, epoch)
                 made = make(state)
                 if made is None:
-                    return state
+                    return state, False
                 made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
                 record, data = _as_read(replace(made, previous=state.digest, root=root_id))
                 after = state.apply(record, log_name(record.number))
@@ -666,8 +676,7 @@ class StorageLog:
                     continue
                 self._advance(after)
                 self._checkpoints.write(self.state)
-                self._checkpoints.summary.renew(self.state)
-                return self.state
+                return self.state, True
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 
     def _read_before_append(self) -> None:

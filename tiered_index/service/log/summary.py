@@ -4,7 +4,7 @@ It is a cache beside the checkpoints: what it says of an object stays true, sinc
 summary that is gone or damaged costs requests, never an answer. Whoever appends a record renews it, once enough objects
 are missing, or an object is gone: after an erasure no filter tells of what was erased. SPEC.md section 9.
 
-Threads: one process's appends are serialised by the log's lock; `decode` and `encode` are pure.
+Threads: one process's renewals are serialised by the log; `decode` and `encode` are pure.
 """
 
 from __future__ import annotations
@@ -126,6 +126,10 @@ class Summary:
                 # of a process that is further on
                 self._covered = None
                 return
+            if left := [info.name for info in self.listed[:-1]]:
+                # earlier ones, which could not be deleted: without the permission there would be ever more
+                self.storage.delete_many(left)
+                self.listed = self.listed[-1:]
             kept = {name: part for name, part in self._parts().items() if name in wanted}
             lacking = [stored for name, stored in wanted.items() if name not in kept and name not in self._unread]
             for stored in lacking[:_READ_AT_ONCE]:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.cold_index import BASE_MS, ColdIndex, Recorder, cold_index, columns, put, spoiled
+from tests.support.hanging import until
 from tests.support.merging import BASE_MS as MERGED_MS
 from tests.support.merging import DAY_S, HOUR_MS, Merging
 from tests.support.model import Answer
@@ -22,7 +23,7 @@ from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.summary import decode, encode
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Bytes, Storage
 from tiered_index.storage.memory import MemoryStorage
 
 FILES = 40
@@ -275,6 +276,56 @@ def test_a_summary_that_can_not_be_written_fails_no_record(tmp_path: Path) -> No
         writer.run_lifecycle()
     (name,) = summaries(faulty)
     assert len(decode(faulty.get(name), name)) == 11
+
+
+def test_a_storage_that_deletes_nothing_keeps_two_summaries(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    faulty = FaultStorage(MemoryStorage())
+    made = cold_index(tmp_path / "root", files=6, entries=5, storage=faulty)
+    faulty.fail("delete_many", name_prefix=CHECKPOINT_PREFIX, times=None)
+    with made.writer() as writer:
+        for number in range(6, 40):
+            put(made, writer, columns(number, 5))
+            writer.seal()
+            writer.run_lifecycle()
+    assert len(summaries(faulty)) == 2
+    assert "the summary of directories was not renewed" in caplog.text
+    faulty.clear()
+    with made.writer() as writer:
+        put(made, writer, columns(40, 5))
+        writer.seal()
+        writer.run_lifecycle()
+    (name,) = summaries(faulty)
+    assert len(decode(faulty.get(name), name)) >= 38
+
+
+def test_an_append_does_not_wait_for_the_summary_of_another_one(tmp_path: Path) -> None:
+    made = cold_index(tmp_path / "root", files=9, entries=5)
+
+    class Held(FaultStorage):
+        def put(self, name: str, data: Bytes) -> None:
+            if is_summary(name):
+                begun.set()
+                assert go_on.wait(60)
+            super().put(name, data)
+
+    begun, go_on = threading.Event(), threading.Event()
+    log = StorageLog(Held(made.inner), ManualClock())
+    epoch = log.open().epoch
+    for name in summaries(made.inner):
+        made.inner.delete(name)
+    first = threading.Thread(target=log.append_positions, args=(epoch, {"one": 1}))
+    first.start()
+    try:
+        assert begun.wait(60)
+        # of the second append only its own summary waits
+        second = threading.Thread(target=log.append_positions, args=(epoch, {"other": 1}))
+        second.start()
+        until(lambda: "other" in StorageLog(made.inner, ManualClock()).open().positions)
+    finally:
+        go_on.set()
+        first.join(60)
+    second.join(60)
+    assert not second.is_alive()
 
 
 @pytest.fixture
