@@ -43,12 +43,12 @@ from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.prices import PriceTable
 
 _DAY_S = 86_400
-_YEARS = 10
-_BEGIN_S = 1_480_000_000 // (30 * _DAY_S) * 30 * _DAY_S
-_END_S = _BEGIN_S + _YEARS * 365 * _DAY_S
+_LONG_S = 30 * _DAY_S
+_BEGIN_S = 1_480_000_000 // _LONG_S * _LONG_S
+# ten years
+_END_S = _BEGIN_S + 122 * _LONG_S
 # of all objects: daily tables of the last two windows, and files of the last day; the rest are shards of 30 days
 _DAYS, _DAILY_SHARE, _FILE_SHARE = 60, 0.1, 0.05
-_LONG_S = 30 * _DAY_S
 _ENTRIES, _BYTES = 1_000_000, 14_000_000
 _REPEATED = 5
 

@@ -63,6 +63,10 @@ class WindowTable:
         self._topics: tuple[int, frozenset[str]] = (0, frozenset())
         self._lows = [stored.part.slot_low for stored in ordered]
 
+    def has_other_shards(self, shards: Sequence[StoredObject]) -> bool:
+        """Return whether `shards` are others than the table's."""
+        return len(shards) != len(self.shards) or {one.name for one in shards} != {one.name for one in self.shards}
+
     @property
     def search_bytes(self) -> int:
         """About how many bytes a search reads: of one shard."""
@@ -186,11 +190,41 @@ def apply_log_state(
     before `state`: what was published in between is not among them and stays. The cold path forgets what it has noted
     of removed objects.
     """
+    _apply(catalog, handles, state.tables.items(), state.files.items(), state, cold, dispose, keeps)
+    cold.forget_unnamed(state.objects)
+
+
+def apply_changes(catalog: Catalog, shown: LogState, state: LogState, cold: ColdPath) -> None:
+    """Do as `apply_log_state` for a catalog without local files that shows the earlier state `shown`: it looks at
+    those files and tables alone that records have changed since, where that is known.
+    """
+    changed = state.changed_since(shown.number) if shown.number else None
+    if changed is None:
+        apply_log_state(catalog, catalog.all(), state, cold, lambda _: None)
+        return
+    handles = [handle for handle in map(catalog.get, changed) if handle is not None]
+    tables = [(file, state.tables[file]) for file in changed if file in state.tables]
+    files = [(file, state.files[file]) for file in changed if file in state.files]
+    _apply(catalog, handles, tables, files, state, cold, lambda _: None, lambda _: False)
+    if handles:
+        cold.forget_unnamed(state.objects)
+
+
+def _apply(
+    catalog: Catalog,
+    handles: Iterable[Handle],
+    tables: Iterable[tuple[str, list[StoredObject]]],
+    files: Iterable[tuple[str, StoredObject]],
+    state: LogState,
+    cold: ColdPath,
+    dispose: Callable[[str], Callable[[], None] | None],
+    keeps: Callable[[CompactedFile], bool],
+) -> None:
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
-    for table, shards in state.tables.items():
+    for table, shards in tables:
         known = catalog.get(table)
         # shards that were lost are removed one by one, others are replaced
-        if known is None or (isinstance(known, WindowTable) and set(known.shards) != set(shards)):
+        if known is None or (isinstance(known, WindowTable) and known.has_other_shards(shards)):
             catalog.put(WindowTable(cold, shards))
     for handle in handles:
         if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in state.files:
@@ -199,11 +233,10 @@ def apply_log_state(
             catalog.remove(handle.file_id, dispose(handle.file_id) if handle.local is not None else None)
         elif isinstance(handle, WindowTable) and handle.file_id not in state.tables:
             catalog.remove(handle.file_id)
-    for file_id, stored in state.files.items():
+    for file_id, stored in files:
         shown = catalog.get(file_id)
         if shown is None:
             catalog.put(open_stored(cold, stored))
         elif isinstance(shown, CompactedFile) and shown.stored is not None and shown.stored.stored != stored:
             # another object has taken its place
             catalog.put(replace(shown, stored=StorageBytes(cold, stored)))
-    cold.forget_unnamed(state.objects)

@@ -127,6 +127,11 @@ class StoredObject:
         return self.shard
 
     @property
+    def file(self) -> str:
+        """The file that it is, or the window table that it is a shard of."""
+        return self.file_id if self.shard is None else self.shard.table
+
+    @property
     def origin(self) -> Origin | None:
         """Where its entries came from: a file is a writer's."""
         return "writer" if self.shard is None else self.shard.origin

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, record, text
 from tiered_index.errors import CorruptFile, StorageBehind
@@ -39,6 +39,15 @@ from tiered_index.service.log.records import (
 
 # of the records before a state: more than lie between the checkpoints that a storage keeps
 CHAINED = 320
+# steps from earlier states that a state knows, and files and tables that all of them may have changed
+_STEPS, _MOST_CHANGED = 64, 10_000
+
+
+class Step(NamedTuple):
+    """One replay of records: the number of the state before it, and the ids of files and tables that it changed."""
+
+    number: int
+    changed: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,15 @@ class LogState:
     """The digest of record `number`; empty: a checkpoint of an older version doesn't say it."""
     chain: str = field(default="", compare=False)
     """The first `DIGEST_DIGITS` of the digests of the newest records, up to `CHAINED` of them, the last one's last."""
+    steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
+    """How this state was reached from earlier ones, the last step last."""
+
+    def changed_since(self, number: int) -> frozenset[str] | None:
+        """Return the ids of the files and tables that records behind record `number` changed; None: not known."""
+        begins = [step.number for step in self.steps]
+        if number not in begins:
+            return frozenset() if number == self.number else None
+        return frozenset().union(*(step.changed for step in self.steps[begins.index(number) :]))
 
     def digest_at(self, number: int) -> str:
         """Return the first digits of record `number`'s digest; empty: this state doesn't know them."""
@@ -163,6 +181,9 @@ class LogReplay:
     """A state that changes in place while records are added to it."""
 
     def __init__(self, begun: LogState) -> None:
+        self._begun = begun
+        self._added: list[StoredObject] = []
+        self._removed: list[StoredObject] = []
         self.number, self._epoch, self._genesis = begun.number, begun.epoch, begun.genesis
         self._positions, self._batches = begun.positions, begun.batches
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
@@ -191,7 +212,9 @@ class LogReplay:
             self._places = {segment.place for segment in self._archive.values()}
         places = self._places if self._places is not None else set()
         for name in record.remove:
-            if self._objects.pop(name, None) is None:
+            if (gone := self._objects.pop(name, None)) is not None:
+                self._removed.append(gone)
+            else:
                 segment = self._archive.pop(name, None)
                 if segment is None:
                     raise CorruptFile(file, f"removes {name!r}, which does not exist")
@@ -202,6 +225,7 @@ class LogReplay:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
             check_slots(added, self._genesis, file)
             self._objects[added.name] = added
+            self._added.append(added)
         for segment in record.archive:
             if segment.name in self._archive or segment.place in places:
                 raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
@@ -222,8 +246,11 @@ class LogReplay:
         self._expired = self._expired.joined(record.expired) if record.expired else self._expired
 
     def state(self) -> LogState:
-        """Return the state reached."""
-        return LogState(
+        """Return the state reached. What was looked up in the state before it is carried over, as far as it holds."""
+        begun = self._begun
+        changed = frozenset([stored.file for stored in (*self._added, *self._removed)])
+        steps = (*begun.steps, Step(begun.number, changed))[-_STEPS:]
+        state = LogState(
             self.number,
             self._epoch,
             self._genesis,
@@ -236,7 +263,46 @@ class LogReplay:
             self._roots,
             self._digest,
             self._chain,
+            steps if sum(len(step.changed) for step in steps) <= _MOST_CHANGED else (),
         )
+        self._carry(begun.__dict__, state.__dict__)
+        return state
+
+    def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
+        """Bring the cached properties of the state before up to date: each takes as long as there are objects."""
+        gone = {stored.name for stored in self._removed}
+        added = [stored for stored in self._added if self._objects.get(stored.name) is stored]
+        files, tables = known.get("files"), known.get("tables")
+        if files is not None and tables is not None:
+            # otherwise two objects are of one file
+            if len(files) + sum(map(len, tables.values())) != len(self._begun.objects):
+                return
+            into["files"], into["tables"] = self._files(files, added), self._tables(tables, added, gone)
+        if "_by_file" in known and not gone:
+            into["_by_file"] = {stored.file_id: stored for stored in reversed(added)} | known["_by_file"]
+        if known.get("newest_ms") is not None and not gone and self._lost is self._begun.lost:
+            into["newest_ms"] = max([known["newest_ms"], *(stored.second_max * 1000 for stored in added)])
+
+    def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
+        files = dict(known)
+        for stored in self._removed:
+            if stored.shard is None:
+                files.pop(stored.file_id, None)
+        files.update((stored.file_id, stored) for stored in added if stored.shard is None)
+        return files
+
+    def _tables(
+        self, known: dict[str, list[StoredObject]], added: list[StoredObject], gone: Container[str]
+    ) -> dict[str, list[StoredObject]]:
+        tables = dict(known)
+        for table in dict.fromkeys(stored.file for stored in (*self._removed, *added) if stored.shard is not None):
+            shards = [stored for stored in tables.get(table, ()) if stored.name not in gone]
+            shards += [stored for stored in added if stored.shard is not None and stored.file == table]
+            if shards:
+                tables[table] = shards
+            else:
+                tables.pop(table, None)
+        return tables
 
 
 def _state(**fields: Any) -> LogState:

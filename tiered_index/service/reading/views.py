@@ -38,7 +38,7 @@ from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.view import About, LocalView
-from tiered_index.service.files.window_table import apply_log_state
+from tiered_index.service.files.window_table import apply_changes
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer, check_descriptor, writer_of
@@ -310,7 +310,7 @@ class IndexView(Refreshed):
         """Bring the catalog up to `state`; nobody else changes it."""
         if state is self._shown:
             return
-        apply_log_state(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
+        apply_changes(self.catalog, self._shown, state, self.cold)
         self._shown = state
         if self._root_view is None:
             self.freshness = self._published(state)
