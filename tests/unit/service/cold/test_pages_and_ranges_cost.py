@@ -54,7 +54,9 @@ def warm(reader):
 
 
 def test_pages_together_cost_one_request_a_file(storage):
-    with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=3) as reader:
+    with IndexReader.open(
+        storage_backend=storage, block_cache_bytes=0, filter_after_probes=3, query_threads=1
+    ) as reader:
         warm(reader)
         cursor, requests, found = None, 0, []
         while True:

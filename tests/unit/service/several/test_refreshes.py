@@ -115,7 +115,7 @@ def test_a_refresh_that_a_budget_cuts_short_is_tried_once_a_lookup(cluster, cloc
         clock.advance(11)
         tried = []
         read = IndexView._read
-        monkeypatch.setattr(IndexView, "_read", lambda view: tried.append(view) or read(view))
+        monkeypatch.setattr(IndexView, "_read", lambda view, **how: tried.append(view) or read(view, **how))
         reader.query("t", "none", max_requests=0, allow_partial=True)
         assert sorted(map(id, tried)) == sorted(map(id, reader._views))
         reader.query("t", "none")
