@@ -97,6 +97,8 @@ cdef struct Place:
     const uint8_t *filter
     const uint32_t *sums
     uint64_t blocks
+    # as of the file, which a filter that excludes a key leaves alone
+    bint stored
 
 
 cdef struct Asked:
@@ -909,7 +911,7 @@ cdef class View:
             one = known
             if not (one.file.kind or one.file.stored) or not one.form.equals(form):
                 fail("a file has items of another form")
-            self.places[number].file = &one.file
+            self.places[number].file, self.places[number].stored = &one.file, one.file.stored
 
     def __dealloc__(self):
         free(self.places)
@@ -998,7 +1000,7 @@ cdef class View:
                     continue
                 rows.noted[number] = 0
                 one = None
-                if file.stored:
+                if place.stored:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                     if file.is_shard:
                         slot = slot_of(file, masked_hash if file.rule == 1 else key_hash)
@@ -1021,10 +1023,10 @@ cdef class View:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                     rows.knows_topic = one.ids is None or rows.topic in <dict>one.ids
                 if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits):
-                    if file.stored:
+                    if place.stored:
                         rows.noted[number] = BY_FILTER
                     continue
-                if file.stored and file.rule == 1 and file.filter != NULL:
+                if place.stored and file.rule == 1 and file.filter != NULL:
                     block = <uint64_t>masked_hash << 32 | (fingerprint if found.fingerprint_at else 0)
                     set_key_bits(&masked_bits, filter_mix(block))
                     if excludes(file.filter, NULL, file.blocks, &masked_bits):
