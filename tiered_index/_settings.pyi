@@ -27,7 +27,7 @@ class IndexSettings(TypedDict, total=False):
     max_early_s: float | None
     upload_part_bytes: int | None
     query_threads: int | None
-    coalesce_gap_bytes: int | None
+    coalesce_gap_bytes: int | Literal["price"] | None
     block_cache_bytes: int | None
     directory_cache_bytes: int | None
     cache_dir: str | Path | None

@@ -102,7 +102,10 @@ class IndexConfig(BaseModel):
     max_early_s: float = Field(86400, gt=0, description="entries further in the future than this go to quarantine")
     upload_part_bytes: int = Field(16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size")
     query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage at a time")
-    coalesce_gap_bytes: int = Field(256 << 10, ge=0, description="largest gap between slot groups that one range reads")
+    coalesce_gap_bytes: int | Literal["price"] = Field(
+        256 << 10,
+        description="largest gap between slot groups that one range reads; price: if that is cheaper by `prices`",
+    )
     block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
     directory_cache_bytes: int = Field(
         256 << 20, ge=0, description="memory for directories of stored files, half as much for filters"
@@ -159,6 +162,19 @@ class IndexConfig(BaseModel):
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError(f"must not be {str(value).lower()}")  # which pydantic takes for 1 or 0
         return value
+
+    @field_validator("coalesce_gap_bytes", mode="before")
+    @classmethod
+    def _gap(cls, value: Any) -> Any:
+        if value == "price" or isinstance(value, bool):
+            return value
+        try:
+            gap = int(value)
+        except (TypeError, ValueError):
+            gap = -1
+        if gap < 0 or gap != float(value):
+            raise ValueError("must be a whole number of bytes, not negative, or price")
+        return gap
 
     @field_validator("retention", mode="before")
     @classmethod

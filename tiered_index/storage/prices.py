@@ -42,6 +42,11 @@ class PriceTable:
         """Return the price of keeping bytes for a month."""
         return stored_bytes / 2**30 * self.storage_per_gib_month_usd
 
+    def gap_bytes(self, most: int) -> int:
+        """Return how many bytes, at most `most`, cost no more than a GET that is spared by reading them in vain."""
+        byte_usd = self.egress_per_gib_usd / 2**30
+        return int(min(most, self.get_per_1000_usd / 1000 / byte_usd)) if byte_usd else most
+
     def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
         """Return the price of `requests` (operation -> count) and `bytes_read`."""
         total = bytes_read / 2**30 * self.egress_per_gib_usd

@@ -231,6 +231,13 @@ def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_pat
         config.slots = 5
 
 
+@pytest.mark.parametrize("wrong", [-1, "x", None, True, 1.5, "-3"])
+def test_a_gap_is_a_number_of_bytes_or_price(wrong):
+    assert [IndexConfig(coalesce_gap_bytes=gap).coalesce_gap_bytes for gap in (0, "7", "price")] == [0, 7, "price"]
+    with pytest.raises(ConfigError, match="coalesce_gap_bytes"):
+        IndexConfig(coalesce_gap_bytes=wrong)
+
+
 @pytest.mark.parametrize("name", ["slots", "seal_after_s", "max_late_s", "storage"])
 def test_true_is_no_number(name):
     with pytest.raises(ConfigError, match=f"{name}: must not be true"):

@@ -41,6 +41,8 @@ from tiered_index.storage.context import active_context, check_deadline, remaini
 T = TypeVar("T")
 # directories that are read one by one before the summary of all
 _SUMMARY_AFTER = 2
+# the most that is read in vain to spare a request: reading it takes as long
+_GAP_BYTES = 256 << 10
 MAX_SPAN_BYTES = 8 << 20
 """The longest range read: longer ones are cut and read side by side."""
 _log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class ColdSettings:
     """Bounds of the cold path: the settings of the same names in `IndexConfig`."""
 
     query_threads: int = 32
-    coalesce_gap_bytes: int = 256 << 10
+    coalesce_gap_bytes: int = _GAP_BYTES
     block_cache_bytes: int = 64 << 20
     directory_cache_bytes: int = 256 << 20
     filter_after_probes: int = 8
@@ -80,7 +82,10 @@ class ColdSettings:
     @classmethod
     def of(cls, config: IndexConfig) -> ColdSettings:
         """Return what `config` sets."""
-        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+        chosen = {field.name: getattr(config, field.name) for field in fields(cls)}
+        if chosen["coalesce_gap_bytes"] == "price":
+            chosen["coalesce_gap_bytes"] = config.prices.gap_bytes(_GAP_BYTES)
+        return cls(**chosen)
 
 
 @dataclass

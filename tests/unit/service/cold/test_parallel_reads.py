@@ -23,6 +23,7 @@ from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Run
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.cold.path import spans_of
+from tiered_index.storage.prices import PriceTable
 
 FILES = 8
 ENTRIES = 1500
@@ -213,6 +214,22 @@ def reads_of(made: ColdIndex) -> dict[str, list[tuple[int, int]]]:
     for read in made.storage.reads:
         found.setdefault(read.name, []).append((read.start, read.end))
     return {name: sorted(ranges) for name, ranges in found.items()}
+
+
+@pytest.mark.parametrize(("egress_usd", "gap"), [(0.0, 256 << 10), (0.09, 4772), (100.0, 4)])
+def test_a_gap_by_price_costs_no_more_than_a_request(made: ColdIndex, egress_usd: float, gap: int) -> None:
+    prices = PriceTable(egress_per_gib_usd=egress_usd)
+    asked = [Lookup(topic="t", key=key) for key in keys(12, seed=3)]
+    costs: dict[object, float] = {}
+    reads: dict[object, dict[str, list[tuple[int, int]]]] = {}
+    for setting in ("price", gap, 256 << 10):
+        with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0, prices=prices) as reader:
+            reader.query("t", "all")
+            made.storage.reset()
+            answers = reader.query_many(asked)
+            costs[setting], reads[setting] = answers.explain.cost_usd, reads_of(made)
+    assert reads["price"] == reads[gap]
+    assert costs["price"] <= costs[256 << 10]
 
 
 @pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])
