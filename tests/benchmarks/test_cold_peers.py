@@ -14,7 +14,7 @@ from docs.generators.measured_pages import shown
 from tests.benchmarks.cold_peers import command, ours
 from tests.benchmarks.cold_peers.data import HOT_KEYS, Data
 from tests.benchmarks.cold_peers.figures import FIGURES
-from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, _Failed, _Run, _Server, run, versions
+from tests.benchmarks.cold_peers.run import COLUMNS, Amounts, _environment, _Failed, _Run, _Server, run, versions
 from tests.benchmarks.cold_peers.server import Store, unchunked
 from tests.benchmarks.peers.figures import best_table
 from tests.benchmarks.test_program import bench
@@ -151,6 +151,11 @@ def test_our_columns_answer_like_the_oracle_and_a_wrong_answer_ends_the_run(serv
     _Run._check("month", expected, expected)
     with pytest.raises(_Failed, match="30d table answered"):
         _Run._check("month", [expected[0][1:]], [expected[0]])
+
+
+def test_our_processes_get_no_variables_that_send_them_to_boto3():
+    peers, ours_alone = (_environment("http://127.0.0.1:1", peer) for peer in (True, False))
+    assert peers.keys() - ours_alone.keys() == {"AWS_REGION", "AWS_ENDPOINT", "AWS_ALLOW_HTTP"}
 
 
 def test_the_best_of_a_row_is_bold():

@@ -7,6 +7,7 @@ pages, but no data.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 _AT_ONCE = 32
 _COLUMNS = ["second", "offset", "queue_id"]
 _INDEX = "key_idx"
+_SORT_BYTES = 4 << 30
 
 
 class Reader:
@@ -75,6 +77,8 @@ def sorted_entries(source: Path) -> Any:
 
 def build(place: dict[str, str], source: Path) -> None:
     """Sort all entries, write them, and index the key."""
+    # by itself it sorts keys in 300 MB, which five million of them exceed
+    os.environ["LANCE_MEM_POOL_SIZE"] = str(_SORT_BYTES)
     import lance
 
     dataset = lance.write_dataset(sorted_entries(source), _uri(place), storage_options=_options(place))

@@ -95,7 +95,7 @@ class _Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environment(""),
+            env=_environment("", False),
         )
         assert self._process.stdout is not None
         self._port = int(self._process.stdout.readline())
@@ -159,7 +159,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environment(endpoint_url),
+            env=_environment(endpoint_url, job["module"] != "ours"),
         )
 
     def said(self) -> dict[str, Any]:
@@ -199,16 +199,14 @@ def _command(python: str, job: dict[str, Any]) -> list[str]:
     return [python, "-m", "tests.benchmarks.cold_peers.worker", json.dumps(job)]
 
 
-def _environment(endpoint_url: str) -> dict[str, str]:
+def _environment(endpoint_url: str, peer: bool) -> dict[str, str]:
     left_out = ("AWS_", "TIERED_INDEX_", "PYTHONDONTWRITEBYTECODE")
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
         **CREDENTIALS,
         "PYTHONPATH": str(_TOP),
-        # names by which SlateDB's object store knows them
-        "AWS_REGION": REGION,
-        "AWS_ENDPOINT": endpoint_url,
-        "AWS_ALLOW_HTTP": "true",
+        # names by which SlateDB's object store knows them; this index would ask boto3 what they mean
+        **({"AWS_REGION": REGION, "AWS_ENDPOINT": endpoint_url, "AWS_ALLOW_HTTP": "true"} if peer else {}),
     }
 
 
@@ -221,7 +219,9 @@ def versions(python: str, columns: Sequence[str]) -> tuple[dict[str, str], dict[
             found[name] = __version__
             continue
         job = {"module": "worker", "phase": "packages", "packages": column.packages}
-        said = json.loads(subprocess.run(_command(python, job), env=_environment(""), stdout=-1, check=True).stdout)
+        said = json.loads(
+            subprocess.run(_command(python, job), env=_environment("", True), stdout=-1, check=True).stdout
+        )
         if missing := [package for package, version in said.items() if version is None]:
             skipped[column.title] = f"{', '.join(missing)} not installed for {python}"
         else:
@@ -361,7 +361,10 @@ class _Run:
             self.server.counts()
             started_s, before = time.perf_counter(), os.times()
             said = subprocess.run(
-                _command(self._python(name), job), env=_environment(self.server.endpoint_url), stdout=-1, check=True
+                _command(self._python(name), job),
+                env=_environment(self.server.endpoint_url, bool(COLUMNS[name].packages)),
+                stdout=-1,
+                check=True,
             )
             after = os.times()
             walls.append((time.perf_counter() - started_s) * 1e3)
