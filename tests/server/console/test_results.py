@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -251,3 +253,156 @@ def test_a_topic_is_browsed_around_a_moment(opened, shop):
     page = opened(shop[2], f"#token={shop[3]}&browse?topic=billing&at_ms={T}")
     expect(page.locator("#browse-said")).to_contain_text("the token is not for topic 'billing'")
     expect(page.locator("#browse-table tbody tr")).to_have_count(0)
+
+
+class Engineer:
+    """Uses a page, and counts what is typed and clicked."""
+
+    def __init__(self, page):
+        self.page, self.typed, self.clicks = page, 0, 0
+
+    def type(self, label, text):
+        self.typed += 1
+        self.page.get_by_label(label, exact=True).fill(text)
+
+    def choose(self, label, option):
+        self.clicks += 1
+        self.page.get_by_label(label, exact=True).select_option(option)
+
+    def click(self, name, role="button", within="body"):
+        self.clicks += 1
+        self.page.locator(within).get_by_role(role, name=name, exact=True).click()
+
+    def open(self, text):
+        self.clicks += 1
+        self.page.locator("summary", has_text=text).click()
+
+    def read(self, text):
+        """Open the row that has a text."""
+        self.clicks += 1
+        rows(self.page).filter(has_text=text).first.get_by_role("button").click()
+
+    def sees(self, text, within="#message"):
+        expect(self.page.locator(within)).to_contain_text(text)
+
+
+def find_an_order(user):
+    user.type("Key", "order-7")
+    user.click("Search")
+    user.read("amount 7 EUR")
+    user.sees("amount 7 EUR")
+
+
+def find_what_a_customer_says(user):
+    user.open("Key templates")
+    user.type("Templates, separated by spaces", "order-{}")
+    user.type("Key", "#00012")
+    user.type("From", "Saturday")
+    user.click("Search")
+    user.click("key order-12 of topic orders", "link")
+    user.read("amount 12 EUR")
+    user.sees("amount 12 EUR")
+
+
+def find_a_payment(user):
+    user.type("Key", "7")
+    user.click("Search")
+    user.type("Only messages with this text", "amount 3 eur")
+    user.click("Filter")
+    user.read("amount 3 EUR")
+    user.sees("amount 3 EUR")
+
+
+def list_refused_orders(user):
+    user.type("Topic", "order*")
+    user.type("Key", "7")
+    user.click("Search")
+    user.type("Only messages with this text", "refused")
+    user.click("Filter")
+    user.sees("10 entries", "#status")
+    with user.page.expect_download():
+        user.click("Save as CSV")
+
+
+def tell_the_customers_time(user):
+    user.choose("Times are of", "here (Asia/Tokyo)")
+    user.type("Key", "order-7")
+    user.click("Search")
+    user.sees("09:00:07 here", "#entries-table")
+
+
+def follow_what_came_next(user):
+    user.type("Topic", "orders")
+    user.type("Key", "7")
+    user.click("Search")
+    user.read("amount 30 EUR")
+    user.sees("amount 30 EUR", "#message pre")
+    user.click("Previous message")
+    user.sees("amount 31 EUR", "#message pre")
+
+
+def follow_a_customer(user):
+    user.type("Key", "order-7")
+    user.click("Search")
+    user.read("amount 7 EUR")
+    user.click("7", "link", "#message dl")
+    user.sees("25 entries", "#status")
+
+
+def see_what_else_happened(user):
+    user.type("Key", "order-7")
+    user.click("Search")
+    user.read("amount 7 EUR")
+    user.click("Messages around it in its queue", "link")
+    user.sees("amount 5 EUR", "#browse-table")
+
+
+def find_a_message_without_a_key(user):
+    user.click("Browse", "link", "nav")
+    user.type("Topic to browse", "orders")
+    user.type("Moment", "2025-11-01 00:00:20")
+    user.click("Browse")
+    user.sees("amount 20 EUR", "#browse-table")
+
+
+def hand_it_to_an_engineer(user):
+    user.type("Key", "order-7")
+    user.click("Search")
+    user.read("amount 7 EUR")
+    user.open("All fields")
+    user.page.locator("#message summary", has_text="As a command").click()
+    user.clicks += 1
+    user.click("Copy as curl", within="#message")
+    user.sees("Copied.", "#message .commands")
+
+
+TASKS = [
+    find_an_order,
+    find_what_a_customer_says,
+    find_a_payment,
+    list_refused_orders,
+    tell_the_customers_time,
+    follow_what_came_next,
+    follow_a_customer,
+    see_what_else_happened,
+    find_a_message_without_a_key,
+    hand_it_to_an_engineer,
+]
+
+
+def test_ten_tasks_of_support_take_what_the_page_says(opened, shop):
+    text = (Path(__file__).parents[3] / "docs" / "service.md").read_text()
+    told = [tuple(map(int, one)) for one in re.findall(r"^\| “.*\| (\d+) \| (\d+) \| .*\|$", text, re.M)]
+    counted = []
+    page = opened(shop[0], timezone_id="Asia/Tokyo", locale="en-GB")
+    # Sunday
+    page.clock.set_fixed_time(BEGIN_MS / 1000 + 36 * 3600)
+    for task in TASKS:
+        # as on the first day
+        page.evaluate("localStorage.clear()")
+        page.goto("about:blank")
+        page.goto(f"{shop[0]}/console/")
+        user = Engineer(page)
+        task(user)
+        counted.append((user.typed, user.clicks))
+    assert counted == told
