@@ -1,5 +1,5 @@
-"""The clock as a dependency: code that needs the time takes a `Clock`, so that tests set the time; and
-what steps take by it. Both clocks may be read from any thread.
+"""The clock as a dependency: code that needs the time takes a `Clock`, so that tests set the time; and counts of steps.
+Both clocks may be read from any thread.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ManualClock:
 
 @dataclass
 class StepTimes:
-    """How often a step in the life of files was taken, how often it failed, and the seconds that it took in all."""
+    """Counts of one step of the life cycle: its runs, its failures, and its seconds in all."""
 
     clock: Clock
     count: int = 0

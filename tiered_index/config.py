@@ -52,7 +52,7 @@ _SERVICE_LINK = re.compile(
     r"TIERED_INDEX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 _YEAR_S = 365.25 * 86400
-# Settings that are tables, and what stands in them
+# Settings that are tables, and what is in them
 TABLES: dict[str, Collection[str]] = {
     "s3": [each.name for each in fields(S3Options)],
     "prices": PriceTable.__dataclass_fields__,
@@ -407,7 +407,7 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def _holds(values: dict[str, Any], path: list[str]) -> bool:
-    """Return whether nested tables say what stands at `path`."""
+    """Return whether nested tables say what is at `path`."""
     inner: Any = values
     for name in path:
         if not isinstance(inner, dict):

@@ -23,7 +23,7 @@ _DEPTH = 32
 
 
 class Malformed(ValueError):
-    """A value other than what belongs there; `place` is its path from the document's top."""
+    """A value of the wrong kind; `place` is its path from the document's top."""
 
     def __init__(self, expected: str, value: object, place: str = "") -> None:
         super().__init__(f"{place or 'document'} is {shown(value)}, not {expected}")

@@ -1,7 +1,7 @@
 """The door to the compiled core and to the fastest CRC32 that is installed.
 
 The core is two modules: `tiered_index._core` has loops over entries, `tiered_index._views` lookups in files. Each loop
-stands beside NumPy code that returns the same bytes. NumPy does the work where the core could not be built, as on a
+is beside NumPy code that returns the same bytes. NumPy does the work where the core could not be built, as on a
 machine without a C compiler. The log says so once a process; as a warning where the package was shipped in a zip file.
 """
 

@@ -42,7 +42,7 @@ def collector(index: IndexService[Any] | IndexReader[Any]) -> Collector:
 
 
 class StateCollector(Collector):
-    """Collects the state of `lookups`, and what `more` returns."""
+    """Collects the state of `lookups`, and the metrics that `more` returns."""
 
     def __init__(self, lookups: IndexService[Any] | IndexReader[Any], more: Callable[[], Gauges] = dict) -> None:
         self._lookups = lookups

@@ -1,4 +1,4 @@
-"""Retention: how long entries are kept (`Retention`, a rule), and what is gone so far (`Expired`, of the log).
+"""Retention: the rule (`Retention`), and the expired entries of an index (`Expired`, of the log).
 
 A rule looks at a clock, its horizons don't: once the log states them every reader leaves out the same entries, whenever
 it asks. Horizons never go back: what has expired under one rule stays so under the next. An entry of second s has
@@ -108,8 +108,8 @@ def _before_ms(age_s: float | None, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """What has expired: entries before `before_ms`, of topics that match a pattern those before its own one (of several
-    the earliest). Epoch milliseconds, whole seconds; 0: nothing has.
+    """The time before which entries have expired: `before_ms`, or the one of a pattern that the topic matches (of
+    several the earliest). Epoch milliseconds, whole seconds; 0: nothing has.
     """
 
     before_ms: int = 0
@@ -149,8 +149,8 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Expired:
-    """What no answer shows any more of an index at a position of its log: what has expired by each of `horizons`;
-    `segments`, by store, that end at an offset or before; what was erased by `tombstones`.
+    """The hidden part of an index at a position of its log: entries that expired by each of `horizons`; `segments`, by
+    store, that end at an offset or before; entries that `tombstones` erased.
     """
 
     horizons: tuple[Horizon, ...] = ()

@@ -1,7 +1,7 @@
-"""Tombstones: what was erased before it expires, as the log states it. Pure.
+"""Tombstones: erased entries, as the log states them. Pure.
 
 A tombstone is a predicate bounded in time, like a horizon: it hides each entry of its topic (and its key, or queue) of
-second s where s * 1000 < `before_ms`, wherever the entry lies and whenever it comes there. A key is known by its hashes
+second s where s * 1000 < `before_ms`, wherever the entry is and whenever it comes there. A key is known by its hashes
 and its fingerprint alone; in an index without fingerprints by its hashes. Of `Tombstones` none covers another.
 """
 
@@ -41,7 +41,7 @@ class Tombstone:
     def of(
         cls, topic: str, before_ms: int, *, key: str | None = None, queue_id: int | None = None, keyed: bool = True
     ) -> Tombstone:
-        """Return the tombstone of what lies before a moment, which the end of its second stands for; `keyed`: whether
+        """Return the tombstone of what is before a moment, which the end of its second represents; `keyed`: whether
         the index has fingerprints. Raises `InvalidArgument` for both a key and a queue.
         """
         before_ms = -(-before_ms // 1000) * 1000
@@ -157,7 +157,7 @@ class Tombstones(Sequence[Tombstone]):
 
 
 class TopicTombstones:
-    """What is hidden of one topic: entries before the epoch second `begin`; of `queues`, and of `keys` by hash, those
+    """The hidden part of one topic: entries before the epoch second `begin`; of `queues`, and of `keys` by hash, those
     before a second of their own.
     """
 

@@ -1,4 +1,4 @@
-"""What a call is made for, as logs and traces show it: the id of its request, and spans of OpenTelemetry.
+"""The purpose of a call in logs and traces: the id of its request, and spans of OpenTelemetry.
 
 Spans are made where the process has set OpenTelemetry's SDK up: this package neither needs nor loads it, and without it
 a span costs a look into a dict. Spans tell topics, statuses, objects and costs,
@@ -20,7 +20,7 @@ _NAME = "tiered_index"
 
 
 class Span(Protocol):
-    """What is used of OpenTelemetry's spans."""
+    """The used part of OpenTelemetry's spans."""
 
     def is_recording(self) -> bool: ...
     def set_attributes(self, attributes: Mapping[str, Any]) -> None: ...
@@ -30,7 +30,7 @@ class Span(Protocol):
 
 
 class _NoSpan:
-    """Stands for every span where OpenTelemetry isn't loaded."""
+    """A span without effect, if OpenTelemetry is not loaded."""
 
     def is_recording(self) -> bool:
         return False

@@ -203,7 +203,7 @@ class Explain:
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
-    """How recent the storage of one index was. A lookup can't see entries that the writer has not published yet.
+    """The freshness of the storage of one index. A lookup can't see entries that the writer has not published yet.
 
     `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
     seconds; None: no entry is published. `positions` has, for each source of entries (a RocketMQ store, a file, a
@@ -230,7 +230,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of something: what it is, how many rows it has, their columns, and the first rows."""
+    """A preview: a title, the number of rows, their columns, and the first rows."""
 
     title: str
     count: int
@@ -268,8 +268,8 @@ class Provenance(NamedTuple):
     `freshness` says how far the storage was filled, for each index that was read from its storage alone, or from its
     root while the storage could not be asked. `unknown_topics` has the lookup's topic where nothing was found, and
     where none of the files in its range, as far as they were read, has the topic. `lost` are the files given up for
-    good that may have held answers within its range: it is complete but for them. `expired_before_ms`: entries before
-    it have expired and are in no answer; None where the range does not reach before it.
+    good that may have held answers within its range: it is complete except for them. `expired_before_ms`: entries
+    before it have expired and are in no answer; None where the range does not reach before it.
     """
 
     freshness: tuple[Freshness, ...] = ()
@@ -580,7 +580,7 @@ def format_time(time_ms: int | None) -> str:
 def parse_time(text: str, *, end: bool = False) -> int:
     """Return the epoch milliseconds of a time as people write it, a bound of a range: a number of them, or ISO 8601.
 
-    What lies outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example
+    What is outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example
     ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14``; UTC where no zone is
     given. A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. Raises
     `ValueError` naming the text.

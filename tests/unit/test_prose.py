@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 from tests.unit.cli.test_exit_codes import all_commands
@@ -23,6 +25,8 @@ AVOID = re.compile(
     r"\b(for ever|for good|of which|who wants|it is said|is told|are told|takes in|is met|anew|goes on|lies|stands|"
     r"whoever|but for|is no [A-Z]\w+)\b"
 )
+AVOID_IN_CODE = re.compile(r"\b(for ever|for good|takes in|is met|anew|goes on|lies|stands|but for)\b")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 MARKUP = (
     (r"<!--.*?-->|^```.*?^```", "\n\n", re.M | re.S),
     (r"`[^`]*`", "X", 0),
@@ -52,6 +56,19 @@ def test_help() -> None:
     for words, command in all_commands():
         texts = [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
         assert not [found for text in texts for found in faults(text.partition("[bold]")[0])], words
+
+
+def test_code() -> None:
+    for path in (TOP / "tiered_index").rglob("*.py"):
+        text = path.read_text()
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)]
+        docs = [(node, ast.get_docstring(node) or "") for node in nodes]
+        comments = [
+            one.string for one in tokenize.generate_tokens(StringIO(text).readline) if one.type == tokenize.COMMENT
+        ]
+        assert not [one for one in (*comments, *(doc for _, doc in docs)) if AVOID_IN_CODE.search(one)], path
+        firsts = [doc for node, doc in docs if isinstance(node, ast.ClassDef | ast.Module)]
+        assert not [doc for doc in firsts if re.match(r"(What|Who|Whoever|Where|How)\b", doc)], path
 
 
 def test_messages() -> None:

@@ -1,4 +1,4 @@
-"""One index file for commands: its bytes, on the local disk or in a storage, and what each kind of file holds.
+"""One index file for commands: its bytes, on the local disk or in a storage, and its contents by kind of file.
 
 Compacted files and shards have a trailer, unsealed files a journal, RocketMQ's own neither. Bytes are read by ranges.
 One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
@@ -311,7 +311,7 @@ class _Compacted(Contents):
 
 
 class _Shard(_Compacted):
-    """A shard of a window table: it has no slot table, its directory alone says where a slot lies."""
+    """A shard of a window table: it has no slot table, only its directory has the positions of slots."""
 
     kind = "shard"
 

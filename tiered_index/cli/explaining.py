@@ -1,4 +1,4 @@
-"""What a lookup cost and what it could not read, for people.
+"""The cost of a lookup and the files that it could not read, as text.
 
 The table is 80 columns wide, a file is called there by the end of its id, and its columns add up to the totals below
 it.
@@ -56,13 +56,13 @@ def _once(reports: Iterable[FileReport]) -> list[FileReport]:
 
 @dataclass(frozen=True)
 class Explaining:
-    """How costs are shown: by the prices of `prices_as_of`; with `every` each skipped file has a line of its own."""
+    """The form of costs: by the prices of `prices_as_of`; with `every` each skipped file has a line of its own."""
 
     prices_as_of: str
     every: bool = False
 
     def show(self, out: Output, pages: Sequence[Explain], more: str = "") -> None:
-        """Write what was read, file by file, and what it cost, of all pages together; `more` stands before the cost."""
+        """Write what was read, file by file, and what it cost, of all pages together; `more` is before the cost."""
         files = _by_file(file for page in pages for file in page.files)
         skipped = [file for file in files if _is_skipped(file)]
         shown = files if self.every else [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]

@@ -44,7 +44,7 @@ _PLAIN = frozenset({"topic", "topic_id", "queue_id", "offset", "size", "timestam
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that `export` wrote. `about`: what it says of itself; None: an NDJSON file, which says nothing."""
+    """A file that `export` wrote. `about`: its metadata; None: an NDJSON file, which has none."""
 
     place: LocalFile | StoredFile
     kind: Literal["parquet", "arrow", "ndjson"]

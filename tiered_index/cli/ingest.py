@@ -175,7 +175,7 @@ class Intake:
         self.repeats = Repeats(self.index.schema)
 
     def take(self, batch: Batch) -> None:
-        """Put one batch. Raises `InvalidArgument` at a bad message; what lies before it is taken, nothing behind it."""
+        """Put one batch. Raises `InvalidArgument` at a bad message; what is before it is taken, nothing behind it."""
         known = len(self.quarantined)
         self._take(batch)
         if new := self.quarantined[known:]:

@@ -111,7 +111,7 @@ class _Batch(Answer[Any]):
 
 
 class _Asking:
-    """Looks a batch up after the other; counts by status what was, and what was not yet."""
+    """Looks up one batch after the other; counts the keys by status, and those that are left."""
 
     def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
         self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])

@@ -127,7 +127,7 @@ _limit = partial(Option, show_default=False, rich_help_panel="Limits")
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """What reads, and may ask a service in place of an index."""
+    """Options of commands that read an index, or ask a service instead."""
 
     url: Annotated[
         str | None, _service(metavar="URL", help="Ask this service (tiered-index serve) in place of an index.")
@@ -137,7 +137,7 @@ class ServiceOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What one command may spend on lookups."""
+    """Options that limit the lookups of one command."""
 
     max_requests: Annotated[int | None, _limit(metavar="N", help="Most requests to the storage.")] = None
     max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Most bytes read from the storage.")] = None
@@ -154,7 +154,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """What merges: merge, spark merge."""
+    """Options of the commands that merge: merge, spark merge."""
 
     window: Annotated[
         int,
@@ -196,7 +196,7 @@ Yes = Annotated[bool, Option("--yes", help="Apply the changes.")]
 
 @dataclass(frozen=True)
 class EraseOptions:
-    """What erases: erase, spark erase."""
+    """Options of the commands that erase: erase, spark erase."""
 
     topic: Annotated[str, Option(metavar="T", help="Exact name of the topic.")]
     key: Annotated[list[str] | None, Option(metavar="K", help="Erase this key only. Repeatable.")] = None
@@ -218,7 +218,7 @@ class EraseOptions:
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """What runs on Spark."""
+    """Options of the commands that run on Spark."""
 
     master: Annotated[
         str | None,
@@ -257,8 +257,8 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 def given_columns(
     column: Sequence[str] | None, constant: Sequence[str] | None, texts: Collection[str] = ("topic", "key")
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return both as dicts; constants are whole numbers but for `texts`. Raises `InvalidArgument`, before a session is
-    made.
+    """Return both as dicts; constants are whole numbers except for `texts`. Raises `InvalidArgument`, before a session
+    is made.
     """
     columns, constants = pairs("--column", column), pairs("--constant", constant)
     if both := sorted(columns.keys() & constants.keys()):

@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def _printable_lines(text: str, indent: str = "") -> str:
-    """Return `text` with its line ends, behind which `indent` stands, and tabs, all else as `printable`."""
+    """Return `text` with its line ends, behind which `indent` is, and tabs, all else as `printable`."""
     return f"\n{indent}".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
@@ -68,7 +68,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A log's records as JSON, one a line: time, level, logger, message, the request's id, and what is in `fields`."""
+    """Log records as JSON, one a line: time, level, logger, message, the request's id, and the members of `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -157,7 +157,7 @@ def describe_error(error: TieredIndexError) -> dict[str, Any]:
 
 
 def error_document(error: TieredIndexError) -> dict[str, Any]:
-    """Return an error as a field of a JSON document, as it stands on stderr, too."""
+    """Return an error as a field of a JSON document, as it is on stderr, too."""
     return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
@@ -173,7 +173,7 @@ class Cell:
 
 
 class Output:
-    """Where the result of a command goes.
+    """The output of a command: a table or JSON on stdout, notes on stderr.
 
     A command gives its whole result: a document for programs (`answer`), lines, fields and tables for people. With
     `as_json` the former is written, otherwise the latter, so that no command asks which one is wanted.

@@ -1,4 +1,4 @@
-"""The answers of one command, page by page, within what the command may spend.
+"""The answers of one command, page by page, within the limits of the command.
 
 The bounds are of the whole command, and each page gets what is left: requests and bytes count from the first lookup,
 the time from opening the index.
@@ -59,7 +59,7 @@ class CommandBudget:
 
 @dataclass
 class Pages(Generic[R]):
-    """The answers of a command, page by page; with `every` up to the end, and what the pages read so far add up to.
+    """The answers of a command, page by page; with `every` all pages. It sums the pages that were read.
 
     `open_lookup` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the budget
     doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.

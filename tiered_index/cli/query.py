@@ -25,7 +25,7 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import IndexItem, QueryResult, format_time
 
 _PAGE = 1000
-# A page reads its files anew, so that pages of one size would take a time that grows with the square of the answers.
+# A page reads its files again, so that pages of one size would take a time that grows with the square of the answers.
 _LARGEST_PAGE = 100_000
 # Small, since messages may have megabytes.
 _PAGE_OF_MESSAGES = 256

@@ -1,4 +1,4 @@
-"""What every command has: common options, settings, an output, the index, and errors that become exit codes.
+"""The session of a command: common options, settings, output, index, and the exit codes of errors.
 
 Whatever a command raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70.
 """
@@ -217,14 +217,14 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the options that a parameter stands for: a group's, which is a dataclass, or itself."""
+    """Return the options that a parameter represents: a group's, which is a dataclass, or itself."""
     if dataclasses.is_dataclass(kind := parameter.annotation):
         return [p.replace(kind=parameter.kind) for p in _parameters(typing.cast("type[Any]", kind))]
     return [parameter]
 
 
 def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flag that stands for each name by which an error may call an option of a command."""
+    """Return the flag that represents each name by which an error may call an option of a command."""
     flags: dict[str, str] = {}
     for p in parameters:
         infos = (p.default, *getattr(p.annotation, "__metadata__", ()))
@@ -240,7 +240,7 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
     """Return `function` as a typer command; what it returns is the exit code.
 
-    A parameter whose type is a dataclass stands for the options that are its fields.
+    A parameter whose type is a dataclass represents the options that are its fields.
     """
     given, common = _parameters(function)[1:], _parameters(_options)
     own = [option for p in given for option in _options_of(p)]

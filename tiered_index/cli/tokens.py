@@ -1,4 +1,4 @@
-"""`tiered-index token`: who may use a service."""
+"""`tiered-index token`: adds a token to the token file of a service."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`tiered-index verify`: every checksum is checked; with --repair what was found is restored from good copies, or given
-up, a dry run unless --yes.
+"""`tiered-index verify`: checks every checksum. With --repair it restores damaged objects from good copies, or gives
+them up. Without --yes it prints the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hash of a key as a function of SQL, for those who join by it. Pure."""
+"""The hash of a key as a function of SQL, for joins. Pure."""
 
 from __future__ import annotations
 

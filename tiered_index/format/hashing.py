@@ -262,7 +262,7 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
         return CodeUnits(np.frombuffer(text.encode(), np.uint8), offsets)
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
     if len(units) > len(text):
-        # A character above U+FFFF stands for two units, so a string's offset in units is the running sum at its offset
+        # A character above U+FFFF represents two units, so a string's offset in units is the running sum at its offset
         # in characters.
         units_before = np.zeros(len(text) + 1, np.int64)
         np.cumsum(

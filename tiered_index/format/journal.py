@@ -1,4 +1,4 @@
-"""The journal beside an unsealed file: which entries are durable, and what they mean. SPEC.md section 7.
+"""The journal beside an unsealed file: its durable entries, topics and source positions. SPEC.md section 7.
 
 Each record is appended and synced by one write, after the entries that it describes, so a crash can tear only the last
 record. Pure.

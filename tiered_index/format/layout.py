@@ -119,7 +119,7 @@ class Layout:
         return self.items_position + self.schema.item.itemsize * count
 
     def to_json(self) -> dict[str, Any]:
-        """Return geometry, preset, schema and, but for ``abs``, hash rule as stored in journals and trailers."""
+        """Return geometry, preset, schema and, except for ``abs``, hash rule as stored in journals and trailers."""
         stored = {"preset": self.preset.name, "schema": self.schema.to_json(), "slots": self.slots, "items": self.items}
         return stored if self.hash == "abs" else {**stored, "hash": self.hash}
 

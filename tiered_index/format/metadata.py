@@ -1,4 +1,4 @@
-"""What a compacted file or shard says of itself: geometry, schema, order, topics, positions. SPEC.md section 6."""
+"""The metadata of a compacted file or shard: geometry, schema, order, topics, positions. SPEC.md section 6."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _PAIRS = list_of(tuple_of(TOPIC_ID, text()))
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a compacted file says of itself, stored as JSON.
+    """The metadata of a compacted file, stored as JSON.
 
     `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds); `begin_ms` and
     `end_ms` are the header's. `topics` are the (id, name) pairs used in this file. `slot_base` and the half-open
@@ -272,7 +272,7 @@ _FIELDS: Check[dict[str, Any]] = record(
     slot_range=tuple_of(_SLOT, _SLOT),
     writer=text(),
 )
-# Members of `more` that this version knows; others are kept unchecked but for their depth
+# Members of `more` that this version knows; others are kept unchecked except for their depth
 _MORE: Check[dict[str, Any]] = record(
     dict,
     sequence=Optional(COUNT, 0),

@@ -1,7 +1,7 @@
 """Names of files, folders and objects. SPEC.md section 8.
 
 A local file's state is its folder's name. An object's name is never used twice. Numbers in names have 20 digits, so
-names sort as numbers do. Pure, but for random bits in new names.
+names sort as numbers do. Pure, except for random bits in new names.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def packed_bytes(schema: Schema, count: int) -> int:
 
 
 class Packing:
-    """How the runs of one file are packed: `base` are the base slots, by which hashes have their rank, of `ranks`.
+    """The packing of the runs of one file: `base` are the base slots, by which hashes have their rank, of `ranks`.
 
     A run is a header (`header_dtype`), its keys, marks of their first items unless each has one, its items. `order` are
     its columns. The first `of_keys` of them are stored once a key.

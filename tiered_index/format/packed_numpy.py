@@ -1,4 +1,4 @@
-"""Packed runs in plain NumPy: what the compiled core does, where it is missing, and the errors that name damage.
+"""Packed runs in plain NumPy: the reference of the compiled core, its substitute, and the errors that name damage.
 
 Runs lie side by side, and a column of all of them is read by one gather whose places and widths differ from run to run.
 Memory of reading: some 200 bytes a key and 100 an item. Pure; safe under threads.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
 
-# Where a message lies in the segment, how many bytes it has, and its store timestamp.
+# Where a message is in the segment, how many bytes it has, and its store timestamp.
 ENTRY = np.dtype([("position", ">u4"), ("size", ">u4"), ("store_ms", ">i8")])
 # Entries of a run, at most: a pull reads whole runs.
 RUN_ENTRIES = 2048

@@ -111,7 +111,7 @@ class Schema:
     def of(cls, item_type: type[IndexItem]) -> Schema:
         """Return the schema that `item_type` declares.
 
-        Raises `ConfigError` for a field without `column(...)` or declared anew, and for fields in no dataclass.
+        Raises `ConfigError` for a field without `column(...)` or declared again, and for fields in no dataclass.
         """
         base = {f.name for f in dataclasses.fields(IndexItem)}
         for owner in item_type.__mro__[: item_type.__mro__.index(IndexItem)]:

@@ -1,7 +1,7 @@
 """Shards of window tables: the arrays of a range of slots and a trailer. SPEC.md section 10.
 
 A shard is written in one pass from entries in their final order, whatever the index's preset. It has no slot table: the
-directory says where a slot lies. Its runs are packed (section 11) where a line of its times is given. Pure. Memory: 8
+directory says where a slot is. Its runs are packed (section 11) where a line of its times is given. Pure. Memory: 8
 bytes an entry for the filter, some hundred bytes for each slot group, and one run.
 """
 

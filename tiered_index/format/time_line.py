@@ -1,4 +1,4 @@
-"""The line of time of a packed file: about what an entry's time is by its offset. SPEC.md section 11.
+"""The time line of a packed file: an estimate of an entry's time by its offset. SPEC.md section 11.
 
 Offsets and times grow together in a log, so what is left of a time when the line is taken off has a few bits. Pure.
 """

@@ -1,6 +1,6 @@
 """The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
 
-The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) lies and what its CRC32 is.
+The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) is and what its CRC32 is.
 A group of more than 256 KiB is cut into *blocks*, each with its own. A *run* is what is read and verified at once: a
 block, or a group that is not cut. Pure: bytes in, arrays out; safe under threads.
 """

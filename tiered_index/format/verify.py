@@ -72,7 +72,7 @@ class _SoundRuns:
 
 
 class _FileCheck:
-    """What the checks of compacted files and shards share.
+    """Base of the checks of compacted files and shards.
 
     After the runs were read, `whole` says whether all passed their CRC32, `interval` the seconds of those that did.
     """
@@ -359,7 +359,7 @@ class _CompactedCheck(_FileCheck):
             self._add("interval", f"seconds are {self.interval}, the metadata says {said}")
 
     def _slots_at(self, offset: int, items: Array, starts: Array) -> Array:
-        """Return the slot (i64, n) in which each item lies, by its position; `offset` is the first item's byte."""
+        """Return the slot (i64, n) in which each item is, by its position; `offset` is the first item's byte."""
         positions = offset + items.itemsize * np.arange(len(items), dtype=np.int64)
         return np.searchsorted(starts[:-1], positions, "right") - 1
 

@@ -52,7 +52,7 @@ _header = struct.Struct(">4q2i")
 
 
 class Geometry(NamedTuple):
-    """How many slots and items a file has room for."""
+    """The numbers of slots and items that a file has room for."""
 
     slots: int
     items: int
@@ -194,7 +194,7 @@ _NAMED = 100
 
 @dataclass
 class ClassicImport:
-    """One import and its counts. `put` stands in for `index.put_batch`, to wait out back-pressure."""
+    """One import and its counts. `put` is in for `index.put_batch`, to wait out back-pressure."""
 
     index: IndexService
     folder: Path

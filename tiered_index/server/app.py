@@ -35,7 +35,7 @@ OPENAPI = Path(__file__).parent / "openapi.json"
 
 
 class Service:
-    """The ASGI application `app` of what is served, its gate before it, its `metrics`, and its threads.
+    """The ASGI application `app` of a service, with its gate, its `metrics` and its threads.
 
     Close it as a context.
     """

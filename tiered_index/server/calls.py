@@ -48,7 +48,7 @@ class Caps:
 
 
 class Allowance:
-    """What one request may still spend; all of its calls share it."""
+    """The rest of one request's bounds; all of its calls share it."""
 
     def __init__(self, caps: Caps, prices: PriceTable) -> None:
         self.usage = Usage(prices, max_cost_usd=caps.max_cost_usd)

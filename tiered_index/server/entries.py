@@ -41,7 +41,7 @@ from tiered_index.sources.columns import (
 from tiered_index.sources.messages import json_object
 
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
-# A message's topic stands beside each of its keys: so many bytes of topics a byte of the largest body.
+# A message's topic is beside each of its keys: so many bytes of topics a byte of the largest body.
 _TOPICS_PER_BYTE = 8
 
 
@@ -57,7 +57,7 @@ class Batch:
 
 def parsed(body: bytes, form: str, most_bytes: int) -> Batch:
     """Return what a body holds. Raises `InvalidArgument` naming the first line that is wrong, and `Refused` where it
-    stands for more than `most_bytes`.
+    represents more than `most_bytes`.
     """
     return _ndjson(body, most_bytes) if form == wire.NDJSON else _arrow(body, most_bytes)
 

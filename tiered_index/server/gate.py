@@ -1,4 +1,4 @@
-"""What every request passes: its id, its caller, the bounds of rate and size, and errors on their way out.
+"""The gate before all routes: request id, caller, bounds of rate and size, and errors as answers.
 
 The gate is the outermost ASGI application. Where no tokens are configured, only requests to the address that the
 service listens on are taken, so that no web page can ask a service on the same host by a name of its own. Threads: the

@@ -1,4 +1,4 @@
-"""What all handlers of requests share: a call of the library in a thread, within bounds, and its answer as bytes.
+"""Base of the handlers of requests: a call of the library in a thread, within bounds, and its answer as bytes.
 
 Threads: handlers run on the event loop and never wait there for index or storage.
 """

@@ -1,4 +1,4 @@
-"""How the service is: its metrics, its problems, whether it lives, and whether it is ready for requests.
+"""The health of the service: metrics, problems, liveness and readiness.
 
 A `StandIn` answers for the application while the index opens and recovers, so that a probe finds somebody. Threads: the
 event loop's; any thread may set a `StandIn`.

@@ -69,7 +69,7 @@ class LookupHandlers(Handlers):
         if asked.all and form == wire.JSON:
             raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
         if asked.all and "max_count" not in asked.model_fields_set:
-            # what a page finds it looks for anew: larger ones take less time in all
+            # what a page finds it looks for again: larger ones take less time in all
             asked = asked.model_copy(update={"max_count": min(parameters.PAGE, self.served.caps.max_count)})
         self._check_count(asked.max_count)
         allowance = self.allowance(asked)
@@ -117,7 +117,7 @@ class LookupHandlers(Handlers):
             return await self.answer(request, allowance, act, wire.JSON, claim=claim)
         finally:
             if _withheld(request):
-                # the time must not tell what lies at a place, either
+                # the time must not tell what is at a place, either
                 await asyncio.sleep(pause_s(time.monotonic() - began_s))
 
     def _recorded(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:

@@ -30,7 +30,7 @@ _FARTHEST = (("storage", ("storage", "messages")), ("cache", ("cache",)))
 
 
 class Metrics:
-    """The metrics of one service. `more` returns further ones, by name, with what they mean."""
+    """The metrics of one service. `more` returns further ones, by name, with their meanings."""
 
     def __init__(self, lookups: Index, more: Callable[[], Gauges] = dict) -> None:
         registry = self._registry = CollectorRegistry()

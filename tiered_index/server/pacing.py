@@ -1,4 +1,4 @@
-"""What a connection and the answer on it tell each other: whether the client takes too little, and who can say so.
+"""The pace of a connection and of the answer on it: whether the client reads too slowly.
 
 An answer that can end early ends with a line that has `error`. What came before that line is no JSON document, so
 that it can't pass for a whole one. Threads: the event loop's.
@@ -24,8 +24,8 @@ _PIECE_BYTES = 256 << 10
 
 @dataclass
 class Pace:
-    """What connection and answer tell each other: whether the client takes too little, and whether the answer is a
-    stream, which can say so in its last line.
+    """The pace of one connection: whether the client reads too slowly, and whether the answer is a stream, whose last
+    line can say so.
     """
 
     is_slow: bool = False

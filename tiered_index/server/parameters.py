@@ -1,4 +1,4 @@
-"""What requests say, in the library's words: parameters and bodies.
+"""Parameters and bodies of requests, as the library's arguments.
 
 The models check requests, and `openapi.json` describes them. Threads: any; values are immutable.
 """
@@ -57,13 +57,13 @@ Amount = Annotated[float, BeforeValidator(_is_no_truth)]
 
 
 class Nothing(BaseModel):
-    """Of a request without parameters; others have what they declare, and nothing else."""
+    """Model of a request without parameters. An undeclared parameter is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Spending(Nothing):
-    """What one request may spend; the service has bounds of its own, and the lesser one holds."""
+    """Bounds of one request. The service has its own; the lower one counts."""
 
     max_requests: Count | None = Field(None, ge=0, description="Most requests to the storage.")
     max_bytes: Count | None = Field(None, ge=0, description="Most bytes read from the storage.")
@@ -76,7 +76,7 @@ class Spending(Nothing):
 
 
 class Bounds(Spending):
-    """Bounds of one lookup, and what its answer tells."""
+    """Bounds of one lookup, and the parts of its answer."""
 
     allow_partial: bool = Field(False, description="Answer from the readable files, and name the others in `failed`.")
     explain: bool = Field(False, description="List each file with its requests, bytes and time in `explain.files`.")

@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457), and what must not leave: local paths, stack traces, other's text.
+"""Errors as `application/problem+json` (RFC 9457), without local paths, stack traces and foreign text.
 
 The member `error` is the class of `errors.py`, so that a client can raise it again. Threads: any.
 """
@@ -66,7 +66,7 @@ _STATUS: tuple[tuple[type[TieredIndexError], int, int | None], ...] = (
 
 @dataclass(frozen=True)
 class Redaction:
-    """Local paths and what stands for them in what leaves the process."""
+    """Local paths, and the texts that replace them in answers."""
 
     stand_ins: tuple[tuple[str, str], ...] = ()
 
@@ -98,7 +98,7 @@ class Redaction:
         return [self.document(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-# Absolute paths, by themselves and in URIs of files; what stands for a place has one name in a URI.
+# Absolute paths, by themselves and in URIs of files; what represents a place has one name in a URI.
 _PATH = re.compile(r"""(?<![\w/:.\])}-])/[^\s'",;:)\]]+|\b(?:file|sqlite)://+[^\s/'",;:)\]]+/[^\s'",;)\]]*""")
 
 

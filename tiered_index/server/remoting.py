@@ -32,7 +32,7 @@ _ASKED = ("topic", "key", "offset", "queueId", "queueOffset")
 
 @dataclass(frozen=True, kw_only=True)
 class RemotingOptions:
-    """What is asked for: `keys` is a file of `read_keys`, the others are as of `ReadOnlyBroker`."""
+    """Options of RocketMQ's protocol: `keys` is a file of `read_keys`, the others are those of `ReadOnlyBroker`."""
 
     port: int
     cluster: str

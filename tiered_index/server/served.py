@@ -1,4 +1,4 @@
-"""What one service serves, and how it is: an index's lookups, what fetches messages, who may ask, and what is amiss.
+"""The parts of one service: lookups, messages, tokens, audit log, and present problems.
 
 Threads: any.
 """
@@ -38,10 +38,10 @@ _LOOK_TIMEOUT_S = 2.0
 
 
 class Audit:
-    """Lookups as JSON lines in a file: who asked for what, when, and what came of it. None: nowhere.
+    """Lookups as JSON lines in a file: caller, lookup, time and outcome. None: no file.
 
-    A file that was moved away or deleted (`logrotate` does so) is begun anew with the next record. It is made with mode
-    600, since it has keys of messages. One that is there keeps its mode but for the rights of everybody else.
+    A file that was moved away or deleted (`logrotate` does so) is begun again with the next record. It is made with
+    mode 600, since it has keys of messages. One that is there keeps its mode except for the rights of everybody else.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -74,7 +74,7 @@ class Audit:
                 self.problem = f"the audit log can't be written: {error.strerror}"
 
     def _follow(self) -> None:
-        """Open the file anew where its path names another one by now, or none."""
+        """Open the file again where its path names another one by now, or none."""
         assert self._path is not None and self._file is not None
         try:
             if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):

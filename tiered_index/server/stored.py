@@ -1,4 +1,4 @@
-"""Lists of what is stored: files and window tables, one file, and what topics, days and states cost. Threads: any."""
+"""Lists of files and window tables, one file, and the cost of topics, days and states. Threads: any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiered_index.storage.context import deadline_at
 
 
 class StoredHandlers(Handlers):
-    """Lists of what is stored."""
+    """Handlers of the lists of files and costs."""
 
     async def files(self, request: Request, _: Nothing) -> Response:
         """List every file and window table of the one index, and what is archived."""

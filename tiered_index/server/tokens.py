@@ -1,4 +1,4 @@
-"""Who may ask for what: tokens, hashed at rest, each with a role and the prefixes of the topics that it may see.
+"""Tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
 
 The file is JSON: ``[{"name", "sha256", "role", "topics"}]``; `topics` is a list of prefixes, null: every topic. A token
 is 256 random bits, so one round of SHA-256 hides it. The file is read again within a second of each change, so that a
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request. `topics` are the prefixes of the topics that it may see; None: every topic."""
+    """The sender of a request. `topics` are the prefixes of the topics that it may see; None: every topic."""
 
     name: str
     role: Role

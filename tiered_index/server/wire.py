@@ -154,7 +154,7 @@ class ArrowStream:
 
 
 class Pages:
-    """What the pages of one streamed answer add up to; with `files`, what was done with each file, too."""
+    """Sums of the pages of one streamed answer; with `files` also a report of each file."""
 
     def __init__(self, *, files: bool) -> None:
         self._reports: list[dict[str, Any]] | None = [] if files else None

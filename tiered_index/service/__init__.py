@@ -1,4 +1,4 @@
 """The engine: `IndexService` writes an index and answers lookups, `IndexReader` only answers.
 
-May import config, format, storage and what stands below them.
+May import config, format, storage and what is below them.
 """

@@ -1,4 +1,4 @@
-"""Begin a root anew after its storage, or the root itself, went back in time: `tiered-index recover`.
+"""Begin a root again after its storage, or the root itself, went back in time: `tiered-index recover`.
 
 ```
 root/*  ─set aside─> root/aside/  ─entries that the storage lacks, under new ids─> unsealed/  ─> aside/ is deleted
@@ -41,8 +41,8 @@ _TOLD = ("seen", "log", "files")
 
 @dataclass(frozen=True)
 class BegunAnew:
-    """What was done with the files of a root; counts are of files, but for `entries`. `kept` names those that could not
-    be sent, with the reason; `left` is the folder that still has them.
+    """The outcome of a recovery: counts of files, and of `entries`. `kept` names those that could not be sent, with the
+    reason; `left` is the folder that still has them.
     """
 
     sent: int
@@ -60,9 +60,9 @@ def begin_anew(
     storage: Storage | None = None,
     takes_over: bool = False,
 ) -> BegunAnew:
-    """Begin the root of `config` anew, and put into it again what the storage lacks. Durable in the root when it
+    """Begin the root of `config` again, and put into it again what the storage lacks. Durable in the root when it
     returns; the life cycle uploads it. `takes_over`: although another writer has the lease. Raises as
-    `IndexService.open`; a repeated call goes on.
+    `IndexService.open`; a repeated call continues.
     """
     if config.root is None:
         raise ConfigError("root is not set: give --root")
@@ -173,7 +173,7 @@ class _Sending:
         return BegunAnew(sent, entries, stored, kept)
 
     def _has_seen(self) -> bool:
-        """Return whether the storage has what the root had seen: then it has, or had, what lies in `uploaded`."""
+        """Return whether the storage has what the root had seen: then it has, or had, what is in `uploaded`."""
         seen = SeenFile(self._aside.path / "seen", self._aside.disk).read()
         if seen is None:
             return False

@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 class Parts:
-    """Everything an open index consists of, put together of what was opened and recovered."""
+    """The parts of an open index, after recovery."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Parts:
         )
 
     def _position_ages_s(self) -> dict[str, float]:
-        """Return since when each source's durable position stands, or since the opening where it did then."""
+        """Return since when each source's durable position is, or since the opening where it did then."""
         now_s, moved_s = self.clock.monotonic_s(), self.flusher.moved_s
         return {source: now_s - moved_s.get(source, self._opened_s) for source in self.flusher.positions}
 

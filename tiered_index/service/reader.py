@@ -105,7 +105,7 @@ class IndexReader(Lookups[ItemT]):
         self._storages, self._is_given = storages, storage is not None
         self._with_writers = with_writers
         self._closed = False
-        # held while it is opened anew in a forked child
+        # held while it is opened again in a forked child
         self._opening = threading.Lock()
         self._open(storage)
         _readers.add(self)

@@ -24,7 +24,7 @@ _AS_IT_IS = -1
 
 
 class TooLarge(InvalidArgument):
-    """A stream stands for more bytes than its reader takes."""
+    """A stream represents more bytes than its reader takes."""
 
 
 def read_table(body: bytes, most_bytes: int) -> pa.Table:
@@ -111,7 +111,7 @@ def _u32(data: memoryview, at: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where a table's field stands; None: it is left out."""
+    """Return where a table's field is; None: it is left out."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     if fields < 0:
         raise InvalidArgument(_NO_STREAM)

@@ -26,7 +26,8 @@ FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
 # Bounds of what one file or body may make of memory: the text of one row or line, and the columns of a table.
 MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
-# A text that goes on for so long without a message is none: a few kilobytes of gzip can stand for any number of lines.
+# A text that continues for so long without a message is none: a few kilobytes of gzip can stand for any number of
+# lines.
 MAX_BLANK_BYTES = 64 << 20
 
 
@@ -186,7 +187,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return how many bytes each row's text, or its bytes, have (i64): of a list all together, and of a dictionary's
-    text as often as it stands there.
+    text as often as it is there.
     """
     if has_items(column.type):
         # sums of slices of one array are differences of its running sums
@@ -244,7 +245,7 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
     """Return one row an entry out of one row a message with a column `keys` (lists) or, where it has none, `key`; of
     further columns those of the index's `own`.
 
-    None where a value is missing somewhere. A key that stands twice in one message counts once. Memory: the batch
+    None where a value is missing somewhere. A key that is twice in one message counts once. Memory: the batch
     twice.
     """
     names = [name for name in (*FIELDS, "topic_id", *own) if name in table.column_names]
@@ -275,7 +276,7 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
             kept = pa.array(np.sort(first))
             keys, parents = keys.take(kept), parents.take(kept)
     if not pa.types.is_dictionary(table["topic"].type):
-        # a topic stands beside each of its message's keys: a number does, not a copy
+        # a topic is beside each of its message's keys: a number does, not a copy
         table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].dictionary_encode())
     # combined columns have one chunk, or none where there is no row
     return _batch({**{name: table[name].take(parents).combine_chunks() for name in names}, "key": keys})

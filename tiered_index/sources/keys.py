@@ -117,7 +117,7 @@ def _decoded(file: Path, lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def _csv_problem(problem: str) -> str:
-    """Return csv's words, or ours for what is met in files."""
+    """Return csv's words, or ours for what occurs in files."""
     if problem.startswith("field larger"):
         return f"a cell has more than {csv.field_size_limit():,} characters; is its quote closed?"
     return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)

@@ -1,4 +1,4 @@
-"""Messages as files have them: which column is which field, what is wrong with one, their entries as columns. Pure.
+"""Messages of files: the column of each field, errors by row, and entries as columns. Pure.
 
 A message has its keys in `keys`, a list of text, or in `key`, one key or a list; of both, `keys` counts.
 """

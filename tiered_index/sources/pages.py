@@ -37,7 +37,7 @@ DECODED_BYTES = 128 << 20
 _HEADER_BYTES, _MOST_HEADER_BYTES = 512, 16 << 20
 # Arrow reads so many bytes behind a chunk of an old version of a writer.
 _PADDING = 100
-# What a value of a list, and one of a dictionary, takes in memory beside its bytes.
+# What a value of a list, and one of a dictionary, takes memory beside its bytes.
 _VALUE_BYTES, _DICTIONARY_BYTES = 10, 16
 # Lists of a chunk that become no more are counted as if one row had them all.
 _WHOLE_BYTES = 32 << 20

@@ -1,5 +1,5 @@
 """Parquet as tables of bounded size, whatever a file says: text that rows share is read once, each table has a bounded
-number of rows and bytes, and no row becomes more than `DECODED_BYTES`, with the pages that it lies on. One thread.
+number of rows and bytes, and no row becomes more than `DECODED_BYTES`, with the pages that it is on. One thread.
 
 All damage is `CorruptFile`. Pages are checked against their checksums, if they have any.
 """

@@ -76,7 +76,7 @@ class StoredFile:
 
 
 class Stdin:
-    """What comes on standard input, gzipped or not: read once, so that nothing of it can be continued."""
+    """Standard input, gzipped or not. It is read once and can't be continued."""
 
     def __init__(self) -> None:
         if sys.stdin is None:

@@ -21,7 +21,7 @@ _TWICE = re.compile(r"COLUMN_ALREADY_EXISTS\] The column `(?P<name>[^`]+)`")
 _NO_TYPE = re.compile(r"PARQUET_TYPE_ILLEGAL\] Illegal Parquet type: (?P<type>.+?)\. SQLSTATE")
 _NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER")
 _UNREAD = "FAILED_READ_FILE"
-# a URL, whose escapes are Spark's, but for footers of Parquet; and one in any other text
+# a URL, whose escapes are Spark's, except for footers of Parquet; and one in any other text
 _FAILED = re.compile(r"while reading file (?P<file>file:/[^\n]*?)\.\s+(?P<next>SQLSTATE|Could not read footer)")
 _FILE = re.compile(r"file:/+[^\s,;'\"]+")
 # Error classes of other modules, and the class raised here for each.

@@ -1,4 +1,4 @@
-"""What a job did and cost, stage by stage, and how far it is while it runs.
+"""The metrics of a job by stage, and its progress while it runs.
 
 Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed; tasks that failed
 and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, its addresses go to tasks.

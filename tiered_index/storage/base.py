@@ -49,7 +49,9 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing or `head` tells of one object; `modified_ms` is epoch milliseconds by the backend's clock."""
+    """The description of one object in a listing or by `head`; `modified_ms` is epoch milliseconds by the backend's
+    clock.
+    """
 
     name: str
     size_bytes: int
@@ -161,7 +163,7 @@ class Storage(ABC):
         """
 
     def foreign_keys(self) -> Iterator[str]:
-        """Yield the keys at this storage's place that `list` leaves out, since no object name stands for them."""
+        """Yield the keys at this storage's place that `list` leaves out, since no object name represents them."""
         return iter(())
 
     @abstractmethod
@@ -336,7 +338,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a storage: the operation (the method's name), the object or prefix, and what it sends.
+    """One call of a storage: the operation (the method's name), the object or prefix, and its bytes.
 
     `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is
     the most payload that the answer may hold: the sum of the ranges, 0 for a call that reads no object, None where it

@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoogleOptions(StorageOptions):
-    """Where Google's service answers; None: at its own address."""
+    """The address of Google's service; None: its own."""
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url",)
     endpoint_url: str | None = None

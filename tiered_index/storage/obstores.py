@@ -1,4 +1,4 @@
-"""What backends share that send requests through obstore, the binding of Rust's object_store.
+"""Base of the backends that send requests through obstore, the binding of Rust's object_store.
 
 obstore is loaded on use. Its runtime's threads do not survive a fork: a process that was forked after obstore was
 loaded has none. Threads: any number.

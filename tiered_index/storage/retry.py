@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class Translate(Protocol):
-    """What a library's error means for the caller."""
+    """Turns a library's error into an error for the caller."""
 
     def __call__(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
         """Return the typed error for `error`, raised while `doing` something to `name` (may be empty)."""

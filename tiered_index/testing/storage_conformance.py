@@ -40,7 +40,7 @@ _STARTS = ("", "a", "a/b", "a/", "a-b", "a.", "y", "y" * 199, "y" * 200 + "/z", 
 
 
 class StorageConformance:
-    """What every `Storage` must do."""
+    """The tests that every `Storage` must pass."""
 
     racers = 8
     readers = 16

@@ -1,6 +1,6 @@
-"""`tiered-index rebuild --from URI`: an index made anew of archived segments alone, as a follower would have made it.
+"""`tiered-index rebuild --from URI`: a new index of archived segments, as a follower would have written it.
 
-The new index keeps how far it is with the entries: killed at any moment and started again, the command goes on there.
+The new index keeps how far it is with the entries: killed at any moment and started again, the command continues there.
 One thread beside the index's own; memory: some chunks of 16 MiB.
 """
 

@@ -1,4 +1,4 @@
-"""`tiered-index recover`: a root after a crash, and giving up what the storage lost."""
+"""`tiered-index recover`: recovers a root after a crash, and gives up objects that the storage lost."""
 
 from __future__ import annotations
 

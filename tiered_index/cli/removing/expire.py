@@ -1,4 +1,4 @@
-"""`tiered-index expire`: what the retention rule says has expired goes; a dry run unless --yes."""
+"""`tiered-index expire`: removes entries that are older than the retention rule; without --yes it prints the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tiered-index spark build`, `compact`, `merge` and `erase`: what writes to a storage, by executors."""
+"""`tiered-index spark build`, `compact`, `merge` and `erase`: commands that write to a storage, by executors."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from tiered_index.storage.opening import open_storage
 
 _BODY_CRC_AT = 8
 SYS_FLAG_AT = 36
-"""Where the sys flag lies in a message."""
+"""Where the sys flag is in a message."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class MessagesToErase:
 
 
 def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> Iterator[list[Patch]]:
-    """Yield the patches that erase each of the messages at `places` (i64, n); `base` is where their data lies within
+    """Yield the patches that erase each of the messages at `places` (i64, n); `base` is where their data is within
     the segment.
     """
     head = columns.head

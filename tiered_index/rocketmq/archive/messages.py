@@ -150,7 +150,7 @@ class RocketmqMessages:
         """Return the messages as somebody gets them who may see the topics only for which `sees` returns True.
 
         Every place where no message of these topics begins is one and the same ``missing``, and `Fetched.withheld`: the
-        answer, and what it takes in requests and bytes, doesn't tell a message of another topic from anything else.
+        answer, and what it takes requests and bytes, doesn't tell a message of another topic from anything else.
         """
         narrowed = copy.copy(self)
         narrowed._sees = sees
@@ -399,7 +399,7 @@ def _failing(searches: Sequence[Search]) -> Iterator[None]:
         yield
     except ObjectNotFound:
         for search in searches:
-            search.gone = True  # the log has removed the object: the segment is archived no more, or anew
+            search.gone = True  # the log has removed the object: the segment is archived no more, or again
     except (CorruptFile, StorageError, BudgetExceeded) as error:
         for search in searches:
             search.fail(error)

@@ -1,4 +1,4 @@
-"""The queue offsets that a segment of a commit log is archived with: what the broker's consume queues have of it.
+"""The queue offsets that are archived with a segment of a commit log, from the broker's consume queues.
 
 Memory: some 60 bytes a message.
 """
@@ -18,7 +18,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.segments import Segment, segment_name
 
-# Where the queue offset lies in a message.
+# Where the queue offset is in a message.
 _QUEUE_OFFSET_AT = np.arange(20, 28)
 # No message's keys are decoded.
 _NO_KEYS = Selection(exclude=("*",))

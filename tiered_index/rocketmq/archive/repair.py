@@ -44,7 +44,7 @@ _STEP_BYTES = 16 << 20
 @dataclass(frozen=True)
 class SegmentRepairs:
     """Repairs the archived segments of one index. `standby` has a copy of the index, `source` is a store's folder;
-    `give_up`: a log record removes what has no good copy.
+    `give_up`: a log record removes segments without a good copy.
     """
 
     storage: Storage
@@ -151,7 +151,7 @@ class SegmentRepairs:
 
 
 class _Copy(Segment):
-    """What may have the bytes of a segment, read as if it were a file of the source's log."""
+    """A possible copy of a segment, read as a file of the source's log."""
 
     is_closed = True
 
@@ -161,7 +161,7 @@ class _Copy(Segment):
 
     @classmethod
     def of_object(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> _Copy:
-        """Return one that lies in a storage."""
+        """Return one that is in a storage."""
         return cls(called, segment, lambda size_bytes, position: storage.get_range(name, position, size_bytes))
 
     def read(self, size_bytes: int, position: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The search for one message: what is read at a place is judged, until the message is found. No I/O; one thread.
+"""The search for one message: reads places and judges their bytes until the message is found. No I/O; one thread.
 
 A message is checked by itself, then against its entry, then for topic and key. One that contradicts its entry was
 written later at the same offset: with another store time its own entry answers it, if the index has one
@@ -42,7 +42,7 @@ class Search:
     error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None
     deleted: bool = False
-    # What lies at the place is damaged: in an archived segment, in the source's own file. Of a place without an entry
+    # What is at the place is damaged: in an archived segment, in the source's own file. Of a place without an entry
     # only a checksum tells: mostly no message begins there.
     damaged: bool = False
     is_damaged_locally: bool = False

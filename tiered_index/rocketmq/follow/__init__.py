@@ -1,4 +1,4 @@
-"""Following a live commit log into an index: dispatcher, the end that is being written, fingerprints of what was read.
+"""Following a live commit log into an index: dispatcher, unfinished end, fingerprints of read messages.
 
 May import log.
 """

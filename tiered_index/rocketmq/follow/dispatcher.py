@@ -135,7 +135,7 @@ class Dispatcher:
             self.fingerprints.continue_at = self.position if durable is not None else None
             self.fingerprints.cut(0)
         elif self.fingerprints.continue_at is not None:
-            # the durable position may be of the log as it was, and what lies before the place to continue needn't be
+            # the durable position may be of the log as it was, and what is before the place to continue needn't be
             # durable
             self.position = min(self.fingerprints.continue_at, durable)
         self.fingerprints.cut(self.position or 0)
@@ -174,7 +174,7 @@ class Dispatcher:
         `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured` and `StorageUnavailable`.
         """
         self.fingerprints.cut(self.position or 0)  # of a batch that was not put
-        segments = self._reader.segments()  # once a round, and anew only behind what was read
+        segments = self._reader.segments()  # once a round, and again only behind what was read
         losses = self._check_log(segments)
         if not losses and self.position and self._scrubber.is_changed(self.fingerprints, self.position, segments):
             losses = (self._rewritten(),)
@@ -200,7 +200,7 @@ class Dispatcher:
         )
 
     def _round(self, segments: tuple[Segment, ...]) -> Generator[Batch, None, Batch]:
-        """Yield the batches of one round; return what stands behind them."""
+        """Yield the batches of one round; return what is behind them."""
         begin = self.position
         until_s = self._now_s() + _ROUND_S
         torn: TornTail | None = None
@@ -334,7 +334,7 @@ class Dispatcher:
     # a log that is truncated or rewritten
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Compare the last message put with the log; return, or raise, what was lost where another one stands there."""
+        """Compare the last message put with the log; return, or raise, what was lost where another one is there."""
         if self.position or self._known:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
@@ -385,7 +385,7 @@ class Dispatcher:
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
     def _settle(self) -> None:
-        """Note how far a part of the log that is put again is durable: the index's durable position lies ahead."""
+        """Note how far a part of the log that is put again is durable: the index's durable position is ahead."""
         position, again = self.position, self.fingerprints.continue_at
         if position is None or again is None or again == position:
             return

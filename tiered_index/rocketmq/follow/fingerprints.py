@@ -99,7 +99,7 @@ _POSITION = integer(0, 2**62)
 
 
 class Verdict(Enum):
-    """What became of a message that was read."""
+    """The present state of a message that was read earlier."""
 
     SAME = "same"
     # Its segment is deleted, as brokers do with old ones: nothing is known.
@@ -275,7 +275,7 @@ class LogFingerprints:
             raise disk_error(error, f"writing {self.path}") from error
 
     def cut(self, position: int) -> None:
-        """Forget what lies behind a position."""
+        """Forget what is behind a position."""
         self.ranges = [one for one in self.ranges if one.end <= position]
 
     def add_rewritten(self, begin: int, end: int, now_ms: int) -> None:
@@ -361,7 +361,7 @@ class Scrubber:
         self._below = _NO_BOUND
 
     def is_changed(self, fingerprints: LogFingerprints, position: int, segments: Sequence[Segment]) -> bool:
-        """Compare a round's part of what lies before `position`; return whether any of it differs from the log.
+        """Compare a round's part of what is before `position`; return whether any of it differs from the log.
 
         After that everything is compared, until somebody says that it needn't.
         """
@@ -377,7 +377,7 @@ class Scrubber:
         return self.compare_all
 
     def step(self, fingerprints: LogFingerprints, begin: int, segments: Sequence[Segment]) -> bool:
-        """Compare at most `SCRUB_BYTES` of what lies behind offset `begin`; return whether it differs from the log."""
+        """Compare at most `SCRUB_BYTES` of what is behind offset `begin`; return whether it differs from the log."""
         if self._range is None or self._range not in fingerprints.ranges:  # it may have become one with another
             self._range = self._next(fingerprints, begin)
             if self._range is None:

@@ -1,4 +1,4 @@
-"""The end of a log that is being written: which messages are whole, what a torn tail is, what the broker cut off.
+"""The end of a log that is being written: whole messages, torn tails, and messages that the broker cut off.
 
 A broker copies messages into its mapping from front to back while others read page by page. So what was read near the
 end can have holes of zeros, also before bytes that were written later, and nothing within properties shows a hole. But
@@ -15,7 +15,7 @@ stay until they are written over. They prove nothing, and can complete half a me
 lengths are those of the one before it. A message that looks whole so for two looks, or whose last bytes nothing
 follows, is put. A later change of it is noticed, because its fingerprint is of the bytes put.
 
-Stateless but for `TruncatedTail`, which one thread uses.
+Stateless except for `TruncatedTail`, which one thread uses.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class TornTail(NamedTuple):
     is_half: bool = True
 
     def shown(self) -> Torn:
-        """Return the range and, in words, what stands there and what the broker does about it."""
+        """Return the range and, in words, what is there and what the broker does about it."""
         if self.is_half:
             return Torn(self.begin, self.end, "half a message", "the broker's recovery cuts it off")
         why = "the broker left them where it cut its log, and writes over them"
@@ -194,7 +194,7 @@ def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
 
 
 def torn_tail(store: StoreDirectory, position: int) -> TornTail:
-    """Look at what stands at a position where no whole message was found.
+    """Look at what is at a position where no whole message was found.
 
     Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be
     there, and the end of the log.
@@ -241,7 +241,7 @@ class TruncatedTail:
     def end_before(self, offset: int) -> int | None:
         """Return where the log is known to end, None where that isn't known or a follower has put what is at `offset`.
 
-        What is written from now on lies behind that end.
+        What is written from now on is behind that end.
         """
         if not any(known.ranges[-1].end <= offset for known in self._followers):
             return None

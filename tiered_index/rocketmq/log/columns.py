@@ -144,7 +144,7 @@ _BLOCK = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a log is indexed: messages of which topics, and whether also under their tags, and prepared messages.
+    """The part of a log that is indexed: its topics, and whether tags and prepared messages are indexed too.
 
     `topics` and `exclude` are names or patterns (`fnmatchcase`). Without `topics` all but RocketMQ's own are taken,
     with `prepared` also the one where it keeps prepared messages. What `exclude` has is never taken.
@@ -184,7 +184,7 @@ class SkippedRange:
 
 
 class NonMessage(NamedTuple):
-    """What stood at commit log offsets [begin, end): a segment's blank, or damage that a reader skipped."""
+    """Commit log offsets [begin, end) without messages: a segment's blank, or damage that a reader skipped."""
 
     begin: int
     end: int
@@ -214,9 +214,9 @@ class IndexBatch:
     replaced_keys: int
     # Store timestamp of the last message; None without messages.
     last_store_ms: int | None
-    # What stands at `end`.
+    # What is at `end`.
     state: End
-    # What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what lies before it isn't lost.
+    # What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what is before it isn't lost.
     damage: CorruptFile | None
     # What a reader skipped before this batch.
     skipped: tuple[SkippedRange, ...] = field(default=())
@@ -281,7 +281,7 @@ def decode_index_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What `count` messages give: one row a key."""
+    """The rows of `count` messages: one row a key."""
 
     count: int
     hidden: int

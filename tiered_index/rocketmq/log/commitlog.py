@@ -1,8 +1,8 @@
-"""Reading a `commitlog/` folder beside the broker that writes it, from any position to the end of what is written.
+"""Reading a `commitlog/` folder beside the broker that writes it, from any position to its present end.
 
 Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message. A message longer than a
 chunk is read when its head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state
-is the list of segments at the last look: batches list the folder anew, single messages only where that list doesn't
+is the list of segments at the last look: batches list the folder again, single messages only where that list doesn't
 have their segment. Any thread may call. What can't be read is never skipped without a report:
 
 | found      | what happens |
@@ -13,7 +13,7 @@ have their segment. Any thread may call. What can't be read is never skipped wit
 | that, with only older messages behind it than before | the same: the broker cut its log and writes over it |
 | anything else that is no message | `CorruptFile`, or skipped to the next readable message |
 | a position whose segment is deleted, or never was | `MissingOffsets`, or skipped to the next segment |
-| a position behind the end of the log | `MissingOffsets`: the log was cut or made anew |
+| a position behind the end of the log | `MissingOffsets`: the log was cut or made again |
 
 A log that was rewritten before a position is found by the fingerprint of a message before it.
 """
@@ -98,7 +98,7 @@ class CommitLogReader:
         """
         for segments in self._looked[:1]:
             if (known := segment_at(segments, offset)) is not None:
-                # where the segment changed since that look, the folder is listed anew before an error is raised
+                # where the segment changed since that look, the folder is listed again before an error is raised
                 with contextlib.suppress(FileNotFoundError, CorruptFile):
                     return _read_within(known, offset, size)
         for _ in range(_ATTEMPTS):
@@ -148,15 +148,15 @@ class CommitLogReader:
     ) -> Iterator[IndexBatch]:
         """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written.
 
-        Each batch continues where the last one ended. The last one says by `state` what stands there: `End.OPEN`,
+        Each batch continues where the last one ended. The last one says by `state` what is there: `End.OPEN`,
         `End.TORN`, or `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log
         yields nothing.
 
         Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was
         yielded; with `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros
-        at `hole_at` are damage where something readable lies behind them, which is searched for. `newest_ms` is the
+        at `hole_at` are damage where something readable is behind them, which is searched for. `newest_ms` is the
         store timestamp (epoch ms) of the message before `position`. `segments` are those there are, where they are
-        known: the folder is looked at anew for what they don't have.
+        known: the folder is looked at again for what they don't have.
 
         A single reading may see messages that are being written in part: the last one, or holes of zeros in those
         before it, also where keys should be. `messages` reads twice; a follower does so with `tail.stable_part`.
@@ -324,7 +324,7 @@ class CommitLogReader:
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
     def _read_damage(self, segment: Segment, begin: int, end: int) -> NonMessage | None:
-        """Return what stands at the offsets [begin, end) of a segment, as far as it has a file.
+        """Return what is at the offsets [begin, end) of a segment, as far as it has a file.
 
         None where `begin` is no damage by now. The order matters: whoever writes there later changes what was seen, and
         whoever has written there before shows by a message at `begin`.
@@ -383,7 +383,7 @@ def _topic_within(segment: Segment, offset: int) -> str | None:
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
-    """Return the size of the message whose head lies at byte `at`; above `at_once` only if its lengths add up."""
+    """Return the size of the message whose head is at byte `at`; above `at_once` only if its lengths add up."""
     file = str(segment.path)
     claim = check_head(
         segment.read(HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset

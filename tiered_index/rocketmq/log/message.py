@@ -3,7 +3,7 @@
 It follows RocketMQ's `MessageDecoder`, `CommitLog` and `MessageExtEncoder`; unlike them, a negative length, a size that
 doesn't add up and a topic that is no UTF-8 are damage. What a head claims is checked before that much is read
 (`check_head`, `check_tail`): four wrong bytes could otherwise make a reader hold a whole segment. Errors never quote
-stored bytes: whoever asks for a place may not be allowed to see what lies there.
+stored bytes: whoever asks for a place may not be allowed to see what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 # message.
 MAX_BODY_BYTES = 1 << 27
 
-# Type 0 stands in messages of clients older than the compression types.
+# Type 0 is in messages of clients older than the compression types.
 _NAMES = {0: "zlib", layout.COMPRESSION_LZ4: "lz4", layout.COMPRESSION_ZSTD: "zstd", layout.COMPRESSION_ZLIB: "zlib"}
 
 
@@ -121,7 +121,7 @@ _size_and_magic = struct.Struct(">iI").unpack_from
 
 
 class Head(NamedTuple):
-    """What a message's fixed part says: its size, its fields, where the body begins and where the topic's length.
+    """The fixed part of a message: its size, its fields, and the positions of the body and of the topic's length.
 
     Positions are relative to the message's first byte; the topic's length takes `length_bytes`.
     """
@@ -202,7 +202,7 @@ def peek_topic(head: Buffer, left: int, physical_offset: int, read: Callable[[in
     """Return the topic of the message that begins with `head`; None where none begins so.
 
     `head` and `left` are as in `check_head`. `read(position, size)` returns bytes behind the message's first one. It is
-    called once, for the same size, whatever lies there: what a call costs must not tell that.
+    called once, for the same size, whatever is there: what a call costs must not tell that.
     """
     try:
         claim = check_head(head, left, file="message", file_offset=0, physical_offset=physical_offset)

@@ -54,7 +54,7 @@ def key_columns(data: Any, starts: Int64, ends: Int64, *, tags: bool = False) ->
 
     With `tags` the `tag_key` of each message's tags is one of them.
     """
-    # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two
+    # Each message's properties and the byte behind them, which becomes a value end: then every piece is between two
     # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
     # The zeros at the end are there so that every position can be read as a word.
     if not len(starts):

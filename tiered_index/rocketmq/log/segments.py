@@ -125,7 +125,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class End(Enum):
-    """What stands where a walk stopped."""
+    """The bytes at which a walk stopped."""
 
     # The data ends within a message, or exactly behind one, before the segment does: read on there.
     MORE = "more"
@@ -194,7 +194,7 @@ def _is_message(heads: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
 
 
 def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, str | None]:
-    """Return what stands at a position from which no whole message of the data begins."""
+    """Return what is at a position from which no whole message of the data begins."""
     left = segment_end - position
     if left == 0:
         return End.SEGMENT, None

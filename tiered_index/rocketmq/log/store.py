@@ -1,7 +1,7 @@
 """A store directory as RocketMQ lays it out: its parts, its name, how far its commit log is written, and its consume
 queues, which say where the messages of each queue of a topic lie. Read only.
 
-Stateless: every call reads anew, and any thread may call. The checkpoint has 4,096 bytes: five i64, big-endian, then
+Stateless: every call reads again, and any thread may call. The checkpoint has 4,096 bytes: five i64, big-endian, then
 zeros. They say up to which store timestamps commit log, consume queues and classic index were flushed
 (`StoreCheckpoint`). An entry of a consume queue is 20 bytes, big-endian: i64 commit log offset, i32 size of the
 message, i64 tags code. Files hold 300,000 entries unless the broker is set otherwise, are named by the offset of their
@@ -59,7 +59,7 @@ _LINKS = ("commitlog", "consumequeue", "index")
 
 
 def check_apart(config: IndexConfig, *folders: Path) -> None:
-    """Raise `ConfigError` if the root or a local storage lies within one of a broker's folders, or they in the root."""
+    """Raise `ConfigError` if the root or a local storage is within one of a broker's folders, or they in the root."""
     theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _LINKS))}
     if config.root is not None:
         root = config.root.resolve()
@@ -273,7 +273,7 @@ _WINDOWS = (1 << 16, 1 << 20, 1 << 24)
 
 
 class LogEnd(NamedTuple):
-    """Where the log ends for now, and the store timestamp of its last message (None where that isn't known)."""
+    """The present end of the log, and the store timestamp of its last message (None where that isn't known)."""
 
     offset: int
     store_ms: int | None
@@ -281,7 +281,7 @@ class LogEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreDirectory:
-    """One store; `name` stands for it in the index."""
+    """One store; `name` is its source's name in the index."""
 
     folder: Path
     name: str
@@ -362,7 +362,7 @@ class StoreDirectory:
         """Return where the log ends, None for an empty one, without reading it.
 
         It takes some 20 reads of a page and one of its last messages. An estimate: a body of zeros longer than a page
-        can hide what lies behind it, and what a writer is just writing may be missed.
+        can hide what is behind it, and what a writer is just writing may be missed.
         """
         segments = CommitLogReader(self.commitlog).segments()
         for segment in reversed(segments):

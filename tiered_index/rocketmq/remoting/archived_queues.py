@@ -3,7 +3,7 @@ those that its store has.
 
 Nothing is guessed. A segment without queue offsets, or a gap between segments, may have messages of any queue: ends of
 queues and offsets that depend on it are `UnknownOffsets`. Queue offsets that a segment between its neighbours lacks are
-none. A queue that begins anew at 0 in the log begins there: its topic was deleted and made again. What has expired or
+none. A queue that begins again at 0 in the log begins there: its topic was deleted and made again. What has expired or
 was erased is not answered, whether its bytes are there or not. Directories are read once and kept.
 """
 
@@ -342,7 +342,7 @@ class StoreAndArchive(StoreQueues):
         return super()._reader(queue, offset, entries, rows)
 
     def _before(self, queue: ConsumeQueue, offset: int) -> ArchivedQueue | None:
-        """Return the archived queue where an offset lies before the store's begin."""
+        """Return the archived queue where an offset is before the store's begin."""
         own = super().ends(queue)
         return self._older_of(queue, own) if offset < own.begin else None
 

@@ -60,7 +60,7 @@ from tiered_index.service.lookup.messages import Fetched, MessageSource, Message
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, IndexItem
 
-# Messages of one answer: a frame's bytes, but for its header.
+# Messages of one answer: a frame's bytes, except for its header.
 _ROOM_BYTES = MAX_FRAME_BYTES - (64 << 10)
 # Messages fetched at once, so that no more than these are in memory beside the answer.
 _BATCH = 32
@@ -96,7 +96,7 @@ _NO_ROOM = "a frame of 16 MiB has no room for it"
 _AHEAD = 1_000
 _HOUR_MS = 3_600_000
 _LAST_KEY = re.compile(r"([0-9]{1,15})@.*@([0-9]{1,19})", re.ASCII | re.DOTALL)
-# A host or an address, and a port; an IPv6 address stands without brackets.
+# A host or an address, and a port; an IPv6 address is without brackets.
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]*[A-Za-z0-9]:([0-9]{1,5})", re.ASCII)
 # Bits of a pull's `sysFlag`.
 _SUSPENDS, _HAS_SUBSCRIPTION = 2, 4
@@ -354,7 +354,7 @@ class ReadOnlyBroker:
 
     def _broker_data(self, local: Host) -> dict[str, object]:
         return {
-            # an IPv6 address stands without brackets: clients take what is behind the last colon as the port
+            # an IPv6 address is without brackets: clients take what is behind the last colon as the port
             "brokerAddrs": {_BROKER_ID: self._advertised or f"{local.ip}:{local.port}"},
             "brokerName": self.name,
             "cluster": self.cluster,
@@ -502,7 +502,7 @@ class ReadOnlyBroker:
         return "; ".join(texts) or None
 
     def _continued(self, topic: str, key: str, begin_ms: int, end_ms: int, last_key: str) -> tuple[int, str | None]:
-        """Return the time and the cursor with which a lookup goes on behind the message that a page ended with; None:
+        """Return the time and the cursor with which a lookup continues behind the message that a page ended with; None:
         it was the last one. `last_key` is what RocketMQ 5.5 pages by: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour
         in epoch milliseconds. Raises `BadRequest` where the key has no such message.
         """
@@ -664,7 +664,7 @@ class ReadOnlyBroker:
                 yield RocketmqMessages(None, archive, store_name=name)
 
 
-# Of one version for good: clients compare those of several answers.
+# Of one version permanently: clients compare those of several answers.
 _VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 

@@ -1,5 +1,5 @@
-"""Frames of RocketMQ's remoting protocol, in both serialisations of the header; what a request's fields say, checked;
-and whose signature it carries. Pure; threads: any.
+"""Frames of RocketMQ's remoting protocol, in both serialisations of the header; the checked fields of a request, and
+its signature. Pure; threads: any.
 
 ```
 i32 length of what follows | u8 serialisation | u24 length of the header | header | body
@@ -54,7 +54,7 @@ _OTHER = "OTHER"
 
 
 class RequestCode(IntEnum):
-    """What is asked for: RocketMQ's numbers of the requests that have an answer here."""
+    """RocketMQ's numbers of the requests that the service answers."""
 
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -92,7 +92,7 @@ def name_of(code: int) -> str:
 
 
 class ResponseCode(IntEnum):
-    """How a request ended: RocketMQ's numbers."""
+    """The outcomes of a request: RocketMQ's numbers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -344,7 +344,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
 class BadRequest(InvalidArgument):
-    """The request lacks a field, or a field says what none can say; the text goes to the client."""
+    """The request lacks a field, or a field has an impossible value. The client gets the text."""
 
 
 def text_of(request: Command, name: str) -> str:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingLimits:
-    """What clients can make a server hold. Raises `InvalidArgument` for what can't be a bound."""
+    """Bounds of the memory that clients can take. Raises `InvalidArgument` for an impossible bound."""
 
     connections: int = 1_024
     # Of a request, without its length.
@@ -230,7 +230,7 @@ class RemotingServer:
         finally:
             self._requests -= 1
         if response.withheld:
-            # the time must not tell what lies at a place, either
+            # the time must not tell what is at a place, either
             await asyncio.sleep(pause_s(time.monotonic() - received_s))
         if waits_for_messages(request, response):
             # it pulls again at once

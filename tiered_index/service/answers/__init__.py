@@ -1,1 +1,1 @@
-"""What a lookup is and what answers it: arguments, rows, cursors, topics, batches. May import threads."""
+"""Lookups and answers: arguments, rows, cursors, topics, batches. May import threads."""

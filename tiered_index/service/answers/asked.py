@@ -1,4 +1,4 @@
-"""What a batch is asked: its lookups as columns, and the check of what callers give. Pure; safe under threads."""
+"""The lookups of a batch as columns, and the check of callers' arguments. Pure; safe under threads."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ Damage = tuple[npt.NDArray[np.int64], TieredIndexError]
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What one file holds for a batch, beside what it has `folded`: row i answers lookup `lookups[i]`, unchecked.
+    """The entries of one file for a batch, beside those that it has `folded`: row i answers lookup `lookups[i]`,
+    unchecked.
 
     `damage` is told where the batch may be partial; else what can't be read raises.
     """

@@ -1,4 +1,4 @@
-"""What the pages of one answer add up to, for `query --all` and for streams of the service. One thread."""
+"""Sums of the pages of one answer, for `query --all` and for streams of the service. One thread."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class AnswerForm:
-    """What rows become: items of `item_type`, or the columns of a table. With `sources` (names by number) the rows'
+    """The form of answers: items of `item_type`, or the columns of a table. With `sources` (names by number) the rows'
     last column is the number of their index. Immutable.
     """
 
@@ -135,9 +135,9 @@ class AnswerForm:
 @dataclass(eq=False, repr=False)
 class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
-    is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
-    names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
-    that no file has; `lost` returns what was given up for good, by the lookup's number, `expired` before when
+    is that of the whole batch, also in each result, except for lookups with a cursor, which are answered alone.
+    `failed` names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are
+    topics that no file has; `lost` returns what was given up permanently, by the lookup's number, `expired` before when
     what it asks for has expired; None: nothing. `lacking` are the lookups that need what could not be read of a failed
     file, by its source and name; of a file that isn't there they are all of its time.
     """

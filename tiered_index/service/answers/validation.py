@@ -1,5 +1,5 @@
-"""Validation of what a caller writes: messages and batches, checked before anything is changed; and the topic ids of
-one writer: as given by the source, else assigned.
+"""Checks of messages and batches before they change anything; and the topic ids of one writer: as given by the source,
+else assigned.
 
 Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size`
 0..2**31-1, `offset` 0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999). An assigned id is derived from
@@ -414,7 +414,7 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
-    # always a copy: the entries outlive the call, and an Arrow array may lie on memory that its maker goes on using
+    # always a copy: the entries outlive the call, and an Arrow array may lie on memory that its maker continues using
     signed = numbers.astype(np.int64)
     if len(signed) and signed.min() >= 0 and signed.max() <= limit:
         return signed

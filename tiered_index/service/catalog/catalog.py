@@ -28,7 +28,7 @@ _EVER = 1 << 62
 
 
 def unmap(mapping: mmap.mmap) -> None:
-    """Close a mapping; one that an array still lies over ends with its last array."""
+    """Close a mapping; one that an array still is over ends with its last array."""
     with contextlib.suppress(BufferError):
         mapping.close()
 
@@ -89,7 +89,7 @@ class Handle(Protocol):
 
 @dataclass(slots=True)
 class FileLabel:
-    """What answers tell of a file, without the file: its map ends though answers are kept."""
+    """The description of a file in answers, which outlive the file's mapping."""
 
     file_id: str
     place: str
@@ -130,7 +130,7 @@ class LocalHandle:
 
 
 class RootOnly(list[Handle]):
-    """What may hold answers as far as a root knows, whose storage could not be asked; `freshness` says so."""
+    """The files that may hold answers as far as a root knows, whose storage did not answer; `freshness` says so."""
 
     def __init__(self, found: Iterable[Handle], freshness: Freshness) -> None:
         super().__init__(found)
@@ -191,7 +191,7 @@ class Catalog:
 
     def _overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         handles = [node.value for node in self._list.overlapping(second_min, second_max) if node.value is not None]
-        # of two nodes of one file the younger stands behind its predecessor
+        # of two nodes of one file the younger is behind its predecessor
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:

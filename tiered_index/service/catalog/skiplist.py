@@ -9,8 +9,8 @@ Invariants
   gets an end that belongs to that span. The end is never smaller than that of any node in the span: an insertion raises
   it before it links the node, a removal lowers it after it has unlinked the node. So a reader may visit too much, never
   too little.
-- A removed node keeps its own links: a reader that stands on it walks on into the list.
-- To replace a node, insert the successor first, with a begin that is not greater: it then lies behind its predecessor
+- A removed node keeps its own links: a reader that is on it walks on into the list.
+- To replace a node, insert the successor first, with a begin that is not greater: it then is behind its predecessor
   in the order of reading, and a concurrent reader meets at least one of the two.
 
 Threads: `insert` and `remove` under an internal lock; `overlapping`, `__len__` and `__iter__` take none and may run at

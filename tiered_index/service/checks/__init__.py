@@ -1,4 +1,4 @@
-"""The checks behind `verify`, of single files, a root, a storage's log and objects; repairs of what they found.
+"""The checks behind `verify`, of single files, a root, a storage's log and objects; repairs of their findings.
 
-May import lifecycle, reading and what stands below them.
+May import lifecycle, reading and what is below them.
 """

@@ -53,8 +53,8 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 @dataclass
 class _RecordCheck:
-    """Checks the log's records in order: tables come and go whole but for lost shards, a merge adds as many entries as
-    it removes.
+    """Checks the log's records in order: tables come and go whole except for lost shards, a merge adds as many entries
+    as it removes.
     """
 
     report: Report
@@ -350,7 +350,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
 
 
 def _given_up(record: LogRecord, before: LogState) -> list[str]:
-    """Return the archived segments that a record removes for good, since they were lost."""
+    """Return the archived segments that a record removes permanently, since they were lost."""
     return [name for name in record.remove if record.kind == "remove" and name in before.archive]
 
 
@@ -441,7 +441,7 @@ def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> 
 
 
 def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:
-    """Note what lies below `prefix` and isn't named by the log, which is read on after the listing."""
+    """Note what is below `prefix` and isn't named by the log, which is read on after the listing."""
     strays = [i for i in storage.list(prefix) if i.name not in state.objects and i.name not in state.archive]
     after = _refreshed(storage, state)
     for info in strays:

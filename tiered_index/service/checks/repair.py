@@ -1,10 +1,11 @@
 """Repairs of `verify`'s findings: each damaged or missing object is restored from a good copy, else given up by name.
 
 A good copy is the root's file, another upload of the same object, or that of a copied index; an object's own parts that
-still verify are a copy of that part. The rest is lost, and the log says so for ever. What is sent is read back, every
-byte, before one log record puts it in the place of the bad object. Nothing else of the index changes; if the object was
-merged or removed meanwhile, nothing does. So a crash leaves the old state or the new one, and repeating a repair is
-harmless, beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are fetched anew. One thread.
+still verify are a copy of that part. The rest is lost, and the log says so permanently. What is sent is read back,
+every byte, before one log record puts it in the place of the bad object. Nothing else of the index changes; if the
+object was merged or removed meanwhile, nothing does. So a crash leaves the old state or the new one, and repeating a
+repair is harmless, beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are fetched again.
+One thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _WINDOW_BYTES = 8 << 20
 @dataclass(frozen=True, slots=True)
 class Repair:
     """One repair of `object` (an object, a local file or a checkpoint), and its `source`: ``restore`` of a copy,
-    ``salvage`` of what still verifies of it, ``give up``; `missing` says what answers miss for ever. Of local files
+    ``salvage`` of what still verifies of it, ``give up``; `missing` says what answers miss permanently. Of local files
     ``fetch`` from the object and ``recompact`` of the unsealed form; ``drop`` of a checkpoint. `replaced_by` is the new
     object.
     """
@@ -182,7 +183,7 @@ class Repairs:
     # the root
 
     def _repair_root(self, found: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
-        """Fetch damaged copies of whole objects anew; let go of damaged compacted files with an unsealed form."""
+        """Fetch damaged copies of whole objects again; let go of damaged compacted files with an unsealed form."""
         if self.root is None:
             return []
         # the repairs above read the log to its end: a request that failed now would hide that they are done

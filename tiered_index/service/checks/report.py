@@ -1,6 +1,4 @@
-"""What checks have found: findings (something is wrong), notes (something is odd, nothing is lost), and what could not
-be checked.
-"""
+"""The report of checks: findings (something is wrong), notes (something is odd, nothing is lost), unchecked parts."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What answers miss of one object: entries by number and time (inclusive epoch ms), and topics as far as known. The
-    same file lies at `copy`, if that is not None.
+    """The entries of one object that answers miss, by number and time (inclusive epoch ms), and topics as far as known.
+    The same file is at `copy`, if that is not None.
     """
 
     object: str

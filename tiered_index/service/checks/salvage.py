@@ -1,4 +1,4 @@
-"""What still verifies of a damaged object, as an object of its own: the runs that match their CRC32, all of them read.
+"""Makes a new object of the intact parts of a damaged one: the runs that match their CRC32.
 
 Where nothing but the filter, the header or the slot table is damaged, that is every entry. Memory: of a file some 70
 bytes an entry, of a shard 8 bytes an entry and a window of 8 MiB. One thread.
@@ -33,7 +33,7 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Salvage:
-    """What is left of `old`: entries of `runs`, as the record would say it in `kept`; `lost` is the rest, if any."""
+    """The intact part of `old`: entries of `runs`, as the record would name them in `kept`; `lost`: the rest."""
 
     storage: Storage
     old: StoredObject
@@ -44,7 +44,7 @@ class Salvage:
 
     @property
     def missing(self) -> Missing | None:
-        """What answers miss for ever."""
+        """What answers miss permanently."""
         if self.lost is None:
             return None
         topics = tuple(sorted(name for _, name in self.trailer.metadata.topics))

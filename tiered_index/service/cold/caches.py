@@ -1,4 +1,4 @@
-"""What is kept of stored files within bounds of bytes: verified blocks, directories and filters.
+"""Caches of stored files within bounds of bytes: verified blocks, directories and filters.
 
 Keys begin with the index's id, so that several indexes share the bounds. Filters lie in the disk cache, read by
 verified pieces of 4 KiB, or without one whole in memory. A **miss** is a lookup that read a file for a key that it
@@ -44,7 +44,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How a cache was used so far: hits, misses and evictions, and what it holds now."""
+    """The use of a cache so far: hits, misses and evictions, and its present entries and bytes."""
 
     hits: int
     misses: int
@@ -239,7 +239,7 @@ class Filters:
         return self.memory.get((self.index_id, stored.name, _WHOLE), counts_miss=False)
 
     def has(self, stored: StoredObject) -> bool:
-        """Return whether the whole filter is in a cache; what lies in the disk cache is verified."""
+        """Return whether the whole filter is in a cache; what is in the disk cache is verified."""
         if self.memory.get((self.index_id, stored.name, _WHOLE)) is not None:
             return True
         return self.folder is not None and self.folder.read(stored.name, "filter", stored.filter_length) is not None

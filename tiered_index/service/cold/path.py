@@ -196,7 +196,7 @@ class ColdPath:
                     )
                     mine.set_result(trailer)
                     return trailer
-            except BaseException as error:  # an interrupt, too: whoever waits must not wait for ever
+            except BaseException as error:  # an interrupt, too: whoever waits must not wait permanently
                 if not mine.done():
                     mine.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
                 raise

@@ -1,3 +1,3 @@
 """Erasure: entries that tombstones hide, found in stored bytes (`find`), taken out of them, and certified (`erase`).
-May import checks, merge and what stands below them.
+May import checks, merge and what is below them.
 """

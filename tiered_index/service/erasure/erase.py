@@ -1,9 +1,9 @@
-"""Erasing: one log record states tombstones, bytes go by rewriting what holds hidden entries, a certificate says what
-was done, and what a scan of the stored bytes found afterwards.
+"""Erasing: one log record states tombstones, rewriting removes the bytes of hidden entries, and a certificate has the
+work done and the result of a scan of the stored bytes.
 
 From the record on no lookup shows anything of it; the record removes files and tables that hold nothing else. With
 `now` the rest is merged without it, into tables of the same windows, and what records removed `grace_s` ago is deleted.
-Repeating it is harmless: it goes on where it was interrupted. Fenced by nobody, as a merge: the log decides. Threads:
+Repeating it is harmless: it continues where it was interrupted. Fenced by nobody, as a merge: the log decides. Threads:
 any.
 """
 
@@ -56,8 +56,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
-    """What to erase of `topic`: of `keys`, or of a queue, or all of it, before a moment (epoch milliseconds; the end of
-    its second counts; None: the present second is erased, too). Raises `InvalidArgument` for what no record can say.
+    """The request of an erasure in `topic`: of `keys`, or of a queue, or all of it, before a moment (epoch
+    milliseconds; the end of its second counts; None: the present second is erased, too). Raises `InvalidArgument` for a
+    request that no record can state.
     """
 
     topic: str
@@ -71,7 +72,7 @@ class EraseRequest:
             check_key(key)
         if self.keys and self.queue_id is not None:
             raise InvalidArgument("erase keys or a queue of a topic, not both at once")
-        # a record is for good: with a number that its check refuses nobody could open the index any more
+        # a record is permanently: with a number that its check refuses nobody could open the index any more
         for name, least, most in (("queue_id", *_QUEUES), ("before_ms", *_MOMENTS_MS)):
             if (value := getattr(self, name)) is not None:
                 if not least <= (number := check_integer(name, value)) <= most:
@@ -82,7 +83,7 @@ class EraseRequest:
     def of(
         cls, topic: str, keys: str | Sequence[str] | None, queue_id: int | None, before_ms: int | None
     ) -> EraseRequest:
-        """Return the request of a call: None stands for all `keys`, and no keys at all are refused."""
+        """Return the request of a call: None represents all `keys`, and no keys at all are refused."""
         given = (keys,) if isinstance(keys, str) else tuple(keys or ())
         if keys is not None and not given:
             raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
@@ -286,7 +287,7 @@ def check_grace(grace_s: float) -> None:
 
 def _pending(storage: Storage, state: LogState, asked: Tombstones, half_made: set[str]) -> tuple[str, ...]:
     """Return what has bytes and no record's name."""
-    # in this order: what is completed, or published, meanwhile is met later
+    # in this order: what is completed, or published, meanwhile occurs later
     prefixes = (STAGING_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX)
     waiting = half_made | {handle.name for prefix in prefixes for handle in storage.list_uploads(prefix)}
     waiting.update(find_staged(storage, asked))

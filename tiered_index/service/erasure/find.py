@@ -1,4 +1,4 @@
-"""What stored objects hold of erased entries: their bytes are read, whatever lookups show of them. Threads: any.
+"""Finds the erased entries that stored objects still hold, by reading their bytes. Threads: any.
 
 Of an object the table of its topics is read, and where it may hold any such entry, the slots of erased keys, or all
 slots where a topic or a queue was erased; each run is checked against its CRC32. Staged files, which no record names
@@ -39,8 +39,8 @@ FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Call
 
 @dataclass(frozen=True, slots=True)
 class ScannedObject:
-    """What one object holds: `hidden` entries of the `looked_at` ones. `may_have_topic`: its names say nothing else.
-    `topics` are the names that were read. `problem`: why it can't be told, None where it can.
+    """The erased entries of one object: `hidden` entries of the `looked_at` ones. `may_have_topic`: its names say
+    nothing else. `topics` are the names that were read. `problem`: why it can't be told, None where it can.
     """
 
     hidden: int = 0

@@ -3,7 +3,7 @@ one log record puts it in the place of the old one.
 
 Sizes and offsets stay, so that entries of other messages go on finding them. The log keeps the source's own CRC32s of a
 segment beside those of its object: a follower that meets the source's file again compares it with these, and does not
-archive it anew. What is copied is compared with the old object's table first: damage is not blessed. Repairs put
+archive it again. What is copied is compared with the old object's table first: damage is not blessed. Repairs put
 segments in their place the same way. Who finds and sends may be another process than who appends the record. Memory: a
 part of an upload or two. Threads: one a rewriting, any number of them; the log decides.
 """
@@ -50,7 +50,7 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
-    """What one segment holds of what was asked: `messages`, and the patches that erase them, ascending and disjoint.
+    """The erased messages of one segment: `messages`, and the patches that erase them, ascending and disjoint.
     `problem`: what of the segment could not be told; `collisions`: how many entries of other keys go with those asked.
     """
 
@@ -66,9 +66,9 @@ FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
 
 @dataclass(frozen=True, slots=True)
 class RewrittenSegment:
-    """What became of one segment: what it held (`found`, without patches), and what was sent to take its place, which
-    verifies and which no record names yet; None: nothing had to be sent, or could be. `remains`: messages that were to
-    be erased are left in what was sent, or in the segment where nothing could be sent.
+    """The outcome for one segment: the messages that it held (`found`, without patches), and what was sent to take its
+    place, which verifies and which no record names yet; None: nothing had to be sent, or could be. `remains`: messages
+    that were to be erased are left in what was sent, or in the segment where nothing could be sent.
     """
 
     segment: ArchivedSegment
@@ -133,7 +133,7 @@ def erase_messages(
 
 
 def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, find: FindMessages) -> RewrittenSegment:
-    """Find what is to be erased in a segment, and send that anew without it. Raises as the storage."""
+    """Find what is to be erased in a segment, and send that again without it. Raises as the storage."""
     log = StorageLog(storage, clock)
     archive = SegmentArchive(storage, lambda: log.state, log.open)
     found = find(archive, segment)
@@ -160,7 +160,7 @@ def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, fi
 def put_in_place(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
 ) -> LogState:
-    """Send a segment anew, of the `pieces` of a length; a record of `kind` puts it in the place of the old object, if
+    """Send a segment again, of the `pieces` of a length; a record of `kind` puts it in the place of the old object, if
     that is there still. What was sent is read back before. Raises as the storage, `pieces`, and `CorruptFile`.
     """
     fresh, publication = _send(storage, log, segment, pieces)
@@ -182,7 +182,7 @@ def record_instead(publication: Publication, segment: ArchivedSegment, fresh: Ar
 def _send(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
-    """Send a segment anew and read it back; queue offsets that don't verify are left out. Raises as `put_in_place`."""
+    """Send a segment again and read it back; queue offsets that don't verify are left out. Raises as `put_in_place`."""
     sums, section = SegmentSums(), b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
         section = _queue_offsets(SegmentArchive(storage, lambda: log.state, log.refresh), segment)

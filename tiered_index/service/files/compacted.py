@@ -41,7 +41,7 @@ _VERIFY_RUNS = 256
 
 
 class _Ranges(Protocol):
-    """Where ranges of a file are read from; they may come back short."""
+    """The place from which ranges of a file are read; they may come back short."""
 
     file: str
 

@@ -46,7 +46,7 @@ class FileBytes(Protocol):
 
     @property
     def words(self) -> npt.NDArray[np.uint64] | None:
-        """The whole file, but what fills no word, where it is mapped: what is verified is unpacked where it lies."""
+        """The whole file, but what fills no word, where it is mapped: what is verified is unpacked where it is."""
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
         """Return each run's verified bytes, in the order given. Raises `CorruptFile`.
@@ -242,7 +242,7 @@ def _select(
 def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
     """Yield the runs newest first, in growing batches, the first of which may hold `max_count` + 1 items. Runs of one
     second are taken together where only all of them tell which of their items come first: a second within which a
-    cursor stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
+    cursor is, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
     """
     if len(runs) > 1 and not ordered:
         runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
@@ -341,7 +341,7 @@ class GiantSlot:
         """Close the lookups that have enough; `found` are their first rows so far (`first_rows`)."""
         lookups = self._open
         last = self._batch.page_ends(lookups, found)
-        # the greatest second of what is not read; whether any is; whether something was read that stands behind it
+        # the greatest second of what is not read; whether any is; whether something was read that is behind it
         newest = np.full(len(lookups), NEVER)
         unread = np.zeros(len(lookups), bool)
         behind = np.zeros(len(lookups), bool)

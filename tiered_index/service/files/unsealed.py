@@ -328,7 +328,7 @@ class UnsealedFile(LocalHandle):
         self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
 
     def close(self) -> None:
-        """Write header and slot table of a file still open for writing, and close the descriptors; reading goes on."""
+        """Write header and slot table of a file open for writing, and close the descriptors; reading continues."""
         if self._descriptor is None:
             return
         try:

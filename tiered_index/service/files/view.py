@@ -39,7 +39,7 @@ lost.
 
 
 class ViewNote(NamedTuple):
-    """What a lookup did with a file, how many rows it found, and what requests and bytes it took."""
+    """The outcome of a lookup for one file: rows found, requests and bytes."""
 
     label: FileLabel
     outcome: str
@@ -56,7 +56,7 @@ def notes_of(found: ViewRows) -> Iterator[ViewNote]:
 
 
 class StoredSource:
-    """A stored file or shard as the compiled core reads it: what is known in memory, or lies in a local folder."""
+    """A stored file or shard as the compiled core reads it: what is known in memory, or is in a local folder."""
 
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema

@@ -1,3 +1,3 @@
-"""What happens to a file after it is sealed: compaction, upload, staging, retirement, archived segments, orphans; and
-recovery after a crash. May import files and what stands below them, and the appenders of writing.
+"""The steps after a file is sealed: compaction, upload, staging, retirement, archived segments, orphans; and recovery
+after a crash. May import files and the folders below, and the appenders of writing.
 """

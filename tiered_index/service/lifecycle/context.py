@@ -1,4 +1,4 @@
-"""What the steps of the life cycle share: one root's files, true source positions, and what becomes of damaged copies.
+"""The shared state of the steps of the life cycle: one root's files, true source positions, and damaged copies.
 
 A position in the log promises that the storage has everything of the source before it. A damaged copy is let go of once
 the log has, or had, its file; its journal, where whole, is kept until the log has its positions. What was not published

@@ -179,8 +179,8 @@ def sweep(storage: Storage, log: StorageLog, rule: Retention, *, delete: bool) -
 
 
 class KnownStats:
-    """What stored objects hold of each topic, of those objects that a rule of topics may remove whole: each is looked
-    up once, by a request. One thread.
+    """The entries of each topic in stored objects that a rule of topics may remove whole. One request finds them, once
+    per object. One thread.
     """
 
     def __init__(self, cold: ColdPath) -> None:

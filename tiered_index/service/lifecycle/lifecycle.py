@@ -68,7 +68,7 @@ _SWEEP_EVERY_S = 86400
 
 @dataclass
 class Progress:
-    """What one round did, in files."""
+    """The result of one round, in files."""
 
     compacted: int = 0
     uploaded: int = 0
@@ -403,7 +403,7 @@ class Lifecycle:
             try:
                 publication.complete()
             except ObjectNotFound:
-                self._forget(file_id)  # sent anew next time
+                self._forget(file_id)  # sent again next time
                 raise
             return publication
         name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._context.config.upload_part_bytes

@@ -1,5 +1,5 @@
-"""Where log and storage disagree. Orphans are objects that no log record names: what crashes left (probes, too), and
-what merges have replaced; deleted when asked.
+"""Finds and deletes objects on which log and storage disagree. Orphans are objects that no log record names: leftovers
+of crashes (probes, too), and objects that merges have replaced.
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work before a merge:
 nothing younger than `older_than_s` is an orphan, nor what was removed since (see `publication.MAX_AGE_S`). Staged files
@@ -7,8 +7,8 @@ are orphans once the log has or had them, or no ticket names them, or only one a
 makes, below the index's folders, is told, and left to whoever put it there.
 
 Lost objects are the other way about: the end of the log names them, the storage does not have them. One log record
-gives them up: from then on answers are complete but for what such an object held, and say so for ever. Nothing else
-changes, so a crash leaves the index as it was or as it should be, and repeating it is harmless. Threads: any.
+gives them up: from then on answers are complete except for what such an object held, and say so permanently. Nothing
+else changes, so a crash leaves the index as it was or as it should be, and repeating it is harmless. Threads: any.
 """
 
 from __future__ import annotations

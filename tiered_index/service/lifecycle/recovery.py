@@ -2,7 +2,7 @@
 
 1. Temporary names are half-made work: dropped.
 2. An id in two folders: the later state wins once it verifies, and once its name is durable.
-3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms nothing
+3. An unsealed file is what its journal confirms, written again; chains and slots are rebuilt. One that confirms nothing
    is dropped: its name may not be durable.
 4. What can't be read is kept, untouched, and every lookup that meets it reports it; so is a file that the root's list
    has and no folder. What can't be deleted is passed over, and left to the life cycle.
@@ -54,8 +54,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recovered:
-    """What was found. `deletions` holds what could not be deleted. `unsealed` are in order of sequence; `journals` are
-    the whole ones of `damaged` files that were sealed; `notes` say what was dropped or moved, one line each.
+    """The result of a recovery. `deletions` holds files that could not be deleted. `unsealed` are in order of sequence;
+    `journals` are the whole ones of `damaged` files that were sealed; `notes` name each file that was dropped or moved.
     """
 
     deletions: Deletions

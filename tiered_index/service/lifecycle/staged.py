@@ -1,4 +1,4 @@
-"""Staged files: what a sealed file holds, in the storage, where no reader looks, until a job compacts them.
+"""Staged files: the entries of sealed files, in the storage, until a job compacts them. No reader looks there.
 
 ```
 staging/ID/ATTEMPT.entries     entries as in the unsealed file | document: the sealed file, CRC32 of each piece of 1 MiB

@@ -63,7 +63,7 @@ class Staging:
         if file.published or self._context.session.log.state.object_of(file.file_id) is not None:
             return True
         since_ms = self._since_ms.get(file.file_id)
-        # either way round: a clock that is put back must not make a file wait for good
+        # either way round: a clock that is put back must not make a file wait permanently
         overdue = since_ms is not None and abs(self._context.clock.now_ms() - since_ms) >= self._timeout_ms
         return self._enabled and file.ended and not overdue
 
@@ -112,7 +112,7 @@ class Staging:
         self._sweep()
 
     def _stage(self, file: UnsealedFile) -> None:
-        """Send the entries, then the ticket, as far as not done; anew what no ticket names and `orphans` may sweep."""
+        """Send the entries, then the ticket, as far as not done; again what no ticket names and `orphans` may sweep."""
         known, session, file_id = self._staged.get(file.file_id), self._context.session, file.file_id
         if known is not None and known.unnamed is None:
             return

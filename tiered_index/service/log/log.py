@@ -1,10 +1,10 @@
-"""The storage's log: what exists is what its records say; put-if-absent alone decides their order.
+"""The storage's log. Its records alone say which objects exist, and put-if-absent decides their order.
 
 Whoever loses a number reads the winner, looks again at what it wanted to do, and tries the next one; a writer that
-meets a higher epoch is fenced and stops. Each record names the digest of the one before: whoever goes on from a record
-that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a stored
-state, a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't fail its
-record. The newest two are kept.
+meets a higher epoch is fenced and stops. Each record names the digest of the one before: whoever continues from a
+record that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a
+stored state, a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't
+fail its record. The newest two are kept.
 
 Threads: every method from any thread, `Checkpoints.write` from one at a time; appends of one process are serialised by
 a lock, which is never held by readers.
@@ -111,7 +111,7 @@ class Checkpoints:
     summary: Summary = field(init=False)
     # those that were read or written here
     _whole: list[int] = field(default_factory=list)
-    # records before this one have no checkpoints, but for listed ones
+    # records before this one have no checkpoints, except for listed ones
     _swept: int = 0
 
     def __post_init__(self) -> None:
@@ -367,7 +367,7 @@ class StorageLog:
         return sorted([*found, *(one for one in unknown if not self._is_followed(one))])
 
     def _is_followed(self, one: _ListedCheckpoint) -> bool:
-        """Return whether the log goes on from the record of a checkpoint, as far as the next one would have been."""
+        """Return whether the log continues from the record of a checkpoint, as far as the next one would have been."""
         last = one.number + self._checkpoints.records_behind(one.size_bytes)
         try:
             before = self.record(one.number)

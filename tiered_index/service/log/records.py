@@ -76,10 +76,10 @@ Origin = Literal["build", "writer"]
 
 @dataclass(frozen=True, slots=True)
 class TableShard:
-    """The part of a window table that an object is; all shards of a table come and go in one record, but for lost ones.
-    The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of `slots`.
-    A slot too large for one object has several of one range, each with the entries of a time of its own. All entries
-    of a table have one `origin`; None: a version that recorded none made the table, or merged it.
+    """The part of a window table that an object is; all shards of a table come and go in one record, except for lost
+    ones. The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of
+    `slots`. A slot too large for one object has several of one range, each with the entries of a time of its own. All
+    entries of a table have one `origin`; None: a version that recorded none made the table, or merged it.
     """
 
     table: str
@@ -209,7 +209,9 @@ class StreamBatch:
 
 @dataclass(frozen=True, slots=True)
 class LostObject:
-    """An object that the storage lost and a record retired: what answers miss for ever. Seconds are inclusive."""
+    """An object that the storage lost and a record gave up. Answers miss its entries permanently. Seconds are
+    inclusive.
+    """
 
     name: str
     file_id: str
@@ -260,7 +262,7 @@ def _object_json(one: StoredObject | LostObject) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class IndexDescriptor:
-    """What record 1 fixes for good: which index this is and what its files look like."""
+    """Record 1, which never changes: the id of the index and the form of its files."""
 
     index_id: str
     layout: Layout

@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class LogState:
-    """What exists at one position of the log. Immutable: a reader keeps the state it works at."""
+    """The state at one position of the log. Immutable: a reader keeps the state that it works at."""
 
     number: int = 0
     epoch: int = 0

@@ -1,1 +1,1 @@
-"""One lookup at work: budget, scan over files, query, messages. May import files and what stands below them."""
+"""One lookup at work: budget, scan over files, query, messages. May import files and the folders below."""

@@ -1,4 +1,4 @@
-"""What one lookup may spend, what it has spent, and its best answers so far.
+"""The budget of one lookup, its use, and the best answers so far.
 
 A `LookupBudget` is open while its lookup runs: it admits and counts every request made meanwhile, reads of the log
 included, and refuses one that it can't afford by `BudgetExceeded`, before it is sent. Threads: one lookup's, in copies
@@ -38,7 +38,7 @@ class Limits(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class LookupLimits:
-    """Inclusive bounds of one call; None: no bound. Raises `InvalidArgument` for what can't be one."""
+    """Inclusive bounds of one call; None: no bound. Raises `InvalidArgument` for an impossible bound."""
 
     max_requests: int | None = None
     max_bytes: int | None = None
@@ -85,7 +85,7 @@ class LookupBudget:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What requests cost; a difference is at least 0."""
+    """The cost of requests; a difference is at least 0."""
 
     requests: int
     bytes: int

@@ -52,7 +52,7 @@ class _Flushed(Handle, Protocol):
 
 @dataclass(frozen=True)
 class ExportRange:
-    """What is exported: `topics` (None: all) within inclusive epoch seconds."""
+    """The range of an export: `topics` (None: all) within inclusive epoch seconds."""
 
     topics: frozenset[str] | None
     second_min: int
@@ -172,7 +172,7 @@ class Export(Iterator[pa.RecordBatch]):
         for handle in found:
             if isinstance(handle, DamagedFile):
                 raise handle.error.with_traceback(None)
-            # what lies in the storage comes from the log's state; the buffer was flushed before
+            # what is in the storage comes from the log's state; the buffer was flushed before
             if isinstance(handle, WindowTable) or handle.place == "buffer":
                 continue
             if isinstance(handle, CompactedFile):

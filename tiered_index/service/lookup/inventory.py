@@ -1,4 +1,4 @@
-"""What an index stores: its files, and what they take and cost by topic, day and state. Threads: any."""
+"""The files of an index, and their entries, bytes and cost by topic, day and state. Threads: any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a writer and its readers have in common: lookups, and what they show of the storage's log.
+"""Base of a writer and its readers: lookups, and the state of the storage's log.
 
 Threads: every method from any thread.
 """
@@ -392,7 +392,7 @@ class Lookups(ABC, Generic[ItemT]):
 
     @abstractmethod
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
-        """In a forked child, open the index anew within `limits`, or raise `IndexClosed`."""
+        """In a forked child, open the index again within `limits`, or raise `IndexClosed`."""
 
     def _once(self, files: Files) -> Files:
         """Return `files` without local ones that a record has removed."""

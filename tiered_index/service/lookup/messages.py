@@ -1,6 +1,6 @@
 """Messages as the answer: those that a lookup's entries point to, fetched and checked against the real key.
 
-Every entry is accounted for, by a message or by its state and a reason, but for entries of other keys with an equal
+Every entry is accounted for, by a message or by its state and a reason, except for entries of other keys with an equal
 hash (counted) and of overwritten messages whose successor has an entry. A rewritten log has several entries of one
 place and queue, each of another second: its message is answered by its own entry, at that entry's position in the
 order, looked up where a newer one hides it. Threads: any; values are immutable; a `MessageLookup` belongs to one
@@ -43,7 +43,7 @@ _WITHHELD_S = 0.2
 
 def pause_s(passed_s: float) -> float:
     """Return how long an answer waits that withholds a place: until the next step, each twice as long as the last. So
-    the time does not tell what lies at the place.
+    the time does not tell what is at the place.
     """
     step_s = _WITHHELD_S
     while step_s < passed_s:
@@ -77,9 +77,9 @@ class Fetched:
     error: TieredIndexError | None = None
     """Why the place could not be read; trying again may help."""
     damaged: bool = False
-    """What lies at the place contradicts its checksum or its structure, and no other copy was found."""
+    """What is at the place contradicts its checksum or its structure, and no other copy was found."""
     instead: IndexItem | None = None
-    """Where another message of the key lies in the entry's place, of another second: the entry that one would have."""
+    """Where another message of the key is in the entry's place, of another second: the entry that one would have."""
     is_near: bool = False
     """`message` is the one of `instead`, whose second is so near that this may be its entry, where the index has no
     other for it.
@@ -165,7 +165,7 @@ _PAGE = 64
 @dataclass(eq=False)
 class MessageLookup:
     """One lookup of messages: its pages, what was fetched, and the budget's refusal of a part of the index. `query` is
-    that of a service or reader, and `order_key` says where an entry stands in its answers; `budget` is open and holds
+    that of a service or reader, and `order_key` says where an entry is in its answers; `budget` is open and holds
     the bounds of the whole call.
     """
 
@@ -237,7 +237,7 @@ class MessageLookup:
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
         """Return what became of `items`, in answer order, other keys' messages included, overwritten entries left out.
         `ahead` are the entries behind them on their page. An entry that comes later and that one of these hides is
-        inserted there if it lies before the page's end, which there is unless the page `is_last`; else it comes by
+        inserted there if it is before the page's end, which there is unless the page `is_last`; else it comes by
         itself, on its own page.
         """
         end = self._order(items[-1])
@@ -302,7 +302,7 @@ class MessageLookup:
             own = second + step
             if not 0 <= own <= MAX_TIMESTAMP_MS // 1000:
                 continue  # a time that was damaged
-            # the cursor just before it: no other entry lies between
+            # the cursor just before it: no other entry is between
             digest = query_digest(self.lookup.topic, self.lookup.key, own, own)
             before = encode_cursor((own, *place[:-1], place[-1] - 1), digest)
             for item in self._look_up(own * 1000, own * 1000, 1, before).items:

@@ -1,4 +1,4 @@
-"""Lookups over many files: prepare, search, and one deterministic answer that says what it cost and what is missing.
+"""Lookups over many files: prepare, search, and one deterministic answer with its cost and its missing files.
 
 A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends
 on which thread was faster. `scan` reads the files; `MissingObjects` decides what a missing object means. A spent budget
@@ -72,7 +72,7 @@ Viewed = tuple[Sequence[Handle], LocalView | None]
 
 
 class Files(NamedTuple):
-    """What a lookup reads."""
+    """The files that a lookup reads."""
 
     handles: Callable[[int, int], Sequence[Handle]]
     """Returns what may hold answers in an inclusive range of epoch seconds."""
@@ -125,7 +125,7 @@ class QueryEngine:
         self.sources = sources
 
     def order_key(self, item: IndexItem) -> OrderKey:
-        """Return where an entry that was answered stands in the order."""
+        """Return where an entry that was answered is in the order."""
         more: list[int] = []
         names = self.schema.identity_extra
         if self.sources is not None:

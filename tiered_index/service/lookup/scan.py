@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class FileNote(NamedTuple):
-    """What was done with a file: its report, which is made when somebody looks at it."""
+    """The outcome of a lookup for one file. Its report is made on first use."""
 
     file: str
     place: str
@@ -96,7 +96,7 @@ class FileNote(NamedTuple):
 
 @dataclass(slots=True)
 class Scan:
-    """One pass. `look` searches a file and takes in its rows, returning how many; `excludes` says why a file needn't be
+    """One pass. `look` searches a file and takes its rows, returning how many; `excludes` says why a file needn't be
     searched; `can_skip` whether files of a greatest second can't change the answer any more; `missing` how many answers
     are missing before it can skip any, 0 where none are; `newest` is the last second that an answer may have.
     `outdated` are the reports of earlier passes of the lookup.
@@ -187,7 +187,7 @@ class _Search:
 
 
 class _Pace:
-    """How many stored files one scan searches at once, as far as answers can spare the search of later files.
+    """The number of stored files that one scan searches at once, as far as answers can spare the search of later files.
 
     The two newest files come first: where the key is frequent, they have the whole answer. The answers that a file had
     then tell how many files hold those that are missing. Each file that had none makes it four times as many, up to a
@@ -247,7 +247,7 @@ class FileReader:
 
     def close(self, until_s: float | None = None) -> None:
         """Stop the pool; running lookups end with an answer or `IndexClosed`. As `DaemonPool.close`."""
-        # what is queued runs and finds the engine closed: a cancelled future would leave its lookup waiting for ever
+        # what is queued runs and finds the engine closed: a cancelled future would leave its lookup waiting permanently
         self._closed = True
         self._pool.close(until_s)
 
@@ -420,10 +420,10 @@ class _MovedOn(Exception):
 
 @dataclass(eq=False)
 class MissingObjects:
-    """What one lookup knows of missing objects, and its passes that were given up. Threads: one lookup's. A later
-    record may have removed a missing object, or the storage lost it. Missing objects are resolved once per pass: the
-    log is read on, once per storage. Where it still names all of them, the pass stands and they are what could not be
-    read; else the lookup starts again over the present files, and reports what the earlier passes cost.
+    """The missing objects of one lookup, and its passes that were given up. Threads: one lookup's. A later record may
+    have removed a missing object, or the storage lost it. Missing objects are resolved once per pass: the log is read
+    on, once per storage. Where it still names all of them, the pass holds, and they could not be read; else
+    the lookup starts again over the present files, and reports what the earlier passes cost.
     """
 
     read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog

@@ -1,4 +1,4 @@
-"""What a merge does, decided from the log's state alone: inputs, windows, tasks. Pure.
+"""The plan of a merge, from the log's state alone: inputs, windows, tasks. Pure.
 
 Inputs are whole objects: every entry goes to the table of its window in the same log record that removes the input.
 Files that share a window belong to one job; a window with a table gets a further, small one, until these are worth
@@ -118,8 +118,8 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class MergeTask:
     """Base slots [`base_low`, `base_high`) and a group of windows, of every input that may have entries of both. A
-    shard is written for each window that has some, but for entries that have `expired`. `sequence` is the greatest of
-    the job's inputs.
+    shard is written for each window that has some, except for entries that have `expired`. `sequence` is the greatest
+    of the job's inputs.
     """
 
     number: int

@@ -1,6 +1,6 @@
-"""A merge in this process: plan, tasks in threads, proof, one log record; and what it will cost.
+"""A merge in this process: plan, tasks in threads, proof, one log record; and its estimated cost.
 
-Repeating it is harmless: what was merged is no input any more. A job that another merge has overtaken is planned anew,
+Repeating it is harmless: what was merged is no input any more. A job that another merge has overtaken is planned again,
 a bounded number of times; whatever fails before its record leaves the index as it was. Estimates take entries to be
 spread evenly over tasks: small jobs cost less, a hot key more. Threads: several merges at once are safe, the log
 decides.
@@ -67,8 +67,8 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
-    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the inputs, but for
-    those that have expired.
+    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the inputs, except
+    for those that have expired.
     """
     numbers = sorted(result.number for result in results)
     if numbers != [task.number for task in job.tasks]:

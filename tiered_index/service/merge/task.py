@@ -100,7 +100,7 @@ class InputReader:
     def _cuts(self, most: int) -> Iterator[tuple[int, int, int]]:
         """Yield (low, high, about how many entries) of runs of base slots; a run of one step may have any number."""
         first, last = self.low // self.step, -(-self.high // self.step)
-        # of each group the steps that it lies in, and its entries taken to be spread evenly over them; a slot of its
+        # of each group the steps that it is in, and its entries taken to be spread evenly over them; a slot of its
         # own is one step
         begins, ends, counts = (
             np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True)
@@ -352,7 +352,9 @@ PIECE_ITEMS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task read, by input, left out since it has expired, and wrote; checksums are sums of `entry_checksum`."""
+    """The outcome of a task: entries read by input, left out as expired, and written. Checksums are sums of
+    `entry_checksum`.
+    """
 
     number: int
     read_counts: dict[str, int]

@@ -1,1 +1,1 @@
-"""What a reader sees of logs, roots and several indexes. May import lookup, files and what stands below."""
+"""A reader's view of logs, roots and several indexes. May import lookup, files and the folders below."""

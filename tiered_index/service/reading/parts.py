@@ -1,4 +1,4 @@
-"""What the indexes of one reader share: caches, pools of threads, and one schema that tells their rows apart.
+"""The shared parts of one reader's indexes: caches, pools of threads, and one schema that tells their rows apart.
 
 Where several indexes are read as one, rows have a last identity column, the number of their index: equal positions in
 the logs of two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on
@@ -97,7 +97,7 @@ def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
 
 
 def source_number(index_id: str) -> int:
-    """Return the number (63 bits) that stands for an index in rows and cursors."""
+    """Return the number (63 bits) that represents an index in rows and cursors."""
     return int.from_bytes(hashlib.blake2b(index_id.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -148,7 +148,7 @@ class SourcedFile:
         if after is not None:
             *place, last = after
             if self._number > last:
-                # what stands at the very place, being of a later source, comes after: begin one step before it
+                # what is at the very place, being of a later source, comes after: begin one step before it
                 place[-1] -= 1
             after = tuple(place)
         return self._sourced(self._handle.search(lookup._replace(after=after)))

@@ -1,4 +1,4 @@
-"""What a reader knows of a storage, read anew once `refresh_interval_s` has passed: by one thread, for all lookups.
+"""A reader's state of a storage. One thread renews it every `refresh_interval_s` for all lookups.
 
 What could not be read fails lookups until a later try succeeds. So does what has not been read for too long. A lookup
 does not fail by a try that began before it: it tries again, or waits for the thread that does.
@@ -28,7 +28,7 @@ _OVERDUE_S = 30.0
 
 
 class Refreshed(ABC):
-    """Base of what is refreshed before lookups."""
+    """Base of states that are refreshed before lookups."""
 
     def __init__(self, clock: Clock, interval_s: float, prices: PriceTable) -> None:
         self._clock = clock

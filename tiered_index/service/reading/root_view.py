@@ -1,8 +1,8 @@
-"""A root as another process sees it: what the writer has flushed, read without its lock.
+"""A root as another process sees it: the flushed entries, read without the writer's lock.
 
-Folders are listed in the direction in which files move, so a moving file is met at least once; one that vanished before
-it was opened restarts the look, a bounded number of times. Unsealed entries count as far as the journal confirms them
-and their CRC32 matches; they are found by a scan of the hash column. Threads: any.
+Folders are listed in the direction in which files move, so a moving file is seen at least once. One that vanished
+before it was opened restarts the look, a bounded number of times. Unsealed entries count as far as the journal confirms
+them and their CRC32 matches; they are found by a scan of the hash column. Threads: any.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class UnsealedView(LocalHandle):
 
 
 class RootView:
-    """Reads a root. Keeps files that it has opened as long as they stay what they are."""
+    """Reads a root. Keeps opened files until they change."""
 
     def __init__(self, root: Root, *, checks_list: bool = True) -> None:
         self._root = root

@@ -1,10 +1,10 @@
 """One index as a reader sees it: the state of its storage's log, and the root beside its writer where there is one.
 
 A lookup with a deadline waits for the log at most half of its remaining time, and is then answered from what was read
-before, while the reading goes on in a thread of its own; one without waits for the reading that another has begun.
+before, while the reading continues in a thread of its own; one without waits for the reading that another has begun.
 Where the log has been overdue for too long it is a file that the budget did not reach for. While the storage can't be
-asked, the root and the log that its writer has kept there are everything that the root's writer knows of: what lies in
-the root is read, what lies in the storage alone fails as it is needed, and the answer says so.
+asked, the root and the log that its writer has kept there are everything that the root's writer knows of: what is in
+the root is read, what is in the storage alone fails as it is needed, and the answer says so.
 Threads: every method from any.
 """
 
@@ -117,7 +117,7 @@ class IndexView(Refreshed):
         self._log = StorageLog(self.storage, clock)
         # when the log was listed last
         self._listed_s = clock.monotonic_s()
-        self._is_another = False  # the log was found to be another history, and is opened anew
+        self._is_another = False  # the log was found to be another history, and is opened again
         # of the storage as the catalog shows it; None: the root is read, too, which has what is not published
         self.freshness: Freshness | None = None
         with contextlib.ExitStack() as undo:
@@ -128,7 +128,7 @@ class IndexView(Refreshed):
             self.genesis = self._open_log(marker)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
-            # what stands for the index in rows and cursors
+            # what represents the index in rows and cursors
             self.number = source_number(index_id)
             self.cold = ColdPath(
                 self.storage,
@@ -170,7 +170,7 @@ class IndexView(Refreshed):
         except StorageError as error:
             if self._must_answer or marker is None:
                 raise
-            # the root alone was asked for: what lies only in the storage fails when a lookup needs it
+            # the root alone was asked for: what is only in the storage fails when a lookup needs it
             self._failed(error, self._clock.monotonic_s())
             self._recall(marker.index_id)
             return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
@@ -199,7 +199,7 @@ class IndexView(Refreshed):
             raise StorageUnavailable(f"{self.storage.uri} did not answer within half of timeout_s") from error
 
     def _read_log(self) -> LogState:
-        """Read the log, or on from where it was read to; anew where it was another one the last time."""
+        """Read the log, or on from where it was read to; again where it was another one the last time."""
         # before the log: its writer notes a record once the storage has it
         seen = self._seen()
         is_first = self._is_another or not self._log.state.number
@@ -249,7 +249,7 @@ class IndexView(Refreshed):
             return self._read()
 
     def _read_due(self) -> LogState:
-        """As `Refreshed`. Where that is often, a GET for the next record stands for most listings, which cost more."""
+        """As `Refreshed`. Where that is often, a GET for the next record represents most listings, which cost more."""
         with self._lock:
             is_listed = self._clock.monotonic_s() - self._listed_s < LIST_EVERY_S and 0 < self._interval_s < 1
             return self._read(by_number=is_listed and self._root is None and self._error is None)

@@ -7,7 +7,7 @@ root/files               the unpublished files with entries, which the root must
 root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
-root/aside/              files of a root that is begun anew, until their entries are put in again
+root/aside/              files of a root that is begun again, until their entries are put in again
 root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
 root/followers/          what adapters remember of the logs that they follow
 ```
@@ -51,7 +51,7 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 CACHE = "cache"
 """Folder of the local cache of directories and filters; made when it is needed."""
 ASIDE = "aside"
-"""Folder in which `service.anew` keeps the files of a root that it has begun to put in again."""
+"""Folder in which `service.again` keeps the files of a root that it has begun to put in again."""
 FOLLOWERS = "followers"
 """Folder in which adapters keep what they know of the logs that they follow; made when it is needed."""
 
@@ -73,7 +73,7 @@ def disk_error(error: OSError, what: str) -> TieredIndexError:
 
 @dataclass(frozen=True)
 class Marker:
-    """What `tiered_index.json` says. `storage` is the URI as given, without credentials."""
+    """The contents of `tiered_index.json`. `storage` is the URI as given, without credentials."""
 
     index_id: str
     root_id: str
@@ -253,7 +253,7 @@ class Root:
             self.disk.write_file(temporary, pieces)
             self.disk.publish(temporary, path)
         except OSError as error:
-            with contextlib.suppress(OSError):  # each try makes one anew
+            with contextlib.suppress(OSError):  # each try makes one again
                 self.disk.unlink(temporary)
             raise disk_error(error, what) from error
 
@@ -385,8 +385,8 @@ _HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=
 
 
 class Deletions:
-    """What is to be deleted from one root. Only what is never made anew under its name may be given to it. `before` is
-    called before each deletion.
+    """The pending deletions of one root. Give it only files whose names are never used again. `before` is called before
+    each deletion.
     """
 
     def __init__(self, disk: Disk) -> None:

@@ -49,7 +49,7 @@ class NoThread(StorageUnavailable):
 
 
 class _Work:
-    """What a pool and its threads share; without a reference to the pool, so that a forgotten pool ends."""
+    """The state that a pool shares with its threads. It has no reference to the pool, so that a forgotten pool ends."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -288,7 +288,7 @@ class Worker:
         return cast(T, self._ask(action).wait())
 
     def finish(self, action: Callable[[], object], patience_s: float) -> None:
-        """As `call`, but wait no longer than that: it goes on by itself."""
+        """As `call`, but wait no longer than that: it continues by itself."""
         self._ask(action).wait(patience_s)
 
     def _ask(self, action: Callable[[], T]) -> _Task[T]:

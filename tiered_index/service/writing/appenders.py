@@ -1,9 +1,9 @@
 """Appenders: each writes a sequence of unsealed files, the last of which accepts entries.
 
-It goes on in a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
+It continues in a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
 where an append failed. Whatever was raised, at whatever line, the next write begins by letting go of a file that
-accepts no more (`_end`): nothing else has to be undone. Threads: the flusher's only, but for `active`, which anyone may
-read.
+accepts no more (`_end`): nothing else has to be undone. Threads: the flusher's only, except for `active`, which anyone
+may read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BATCH = 1 << 19
 
 @dataclass
 class AppenderContext:
-    """What one root's appenders share. `admit` raises `DiskFull`; `log_number`: how much of the log is known;
+    """The shared parts of one root's appenders. `admit` raises `DiskFull`; `log_number`: how much of the log is known;
     `list_files` notes in the root which files the catalog has.
     """
 
@@ -241,12 +241,12 @@ class Appender:
         self.active = None
 
     def close(self) -> None:
-        """Write header and slot table of the active file, and close it; reading goes on."""
+        """Write header and slot table of the active file, and close it; reading continues."""
         if self.active is not None:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile], *, goes_on: bool) -> None:
-        """Take over recovered files, by sequence: the newest goes on if it accepts entries hashed as those to come,
+        """Take over recovered files, by sequence: the newest continues if it accepts entries hashed as those to come,
         others are sealed or given up. `goes_on`: the log was read, so that no other copy of this root has published it.
         """
         for file in files:

@@ -1,7 +1,7 @@
-"""The write buffer: what was put and isn't in a file yet, searchable at once.
+"""The write buffer: entries that are in no file yet, searchable at once.
 
 An append takes a short lock and returns; rows are hashed by whoever needs their chunk first, a query or the flusher. A
-chunk is visible until the flusher has it in a file; a closed one never changes but for its columns, and a call is in
+chunk is visible until the flusher has it in a file; a closed one never changes except for its columns, and a call is in
 one chunk whole. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes
 at once, between whose stores no signal handler runs), or leaves only what is put right when the chunk is closed.
 `PutRows` makes no object for a row that the garbage collector would visit.
@@ -43,7 +43,7 @@ _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size",
 
 
 class RowCodec:
-    """How the numbers of a row are packed: `struct` writes them one row at a time, NumPy reads them all at once.
+    """The packing of a row's numbers: `struct` writes them one row at a time, NumPy reads them all at once.
 
     `rule` is how their keys are hashed, `topics` the assigned id of each topic.
     """

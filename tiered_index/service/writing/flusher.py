@@ -1,4 +1,4 @@
-"""The flusher: moves what was put from the write buffer into unsealed files, in order, and makes it durable.
+"""The flusher: moves entries from the write buffer into unsealed files, in order, and makes them durable.
 
 `run_once` is one round; a round that failed half-way is continued by the next one, never begun again. Threads: rounds
 are serialised by a lock; `put` never takes it.
@@ -26,7 +26,7 @@ _ROUND = 1 << 19
 
 @dataclass
 class _Round:
-    """What one flush must write; `done` counts rows of each appender that are durable."""
+    """The rows that one flush must write; `done` counts rows of each appender that are durable."""
 
     main: Columns
     quarantine: Columns

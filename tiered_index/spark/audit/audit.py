@@ -58,7 +58,7 @@ _TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     `report` is as `verify`'s; `differences` are those of index and source, None where no source was given; `entries`
     and `objects` are the log's counts at its position `log_number`.

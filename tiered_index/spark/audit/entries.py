@@ -101,7 +101,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Names an object of which something could not be read."""
+    """Names an object that could not be read whole."""
 
     name: str
 

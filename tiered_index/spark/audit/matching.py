@@ -1,6 +1,6 @@
 """Which entries index and source disagree about: digests of both sides, compared range by range.
 
-A digest is 64 bits of an entry's identity and values and 32 of its topic's name, whatever object or file it stands in.
+A digest is 64 bits of an entry's identity and values and 32 of its topic's name, whatever object or file it is in.
 A range of digests whose sums are the same on both sides has the same entries; entries of other ranges are joined. Two
 different entries of a range have one digest, which hides a difference, with a chance of 2^-64 a pair.
 """
@@ -48,7 +48,7 @@ def _digests(part: Part, schema: Schema) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """How many different entries each side has, how many entries both sides have in each range that differs, and the
+    """The number of different entries of each side, of entries of both sides in each range that differs, and the
     objects that could not be read whole. The index has `repeated` entries more often than the source.
     """
 
@@ -121,7 +121,7 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, in
     firsts = np.flatnonzero(np.diff(digests, prepend=~digests[:1]))
     own, sizes = np.add.reduceat(mine, firsts, dtype=np.int64), np.diff(firsts, append=len(digests))
     in_source, in_index = own > 0, own < sizes
-    # numbers of topics are odd: 0 stands for none that is known
+    # numbers of topics are odd: 0 represents none that is known
     least = np.minimum.reduceat(np.where(topics > 0, topics, np.uint32(2**32 - 1)), firsts)
     most = np.maximum.reduceat(topics, firsts)
     differs = (in_source != in_index) | ((most > 0) & (least != most))

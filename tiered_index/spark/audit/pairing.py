@@ -1,5 +1,5 @@
-"""What index and source disagree about, in tasks: entries of a range by identity, those of one side that the other has
-not alike laid side by side, counted, and the first of each kind told. NumPy and Arrow. Memory: what `ranges` says.
+"""The differences of index and source, found in tasks: entries of a range by identity, those of one side that the other
+has not alike laid side by side, counted, and the first of each kind told. NumPy and Arrow. Memory: what `ranges` says.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _words(cells: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint64]]:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What of a source may have lain in damaged objects: inclusive seconds and half-open base slots of each.
+    """The part of a source that damaged objects may hold: inclusive seconds and half-open base slots of each.
 
     `unread` says which of `targets` those are, beside the ones that a task tells.
     """
@@ -315,8 +315,8 @@ def _field(both: pa.Table, column: str, dtype: np.dtype[Any], name: str, rows: I
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """What is said by the source beside what is held by the index, as places among `values` (-1 for none), in order of
-    identity and rank (n each).
+    """The source's values beside those of the index, as places among `values` (-1 for none), in order of identity and
+    rank (n each).
     """
 
     values: _Values

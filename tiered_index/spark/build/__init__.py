@@ -1,1 +1,1 @@
-"""What writes on Spark: build, merge and compaction, their sources, plans, shards, and the log record at the end."""
+"""Jobs that write on Spark: build, merge and compaction; their sources, plans, shards and final log record."""

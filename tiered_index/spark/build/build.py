@@ -1,5 +1,5 @@
 """Build: window tables straight from a source, by Spark, and the publication that ends a build or a write: uploads
-completed, then one log record with its tables. Driver only; docs/spark-cluster.md says what runs where.
+completed, then one log record with its tables. Driver only; docs/spark-cluster.md shows the steps.
 
 Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
 record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.
@@ -229,7 +229,7 @@ def publish_tables(
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What was built, or with `dry_run` what would be.
+    """The result of a build, or with `dry_run` its plan.
 
     Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected
     to take, `metrics` what the job took. `skipped` are (file, first offset, end, problem) of a log's first hundred
@@ -308,7 +308,7 @@ def build(
     says that it then has it up to its `end`. `progress` is called with (stage, tasks done, tasks).
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
-    tasks began to write): nothing is published then. So after what the storage raises, but for an error of the log
+    tasks began to write): nothing is published then. So after what the storage raises, except for an error of the log
     record's put, the last step, whose outcome is unknown: repeated, ``append`` may double the entries (with a
     `source_range` it is refused), ``error`` says that they are there, ``replace`` is harmless.
     """

@@ -40,7 +40,7 @@ _TASKS_A_CORE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseResult(Erasure):
-    """The certificate, and what the job did and cost."""
+    """The certificate, and the metrics of the job."""
 
     metrics: JobMetrics = field(default_factory=JobMetrics)
 
@@ -101,7 +101,7 @@ def erase(
 
 @dataclass(frozen=True)
 class _Work:
-    """What tasks do for one erasure beside merging."""
+    """The work of an erasure's tasks, beside merging."""
 
     spark: SparkSession
     meter: JobMeter

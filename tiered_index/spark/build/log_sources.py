@@ -1,4 +1,4 @@
-"""Commit logs as what a build reads: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
+"""Commit logs as sources of a build: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
 
 A segment a task. Damage is an error that names file and offset, or is skipped: rows that have nothing but `SKIPPED` say
 how much. Archived segments are read by ranged requests, in bounded memory, and checked against their table.
@@ -136,7 +136,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
     """Yield the entries of the segment [start, end), of whole messages. Raises `CorruptFile` unless told to skip."""
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
-        # what lies behind the segment is another task's
+        # what is behind the segment is another task's
         mine = [passed for passed in batch.skipped if start <= passed.begin < end]
         for passed in mine:
             if passed.file == str(reader.folder):

@@ -39,7 +39,7 @@ DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class MergeResult(MergeReport):
-    """A `MergeReport`, the log's last record afterwards, and what the job did and cost."""
+    """A `MergeReport`, the log's last record afterwards, and the metrics of the job."""
 
     log_number: int = 0
     metrics: JobMetrics = field(default_factory=JobMetrics)
@@ -119,7 +119,7 @@ _RECORD = Counter(list=1, get=1, put_if_absent=1, put=1)
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What was published; with `dry_run` what would be tried and written, and its estimated cost.
+    """The published files; with `dry_run` the files to compact, and the estimated cost.
 
     `requests`, by operation, and `cost_usd` are those of tasks and driver, `*_bytes` of the files alone. Unpublished
     files are (file id, why): `left`, not now; `damaged`, their staged object; `failed`, by an error.

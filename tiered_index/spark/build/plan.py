@@ -1,8 +1,8 @@
-"""What a build writes: a census of the source, and the tables, shards and pieces that follow from it. Pure.
+"""The plan of a build: a census of the source, and its tables, shards and pieces. Pure.
 
 A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
 at a time, a shard has a run of pieces, a Spark partition a run of shards. Windows are aligned to the epoch, UTC. A
-second outside the plausible range lies in a *quarantine window* of 2**31 seconds, whose tables no merge touches.
+second outside the plausible range is in a *quarantine window* of 2**31 seconds, whose tables no merge touches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a record of the log says of where its entries came from, so that they are published once: the micro-batch of a
-stream, or a range of a source's positions. Pure.
+"""The origin of entries in a log record, so that they are published once: the micro-batch of a stream, or a range of a
+source's positions. Pure.
 
 A micro-batch is recognised by (stream, number), as a source position, and a checksum of its entries. A range is taken
-only where the source stands at its begin.
+only where the source is at its begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiered_index.service.log.state import LogState
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """How many entries, and the sum (u64) of a mix of each."""
+    """The number of entries, and the sum (u64) of a mix of each."""
 
     entries: int = 0
     checksum: int = 0
@@ -88,7 +88,8 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """What a build takes of the source `name`: from position `begin` (0: its beginning) up to `end`, exclusive.
+    """The part of the source `name` that a build takes: from position `begin` (0: its beginning) up to `end`,
+    exclusive.
 
     A position is any integer, Python's or NumPy's, that rises with the source: a table's version, a snapshot's sequence
     number. Raises `InvalidArgument`.

@@ -131,7 +131,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What a partition got, and wrote. `read_checksum` is the sum that came with the blocks."""
+    """The result of a partition: entries read and written. `read_checksum` is the sum that came with the blocks."""
 
     entries: int
     read_checksum: int

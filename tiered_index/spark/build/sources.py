@@ -1,4 +1,4 @@
-"""What a build reads: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
+"""Sources of a build: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
 
 Parquet is read inside the tasks that need its entries (`entries_of`). Where it can't be, and for other sources, Spark
 makes entries of messages by its own expressions (`entry_frame`). Tasks read NDJSON as `ingest` does.

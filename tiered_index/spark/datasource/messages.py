@@ -203,7 +203,7 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
 
 
 def _is_damaged(reader: CommitLogReader, offset: int) -> bool:
-    """Return whether a message lies in a piece of an archived segment that did not match its checksum."""
+    """Return whether a message is in a piece of an archived segment that did not match its checksum."""
     if not isinstance(reader, ArchivedLog) or not reader.damaged:
         return False
     size = reader.segments()[0].read(4, offset - reader.segments()[0].start)
@@ -382,7 +382,7 @@ def _is_written(segment: Segment) -> bool:
 
 
 def _before(segments: tuple[Segment, ...], position: int) -> int:
-    """Return the CRC-32 of what stands before a position in its segment, `_UNKNOWN` where there is nothing."""
+    """Return the CRC-32 of what is before a position in its segment, `_UNKNOWN` where there is nothing."""
     for segment in segments:
         if segment.start < position <= segment.end:
             size = min(_FINGERPRINT_BYTES, position - segment.start)

@@ -31,7 +31,7 @@ _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 
 
 class Options:
-    """What a user gave to the source `name`. Raises `InvalidArgument` for an unknown option, no path or several."""
+    """The options of a user for the source `name`. Raises `InvalidArgument` for unknown options, no path or several."""
 
     def __init__(self, name: str, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._name = name
@@ -91,14 +91,14 @@ class Options:
 
 
 class TaskPartition(InputPartition):
-    """What one task reads: a `Stretch` or a `TaskPlan`."""
+    """The part of a read for one task: a `Stretch` or a `TaskPlan`."""
 
     value: Any
 
 
 @dataclass(slots=True)
 class Line:
-    """What a call knows of itself, besides what was asked."""
+    """The line of one call for `explain`."""
 
     log_number: int | None = None
     selection: dict[str, Any] | None = None

@@ -96,7 +96,7 @@ def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class PartitionJob:
-    """What every task of a write is told."""
+    """The arguments of every task of a write."""
 
     address: StorageAddress
     genesis: IndexDescriptor
@@ -175,7 +175,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task uploaded; of which query it is one and what the entries were, where it is one of a stream."""
+    """The uploads of one task; for a stream also its query, and the count and checksum of the entries."""
 
     shards: tuple[FinishedShard, ...]
     query: str | None
@@ -188,7 +188,8 @@ Messages = Sequence[WriterCommitMessage | None]
 def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
     """Join the index; return what tasks need. Driver. Raises `InvalidArgument`, `SchemaMismatch`.
 
-    An index that is not there is created, but for a stream: its first commit creates it, and a later one must find it.
+    An index that is not there is created, except for a stream: its first commit creates it, and a later one must find
+    it.
     """
     address = StorageAddress(options.path)
     clock = SystemClock()
@@ -256,7 +257,7 @@ class EntryWriter(DataSourceArrowWriter):
 
 
 class EntryStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of one micro-batch. Spark makes it anew for each batch, and once more to commit it."""
+    """The writer of one micro-batch. Spark makes it again for each batch, and once more to commit it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         job, self._columns = prepared(options, schema, streams=True)

@@ -1,4 +1,4 @@
-"""Keys and answers of a bulk lookup as files, and lookups out of a DataFrame of keys. On the driver, but for CSV.
+"""Keys and answers of a bulk lookup as files, and lookups out of a DataFrame of keys. On the driver, except for CSV.
 
 Files are Parquet, NDJSON and CSV on local disks, Parquet in a storage. Spark reads and writes local files, except CSV:
 its reader would take an open quote for the rest of the file, replace what is no UTF-8, make LF of CRLF in cells, and go

@@ -1,4 +1,4 @@
-"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-sql.md says what runs where.
+"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-sql.md shows the steps.
 
 The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
@@ -71,9 +71,9 @@ class LookupResult:
     """A bulk lookup that was made; `frame` has the answers.
 
     `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
-    `failed` could not be read, each with why; `lost` was given up for good, whichever keys it held; before
+    `failed` could not be read, each with why; `lost` was given up permanently, whichever keys it held; before
     `expired_before_ms` has expired, of the topic of which most has. Call `release` when
-    `frame` is no longer needed. What Spark no longer holds is read anew: as before, or an error of the job where an
+    `frame` is no longer needed. What Spark no longer holds is read again: as before, or an error of the job where an
     object is gone.
     """
 
@@ -108,7 +108,7 @@ class LookupResult:
         return dict(sorted(counts.items()))
 
     def release(self) -> None:
-        """Let Spark forget what was read. `frame` would read it anew, as far as it is still there."""
+        """Let Spark forget what was read. `frame` would read it again, as far as it is still there."""
         if self.kept is not None:
             self.kept.unpersist()
 

@@ -194,7 +194,7 @@ def distinct(lookups: Array) -> Array:
 
 
 def places_of(asked: Array, lookups: Array) -> Int64:
-    """Return where each of `lookups` (m) stands among `asked`, which `distinct` returned."""
+    """Return where each of `lookups` (m) is among `asked`, which `distinct` returned."""
     known, numbers = _numbers(asked), _numbers(lookups)
     raw, wanted = asked.view(_RAW), np.ascontiguousarray(lookups).view(_RAW)
     # one that is not there is compared with another one
@@ -282,8 +282,9 @@ class Target:
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """What every task knows. `lost` are objects that the log names and the storage doesn't have; `kept_from`, where
-    anything has expired, each topic's first epoch second that has not; `expired` has what was erased, too.
+    """The plan of a lookup, for every task. `lost` are objects that the log names and the storage doesn't have;
+    `kept_from`, where anything has expired, each topic's first epoch second that has not; `expired` has what was
+    erased, too.
 
     A partition (of `partitions`) of lookups is answered at a time, which bounds memory, by `answerers` tasks of many
     each: a Python task costs some 60 ms. `bounds` are of all tasks, `limits` the shares

@@ -172,8 +172,8 @@ _BLOCK_LOOKUPS = 1 << 20
 
 @dataclass
 class TaskReport:
-    """What a task did; `found` are rows that it yielded, `failed` (object, error), `missing` the object that was gone
-    when the task gave up.
+    """The report of a task; `found` are rows that it yielded, `failed` (object, error), `missing` the object that was
+    gone when the task gave up.
     """
 
     requests: dict[str, int] = field(default_factory=dict)

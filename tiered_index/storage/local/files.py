@@ -3,7 +3,7 @@ whole files are published durably. Threads: any number, in any processes.
 
 On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character
 that object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A segment longer than `CHUNK` characters (file
-systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and what stands inside starts with ``%``
+systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and what is inside starts with ``%``
 (so that a rest of ``.`` or ``..`` is harmless). Whatever does not decode is not an object and is never listed.
 
 A file appears under its final name whole and synced, or not at all; half-made files live in one hidden folder, which
@@ -31,7 +31,7 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 WORK_FOLDER = ".%work"
 CHUNK = 200
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+@-]+")
-# What a directory entry stands for
+# What a directory entry represents
 Kind: TypeAlias = Literal["object", "folder", "chunk"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -60,7 +60,7 @@ def typed_errors(doing: str) -> Iterator[None]:
 
 
 def check_regular(path: Path, status: os.stat_result) -> None:
-    """Raise `StorageMisconfigured` where what stands in an object's place is a link, a pipe or the like."""
+    """Raise `StorageMisconfigured` where what is in an object's place is a link, a pipe or the like."""
     if not stat.S_ISREG(status.st_mode):
         raise StorageMisconfigured(f"{path} is not a regular file: nothing else is an object")
 
@@ -192,7 +192,7 @@ def encode(name: str) -> Path:
 
 
 def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] | None:
-    """Return what the directory entry `entry` stands for and its text, or None where it is not ours."""
+    """Return what the directory entry `entry` represents and its text, or None where it is not ours."""
     text = entry
     if in_chunk:
         if not text.startswith("%"):

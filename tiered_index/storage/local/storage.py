@@ -2,7 +2,7 @@
 
 An object is one file, old or new after a crash and after a call that raised, and durable when a call returns. Files in
 the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and not touched; asked
-for by name they are refused, as is whatever lies behind a link. The folder itself may be one. A full disk or quota is
+for by name they are refused, as is whatever is behind a link. The folder itself may be one. A full disk or quota is
 `DiskFull`. Threads: any number, in any number of processes.
 
 An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part. It exists exactly while

@@ -53,7 +53,7 @@ _NOT_OF_ENVIRONMENT: Any = {
 
 
 class _Way(NamedTuple):
-    """How to reach a bucket: its address, the region to sign for, the credentials, a file of certificates."""
+    """The access to a bucket: its address, the region to sign for, the credentials, a file of certificates."""
 
     base_url: str
     region: str

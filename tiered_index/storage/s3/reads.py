@@ -1,4 +1,4 @@
-"""Reads of S3 objects: what comes back is what was asked for, byte for byte in extent, or an error.
+"""Reads of S3 objects: the exact range that was requested, or an error.
 
 Ranges are read through obstore (Rust's object_store) where it is installed, because boto3 spends most of a GET's
 processor time in Python (docs/decisions/0085). A GET by boto3's client shows the way: the address of the bucket, its
@@ -54,7 +54,9 @@ _XML = re.compile(r"\s*($|<\?xml|<Error)")
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How botocore reached an object: its address without the key, the region that it signed for, and the signer."""
+    """The request that botocore made for an object: its address without the key, the region that it signed for, and the
+    signer.
+    """
 
     base_url: str
     region: str

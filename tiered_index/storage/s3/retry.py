@@ -1,4 +1,4 @@
-"""What each failure of an S3 request means for the caller, and the requests to one bucket.
+"""The errors of S3 requests for the caller, and the requests to one bucket.
 
 botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Messages say what to
 do and name the storage and the object, never a request's headers or credentials. Threads: any number.

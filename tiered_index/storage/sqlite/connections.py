@@ -248,7 +248,7 @@ class ConnectionPool:
             if connection.execute(marked).fetchone() is None:
                 connection.execute("VACUUM")
                 connection.execute(_OVERWRITTEN)
-            # a log that was checkpointed keeps its bytes until it is cut or written anew
+            # a log that was checkpointed keeps its bytes until it is cut or written again
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             sound = True
             return (f"{self.path}-wal",) if is_busy else ()
