@@ -187,6 +187,10 @@ def test_a_damaged_message_is_named_and_hides_no_other(tmp_path):
         with serving(index, store=tmp_path / "store", tokens=tokens) as client:
             for headers, problem in ((every, "CRC"), (team, "this message can't be read")):
                 answer = browse(client, headers=headers, cursor="later:0=0")
+                # moments near it are found, too
+                for n in range(6):
+                    around = browse(client, headers=headers, at_ms=T + n * 1000, max_count=2)
+                    assert {offset for _, offset in places(around)} & {n, 3}
                 assert [offset for _, offset in places(answer)] == [0, 1, 2, 3, 4, 5]
                 damaged = answer["messages"][3]
                 assert damaged["message"] is None and problem in damaged["problem"], damaged

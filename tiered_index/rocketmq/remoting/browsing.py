@@ -71,8 +71,8 @@ class Browser:
     ) -> Browsed | None:
         """Return up to `max_count` messages around `at_ms`, or those that `cursor` names; None: no such topic or queue.
 
-        Raises `InvalidArgument` for a cursor of another question and for too many queues, and `CorruptFile` if the
-        place of a moment can't be found; a message that can't be read is a part of the page.
+        Raises `InvalidArgument` for a cursor of another question and for too many queues, and `CorruptFile` for a
+        damaged queue; a message that can't be read is a part of the page.
         """
         if queue_id is None:
             queues = {queue.queue_id: queue for queue in self.queues.of_topic(topic)}

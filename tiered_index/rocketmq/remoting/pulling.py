@@ -32,6 +32,8 @@ _LEAST_BYTES = 100
 # A smaller tags code is no hash: it is an address in the queue's extension, which is not read.
 _LEAST_HASH = -(2**31)
 EVERY_TAG = "*"
+# Damaged messages that are passed over in the search for a moment.
+_MOST_DAMAGED = 8
 # The code of an entry that says nothing about the tags: the message does.
 NO_CODE = -(2**63)
 
@@ -264,20 +266,23 @@ class StoreQueues(Queues[ConsumeQueue]):
         while low < high:
             middle = (low + high) // 2
             check_deadline(f"reading the queues of {queue.topic}")
-            if (store_ms := self._store_ms(queue, middle)) is not None and store_ms >= at_ms:
+            # a damaged message has no time of its own: the next one tells
+            for offset in range(middle, min(middle + _MOST_DAMAGED, high)):
+                if (store_ms := self._store_ms(queue, offset)) is not None:
+                    break
+            if store_ms is None or store_ms >= at_ms:
                 high = middle
             else:
-                # a deleted message is older than all that is left
-                low = middle + 1
+                low = offset + 1
         return low
 
     def _store_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
+        """Return when a message was stored; None: it is damaged."""
         try:
             return self._message(queue, offset, queue.read(offset, 1)[1]).store_ms
         except CorruptFile as error:
-            if self._is_deleted(error):
-                return None
-            raise
+            # a deleted message is older than all that is left
+            return -1 if self._is_deleted(error) else None
 
     def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
         return queue.read(offset, most)
