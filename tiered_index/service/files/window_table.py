@@ -190,7 +190,7 @@ def apply_log_state(
     before `state`: what was published in between is not among them and stays. The cold path forgets what it has noted
     of removed objects.
     """
-    _apply(catalog, handles, state.tables.items(), state.files.items(), state, cold, dispose, keeps)
+    _bring_up(catalog, handles, state.tables.items(), state.files.items(), state, cold, dispose, keeps)
     cold.forget_unnamed(state.objects)
 
 
@@ -205,12 +205,12 @@ def apply_changes(catalog: Catalog, shown: LogState, state: LogState, cold: Cold
     handles = [handle for handle in map(catalog.get, changed) if handle is not None]
     tables = [(file, state.tables[file]) for file in changed if file in state.tables]
     files = [(file, state.files[file]) for file in changed if file in state.files]
-    _apply(catalog, handles, tables, files, state, cold, lambda _: None, lambda _: False)
+    _bring_up(catalog, handles, tables, files, state, cold, lambda _: None, lambda _: False)
     if handles:
         cold.forget_unnamed(state.objects)
 
 
-def _apply(
+def _bring_up(
     catalog: Catalog,
     handles: Iterable[Handle],
     tables: Iterable[tuple[str, list[StoredObject]]],
