@@ -83,8 +83,12 @@ class Connection(asyncio.Protocol):
         if body_at < 4:
             return
         head = bytes(self._received[:body_at]).lower()
-        at = head.index(b"content-length:") + 15
-        if len(self._received) < body_at + int(head[at : head.index(b"\r", at)]):
+        at = head.find(b"content-length:") + 15
+        if at < 15:  # a long answer comes in chunks
+            if not self._received.endswith(b"\r\n0\r\n\r\n"):
+                return
+            self._received[body_at:] = _joined(self._received, body_at)
+        elif len(self._received) < body_at + int(head[at : head.index(b"\r", at)]):
             return
         if head[_STATUS] == b"503":
             self._load.refused += 1
@@ -108,6 +112,15 @@ class Connection(asyncio.Protocol):
             self._load.wrong.append(f"a connection broke off: {exc!r}")
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+def _joined(data: bytearray, at: int) -> bytes:
+    """Return the body of a whole answer whose chunks begin `at`."""
+    parts = []
+    while size := int(data[at : (end := data.index(b"\r\n", at))], 16):
+        parts.append(bytes(data[end + 2 : end + 2 + size]))
+        at = end + 2 + size + 2
+    return b"".join(parts)
 
 
 async def drive(
