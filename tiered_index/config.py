@@ -170,9 +170,10 @@ class IndexConfig(BaseModel):
             return value
         try:
             gap = int(value)
-        except (TypeError, ValueError):
-            gap = -1
-        if gap < 0 or gap != float(value):
+            is_whole = gap >= 0 and (not isinstance(value, float) or gap == value)
+        except (OverflowError, TypeError, ValueError):
+            is_whole = False
+        if not is_whole:
             raise ValueError("must be a whole number of bytes, not negative, or price")
         return gap
 

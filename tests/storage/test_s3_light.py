@@ -20,6 +20,7 @@ from tests.support.s3_server import S3Server
 from tiered_index import IndexService, merge
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageError, StorageMisconfigured
 from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3 import light as light_module
 from tiered_index.storage.s3.light import LightS3
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
@@ -178,6 +179,47 @@ def test_what_the_environment_does_not_say_alone_is_boto3s(
         change(alone)
     with open_storage(uri) as storage:
         assert isinstance(storage, S3Storage)
+
+
+def without_home(patch: pytest.MonkeyPatch) -> None:
+    patch.delenv("HOME")
+    patch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
+
+
+def with_closed_home(patch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, *_: object, **__: object) -> os.stat_result:
+        if ".aws" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path)  # type: ignore[call-overload, no-any-return]
+
+    stat = os.stat
+    patch.setattr(os, "stat", refuse)
+
+
+@pytest.mark.parametrize("change", [without_home, with_closed_home])
+def test_a_home_that_cannot_be_read_has_no_files_of_amazons(
+    alone: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    change(alone)
+    with open_storage("s3://bucket") as storage:
+        assert isinstance(storage, LightS3)
+
+
+def test_an_endpoint_that_is_no_url_is_refused_by_boto3(alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("AWS_ENDPOINT_URL", "http://[::1")
+    with pytest.raises(StorageMisconfigured, match="Invalid IPv6 URL"):
+        open_storage("s3://bucket")
+
+
+def test_certificates_are_those_that_boto3_trusts(alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chosen, further = tmp_path / "chosen.pem", tmp_path / "further.pem"
+    taken: list[object] = []
+    alone.setattr(light_module, "bucket_store", lambda *given, **_: taken.append(given[4]))
+    alone.setenv("REQUESTS_CA_BUNDLE", str(further))
+    open_storage("s3://bucket").close()
+    alone.setenv("AWS_CA_BUNDLE", str(chosen))
+    open_storage("s3://bucket").close()
+    assert taken == [str(further), str(chosen)]
 
 
 def test_reads_of_every_kind_are_light(light: LightS3, answering: ScriptedServer) -> None:

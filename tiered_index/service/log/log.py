@@ -160,6 +160,10 @@ class Checkpoints:
         self.name, self._number, self._size_bytes, self._whole, self._swept, self.read_ms = "", 0, 0, [], 0, None
         return LogState()
 
+    def has_newer(self, number: int) -> bool:
+        """Return whether one was listed, or a summary, that is newer than record `number`."""
+        return any(one.number > number for one in self.listed) or bool(self.summary.newer(number))
+
     def drop_newer(self, number: int) -> None:
         """Delete what is newer than the log's end, record `number`: the log was restored, and reaches it again."""
         if newer := [one for one in self.listed if one.number > number]:
@@ -681,11 +685,13 @@ class StorageLog:
 
     def _read_before_append(self) -> None:
         """Read the log on, `check_end` follows. A listing costs as much as a put. Between two of them it is enough that
-        the second record behind the end is not there: then there is no hole, and the put finds a first one.
+        the second record behind the end is not there: then there is no hole, and the put finds a first one. A newer
+        checkpoint tells of a record that is not read yet, unless the log was restored: only a listing decides.
         """
-        if self.clock.monotonic_s() - self._listed_s < self.lists_every_s and self.state.number:
+        number, is_listed = self.state.number, self.clock.monotonic_s() - self._listed_s < self.lists_every_s
+        if number and is_listed and not self._checkpoints.has_newer(number):
             try:
-                self._storage.head(log_name(self.state.number + 2))
+                self._storage.head(log_name(number + 2))
             except ObjectNotFound:
                 return
         self._read_on(self.state, is_end_checked=True)

@@ -92,7 +92,6 @@ def _way(bucket: str, options: S3Options) -> _Way | None:
     """Return how the environment alone says to reach a bucket; None: boto3 has to find out."""
     environment = {name: value for name, value in os.environ.items() if value}
     amazons = {name for name in environment if name.startswith("AWS_")}
-    files = (Path(environment.get(name, place)).expanduser() for name, place in _FILES.items())
     region = options.region or environment.get("AWS_DEFAULT_REGION", "")
     if (
         # it is loaded, and may be mocked
@@ -104,12 +103,15 @@ def _way(bucket: str, options: S3Options) -> _Way | None:
         or not region
         or not all(map(_KNOWN.fullmatch, amazons))
         or any(name.lower() in _PROXIES for name in environment)
-        or any(path.is_file() and path.stat().st_size for path in files)
+        or any(_has_text(environment.get(name, place)) for name, place in _FILES.items())
         or obstore() is None
     ):
         return None
     named = (options.endpoint_url, environment.get("AWS_ENDPOINT_URL_S3"), environment.get("AWS_ENDPOINT_URL"))
-    endpoint = urlsplit(next(filter(None, named), f"https://s3.{region}.amazonaws.com"))
+    try:
+        endpoint = urlsplit(next(filter(None, named), f"https://s3.{region}.amazonaws.com"))
+    except ValueError:
+        return None
     host = endpoint.hostname or ""
     if endpoint.scheme not in {"http", "https"} or not host or "@" in endpoint.netloc or endpoint.path.strip("/"):
         return None
@@ -124,8 +126,18 @@ def _way(bucket: str, options: S3Options) -> _Way | None:
     }
     if token := environment.get("AWS_SESSION_TOKEN"):
         credentials["session_token"] = token
-    certificates = environment.get("AWS_CA_BUNDLE") or _certificates()
+    certificates = environment.get("AWS_CA_BUNDLE") or environment.get("REQUESTS_CA_BUNDLE") or _certificates()
     return _Way(base_url, region, credentials, certificates if endpoint.scheme == "https" else None)
+
+
+def _has_text(place: str) -> bool:
+    """Return whether a file has bytes. One that can't be seen has none, as for boto3."""
+    try:
+        path = Path(place).expanduser()
+        return path.is_file() and path.stat().st_size > 0
+    except (OSError, RuntimeError):
+        # no access, or no home folder
+        return False
 
 
 def _certificates() -> str | None:

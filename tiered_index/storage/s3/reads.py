@@ -13,6 +13,7 @@ read. Threads: any number.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -180,7 +181,8 @@ class RangeGets:
         certificates = None
         if urlsplit(way.base_url).scheme == "https":
             named = Session(profile=self._options.profile).get_config_variable("ca_bundle")
-            certificates = str(get_cert_path(named or True))
+            trusted: Any = named or os.environ.get("REQUESTS_CA_BUNDLE") or True
+            certificates = str(get_cert_path(trusted))
         return bucket_store(
             self._bucket, way.base_url, way.region, self._options, certificates, credential_provider=way.credentials
         )

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, spoiled
 from tests.support.model import Answer, ModelEntry, ReferenceModel
-from tiered_index import IndexReader, Lookup
-from tiered_index.errors import CorruptFile
+from tiered_index import IndexConfig, IndexReader, Lookup
+from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Run
@@ -230,6 +231,16 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made: ColdIndex, egress_usd
             costs[setting], reads[setting] = answers.explain.cost_usd, reads_of(made)
     assert reads["price"] == reads[gap]
     assert costs["price"] <= costs[256 << 10]
+
+
+@pytest.mark.parametrize("gap", [float("inf"), float("nan"), 1.5, -1, "Price"])
+def test_a_gap_that_is_no_number_of_bytes_is_refused(gap: Any) -> None:
+    with pytest.raises(ConfigError, match="coalesce_gap_bytes: must be a whole number of bytes"):
+        IndexConfig(coalesce_gap_bytes=gap)
+
+
+def test_a_gap_of_any_whole_number_is_kept() -> None:
+    assert IndexConfig(coalesce_gap_bytes=2**53 + 1).coalesce_gap_bytes == 2**53 + 1
 
 
 @pytest.mark.parametrize("gap", [0, 20_000, 256 << 10, 1 << 40])

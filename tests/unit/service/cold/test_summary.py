@@ -21,7 +21,8 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
 from tiered_index.service.log import log as log_module
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
+from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.summary import decode, encode
 from tiered_index.storage.base import Bytes, Storage
 from tiered_index.storage.memory import MemoryStorage
@@ -370,3 +371,24 @@ def test_bytes_that_are_no_summary_are_told(data: bytes) -> None:
     with pytest.raises(CorruptFile):
         decode(data, "name")
     assert decode(encode({"a": (7, b"xyz"), "b": (0, b"")}), "name") == {"a": (7, b"xyz"), "b": (0, b"")}
+
+
+def test_a_writer_that_seldom_lists_keeps_the_summary_of_a_job(tmp_path: Path) -> None:
+    storage = cold_index(tmp_path / "root", files=8, entries=2).inner
+    storage.delete_many(summaries(storage))
+    writer, job = (StorageLog(storage, ManualClock()) for _ in range(2))
+    writer.lists_every_s = LIST_EVERY_S
+    writer.open()
+    job.open()
+
+    def note(log: StorageLog, position: int) -> None:
+        epoch = log.state.epoch
+        log.append("positions", epoch, lambda _: LogRecord(0, "positions", epoch, "", 0, positions={"s": position}))
+
+    note(job, 1)
+    (name,) = summaries(storage)
+    # the job's record came after one of the writer, whose summary is renewed now
+    writer._checkpoints.summary.renew(writer.state)
+    note(writer, 2)
+    assert writer.state.number == job.state.number + 1
+    assert summaries(storage) == [name]
