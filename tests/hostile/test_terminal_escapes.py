@@ -237,7 +237,13 @@ def test_what_is_printable_stays_as_it_is() -> None:
 _WRITES = {"print", "Console", "echo", "secho"}
 # the last says one fixed word, while the others are not loaded
 _MAY_WRITE = {"output.py", "progress.py", "__main__.py"}
-_READ_BY_PROGRAMS = {"benchmarks/job.py", "benchmarks/peers/worker.py", "benchmarks/profiles/worker.py"}
+_READ_BY_PROGRAMS = {
+    "benchmarks/cold_peers/server.py",
+    "benchmarks/cold_peers/worker.py",
+    "benchmarks/job.py",
+    "benchmarks/peers/worker.py",
+    "benchmarks/profiles/worker.py",
+}
 # figures and names of its own
 _SAFE = {
     "benchmarks/peers/__main__.py",

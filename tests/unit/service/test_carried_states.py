@@ -15,7 +15,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.files import window_table
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of
 from tiered_index.service.log.state import LogState
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
@@ -24,7 +24,15 @@ CARRIED = ("files", "tables", "newest_ms", "_by_file")
 
 def begun() -> LogState:
     genesis = IndexDescriptor("0" * 32, LAYOUT, "x")
-    return LogState().apply(LogRecord(1, "create", 0, "a", 0, genesis=genesis), "log/1")
+    return LogState().apply(LogRecord(1, "create", 0, "a", 0, genesis=genesis, digest=digest_of(b"1")), "log/1")
+
+
+def after(
+    state: LogState, add: tuple[StoredObject, ...] = (), remove: tuple[str, ...] = (), history: str = ""
+) -> LogState:
+    number = state.number + 1
+    record = LogRecord(number, "publish", 0, "a", 0, add, remove, digest=digest_of(f"{history}{number}".encode()))
+    return state.apply(record, f"log/{number}")
 
 
 def look(state: LogState) -> None:
@@ -39,33 +47,43 @@ def test_what_a_state_carries_over_is_what_it_would_find(seed):
     stock = list(synthetic_objects(200, LAYOUT.slots))
     stock += [replace(one, name=f"{one.name}x", sequence=1) for one in chance.sample(stock, 3 * (seed % 2))]
     chance.shuffle(stock)
-    state = begun()
-    for number in range(2, 40):
+    first = state = begun()
+    for _ in range(2, 40):
         held = list(state.objects)
         remove = tuple(chance.sample(held, min(len(held), chance.choice((0, 0, 1, 4)))))
         add = tuple(stock.pop() for _ in range(min(len(stock), chance.choice((0, 1, 5)))))
         if chance.random() < 0.7:
             look(state)
-        before, state = state, state.apply(LogRecord(number, "publish", 0, "a", 0, add, remove), f"log/{number}")
+        before, state = state, after(state, add, remove)
         fresh = replace(state)
         for name in CARRIED:
             assert getattr(state, name) == getattr(fresh, name), name
             assert list(getattr(state, name) or ()) == list(getattr(fresh, name) or ()) if name == "files" else True
         gone = {before.objects[name].file for name in remove}
-        assert state.changed_since(before.number) == gone | {one.file for one in add}
-        assert state.changed_since(1) is not None and state.changed_since(state.number) == frozenset()
+        assert state.changed_since(before) == gone | {one.file for one in add}
+        assert state.changed_since(first) is not None and state.changed_since(state) == frozenset()
 
 
 def test_a_change_of_very_many_files_and_an_old_state_are_not_known():
-    state = begun()
-    for number in range(2, 80):
-        state = state.apply(LogRecord(number, "positions", 0, "a", 0), f"log/{number}")
-    assert state.changed_since(78) == frozenset()
-    assert state.changed_since(2) is None
-    assert LogState.decode(state.encode(), "c").changed_since(state.number - 1) is None
+    states = [begun()]
+    for _ in range(78):
+        states.append(after(states[-1]))
+    state = states[-1]
+    assert state.changed_since(states[-2]) == frozenset()
+    assert state.changed_since(states[1]) is None
+    assert LogState.decode(state.encode(), "c").changed_since(states[-2]) is None
     many = tuple([replace(one, shard=None) for one in synthetic_objects(12_000, LAYOUT.slots)])
-    grown = state.apply(LogRecord(80, "publish", 0, "a", 0, many), "log/80")
-    assert grown.changed_since(79) is None
+    assert after(state, many).changed_since(state) is None
+
+
+def test_a_state_of_another_history_is_not_known():
+    objects = tuple(synthetic_objects(200, LAYOUT.slots))[-2:]
+    shared = after(begun())
+    ours, theirs = (after(shared, (one,), history=name) for one, name in zip(objects, ("a", "b"), strict=True))
+    assert ours.number == theirs.number
+    for later in (theirs, after(theirs, history="b")):
+        assert later.changed_since(ours) is None
+        assert later.changed_since(shared) == {objects[1].file}
 
 
 def test_a_refresh_looks_at_changed_files_alone(tmp_path, monkeypatch):

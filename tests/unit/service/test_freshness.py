@@ -54,7 +54,7 @@ def test_an_answer_never_claims_more_than_its_files_hold(open_index, storage, cl
         publish(index, 5)
         seen = []
         monkeypatch.setattr(
-            "tiered_index.service.reading.views.apply_log_state",
+            "tiered_index.service.reading.views.apply_changes",
             lambda *_: seen.append(reader._begin().freshness[0].as_of_ms),
         )
         reader.refresh()

@@ -186,7 +186,7 @@ def test_parts_by_place_come_in_any_order_and_a_name_of_others_stays(storage):
 
 @pytest.mark.parametrize(
     ("seal_after_s", "checkpoint_every", "requests", "cost_usd"),
-    [(10_800, None, 8, 0.0000226), (0.35, None, 8, 0.0000182), (0.35, 32, 7, 0.0000134)],
+    [(10_800, None, 9, 0.000023), (0.35, None, 9, 0.0000186), (0.35, 32, 8, 0.0000138)],
 )
 def test_what_a_published_file_costs(open_index, storage, seal_after_s, checkpoint_every, requests, cost_usd):
     """The price of a small `seal_after_s`, as docs/using.md has it."""

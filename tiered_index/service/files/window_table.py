@@ -198,7 +198,7 @@ def apply_changes(catalog: Catalog, shown: LogState, state: LogState, cold: Cold
     """Do as `apply_log_state` for a catalog without local files that shows the earlier state `shown`: it looks at
     those files and tables alone that records have changed since, where that is known.
     """
-    changed = state.changed_since(shown.number) if shown.number else None
+    changed = state.changed_since(shown)
     if changed is None:
         apply_log_state(catalog, catalog.all(), state, cold, lambda _: None)
         return

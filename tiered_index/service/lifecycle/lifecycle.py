@@ -256,6 +256,9 @@ class Lifecycle:
             self._refreshed_s = context.clock.monotonic_s()
             if state.epoch > session.epoch:  # also where there is nothing to publish
                 raise fenced(session.storage.uri, state.epoch, session.epoch)
+        elif self._ready():
+            # nothing is sent to another index's storage; a listing costs twelve times as much
+            session.log.check_end()
         session.renew()
 
     def _expire(self) -> None:

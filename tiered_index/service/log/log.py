@@ -727,7 +727,8 @@ class StorageLog:
         state = state or self.state
         if not state.number:
             return
-        name, (known, tail, size) = log_name(state.number), self._end
+        name, end = log_name(state.number), self._end
+        known, tail, size = end
         try:
             if known == state.number and self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size):
                 return
@@ -735,6 +736,8 @@ class StorageLog:
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
         if found != (state.digest or found):
+            # the next look finds it again
+            self._end = end
             raise self._another(state.number, state.digest, found)
         # a checkpoint of an older version doesn't say it
         self._advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))

@@ -44,9 +44,10 @@ _STEPS, _MOST_CHANGED = 64, 10_000
 
 
 class Step(NamedTuple):
-    """One replay of records: the number of the state before it, and the ids of files and tables that it changed."""
+    """One replay of records: number and digest of the state before it, and the ids of files and tables that changed."""
 
     number: int
+    digest: str
     changed: frozenset[str]
 
 
@@ -72,12 +73,17 @@ class LogState:
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
     """How this state was reached from earlier ones, the last step last."""
 
-    def changed_since(self, number: int) -> frozenset[str] | None:
-        """Return the ids of the files and tables that records behind record `number` changed; None: not known."""
-        begins = [step.number for step in self.steps]
-        if number not in begins:
-            return frozenset() if number == self.number else None
-        return frozenset().union(*(step.changed for step in self.steps[begins.index(number) :]))
+    def changed_since(self, earlier: LogState) -> frozenset[str] | None:
+        """Return the ids of the files and tables that records behind an earlier state changed. None: not known, as of a
+        state of another history.
+        """
+        if not earlier.digest:
+            return None
+        begins = [(step.number, step.digest) for step in self.steps]
+        begin = earlier.number, earlier.digest
+        if begin not in begins:
+            return frozenset() if begin == (self.number, self.digest) else None
+        return frozenset().union(*(step.changed for step in self.steps[begins.index(begin) :]))
 
     def digest_at(self, number: int) -> str:
         """Return the first digits of record `number`'s digest; empty: this state doesn't know them."""
@@ -249,7 +255,7 @@ class LogReplay:
         """Return the state reached. What was looked up in the state before it is carried over, as far as it holds."""
         begun = self._begun
         changed = frozenset([stored.file for stored in (*self._added, *self._removed)])
-        steps = (*begun.steps, Step(begun.number, changed))[-_STEPS:]
+        steps = (*begun.steps, Step(begun.number, begun.digest, changed))[-_STEPS:]
         state = LogState(
             self.number,
             self._epoch,
