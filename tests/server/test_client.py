@@ -190,6 +190,25 @@ def test_a_stream_without_its_end_is_no_answer(answer, error):
         assert found in ([], [1])
 
 
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (
+            b'{"items": [\n{"error": {"error": "Refused", "status": 408, "detail": "too slow"}}\n',
+            StorageUnavailable,
+            "too slow",
+        ),
+        (b'{"items": [\n{"error": {"error": "BudgetExceeded", "detail": "spent"}}\n', BudgetExceeded, "spent"),
+        (b'{"items": [{"top', StorageUnavailable, "broke off"),
+        (b'{"items": [\n{"error": "of an entry"}', StorageUnavailable, "broke off"),
+    ],
+)
+def test_a_document_that_broke_off_is_told_so(answer, error, said):
+    with answering(HEAD + b"\r\n" + answer) as (url, _), IndexClient(url, tries=1) as asking:
+        with pytest.raises(error, match=said):
+            asking.query("a", "k")
+
+
 @pytest.mark.parametrize("name", ["status", "error"])
 def test_a_stream_has_entries_with_a_column_of_any_name(name):
     # of an index that was made before new ones refused such names

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+
 import pytest
 
 from tests.rocketmq.test_archived_queues import made
 from tests.server.conftest import serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexService
+from tiered_index.errors import BudgetExceeded
+from tiered_index.rocketmq.archive.messages import Containing
 from tiered_index.server.calls import Caps
 from tiered_index.server.tokens import add_token
+from tiered_index.service.lookup.messages import Fetched
+from tiered_index.storage.context import deadline_at
 
 T = 1_700_000_000_000
 BODIES = [b"Paid 17 EUR", b"refused: card", b"\xff\0binary", "Grüße".encode() * 100, b"paid 18 EUR", b"PAID"]
@@ -90,3 +97,37 @@ def test_a_text_finds_nothing_of_other_topics(held, tmp_path):
         assert (answer["messages"], answer["collisions"]) == ([], len(BODIES))
         got = client.get("/v1/messages", params={"topic": "payments", "key": "k", "contains": "secretly"})
         assert got.status_code == 403 and "secretly" not in got.text
+
+
+class Given:
+    """A source of given messages."""
+
+    def __init__(self, messages):
+        self.messages = messages
+
+    def fetch(self, items, topic, key):
+        return [Fetched(item=item, state="local", message=one) for item, one in zip(items, self.messages, strict=True)]
+
+
+def test_messages_that_the_deadline_leaves_unsearched_are_none_without_the_text(held):
+    _, _, messages = held
+    source = Containing(Given(messages), "nowhere")
+    with deadline_at(time.monotonic() - 1):
+        found = source.fetch([None] * len(messages), "orders", "k")
+    assert {(one.state, one.message, type(one.error)) for one in found} == {("missing", None, BudgetExceeded)}
+
+
+def test_the_search_of_a_large_body_takes_little_memory_and_misses_nothing(held):
+    _, _, (message, *_) = held
+    # the text lies across two parts, at any step
+    for shift in range(3):
+        body = b"-" * ((256 << 10) - 4 - shift) + "Grüße".encode() + b"-" * (8 << 20)
+        large = message._replace(raw_body=body)
+        tracemalloc.start()
+        try:
+            (one,) = Containing(Given([large]), "GRÜSSE-").fetch([None], "orders", "k")
+            assert one.carries_key and tracemalloc.get_traced_memory()[1] < 4 << 20
+        finally:
+            tracemalloc.stop()
+    (one,) = Containing(Given([large]), "GRÜSSE-G").fetch([None], "orders", "k")
+    assert not one.carries_key

@@ -224,4 +224,6 @@ def error_of(problem: Mapping[str, Any]) -> TieredIndexError:
         return ConfigError(message)
     if status == 404:
         return NotThere(message)
-    return InvalidArgument(message) if 400 <= status < 500 and status != 429 else StorageUnavailable(message)
+    # a slow connection (408) may be faster the next time
+    is_wrong = 400 <= status < 500 and status not in (408, 429)
+    return InvalidArgument(message) if is_wrong else StorageUnavailable(message)

@@ -459,4 +459,11 @@ def _parsed(data: bytes, url: str) -> dict[str, Any]:
         document = json.loads(data)
         if isinstance(document, dict):
             return document
+    # a service ends a document that it can't send whole with a line that has the error
+    with contextlib.suppress(ValueError, RecursionError):
+        last = json.loads(data.rstrip().rpartition(b"\n")[2])
+        if isinstance(last, dict) and isinstance(last.get("error"), dict):
+            raise error_of(last["error"])
+    if data[:1] == b"{":
+        raise StorageUnavailable(f"the answer of {url} broke off: repeat the request, or ask for less at once")
     raise StorageUnavailable(f"unexpected response from {url}: is this a tiered_index service?")

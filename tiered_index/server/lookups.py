@@ -333,9 +333,9 @@ class LookupHandlers(Handlers):
         reservation: Reservation = request.state.reservation
         left = self.served.caps.message_bytes
 
-        def claim(size: int) -> bool:
+        def claim(size: int, is_read_anyway: bool) -> bool:
             nonlocal left
-            if (left := left - size) < 0:
+            if (left := left - size) < 0 and not is_read_anyway:
                 return False
             reservation.grow(MESSAGE_FACTOR * size)
             return True
@@ -362,7 +362,8 @@ class LookupHandlers(Handlers):
             spent = RequestStats.of_usage(allowance.usage)
             return replace(answer, explain=Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd))
 
-        what = {"topic": asked.topic, "queue_id": asked.queue_id, "at_ms": asked.at_ms, "cursor": asked.cursor}
+        what = {"topic": asked.topic, "queue_id": asked.queue_id, "at_ms": asked.at_ms}
+        what |= {"cursor": asked.cursor and asked.cursor[:SHOWN]}
         encoded = partial(self._browsed_encoded, asked.topic, asked.body, caller)
         return await self._answer(request, allowance, "browse", what, look_up, encoded)
 

@@ -8,6 +8,7 @@ is read is looked for again.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ _LOOKS = 5
 # First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
 # What is told of a place to whoever may see some topics only, where no message of these begins.
+# Of a body that is searched for a text.
+_SEARCHED_BYTES = 256 << 10
 _WITHHELD = "no message of a topic that you may see is here: there is none, it is damaged, or another topic's"
 
 
@@ -581,6 +584,7 @@ class Containing:
     """Gives only messages that have `text`, in any case, in body, tags, keys, ids or properties; others are paged past.
 
     A message that can't be read, or not decompressed within `max_body_bytes`, may have it, and stays in the answer.
+    One that the deadline leaves no time to search has an error.
     """
 
     source: MessageSource
@@ -590,7 +594,17 @@ class Containing:
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`."""
         wanted = self.text.casefold()
-        return [self._passed_over(one, wanted) for one in self.source.fetch(items, topic, key)]
+        return [self._searched(one, wanted) for one in self.source.fetch(items, topic, key)]
+
+    def _searched(self, one: Fetched, wanted: str) -> Fetched:
+        try:
+            # a few stored bytes can become megabytes of text
+            check_deadline("searching messages for a text")
+        except BudgetExceeded as error:
+            if one.message is None or not one.carries_key:
+                return one
+            return replace(one, state="missing", message=None, problem=str(error), error=error)
+        return self._passed_over(one, wanted)
 
     def _passed_over(self, one: Fetched, wanted: str) -> Fetched:
         message = one.message
@@ -605,7 +619,20 @@ class Containing:
         except CorruptFile:
             return True
         names = (message.offset_msg_id, *message.index_keys, *message.properties.values())
-        return any(wanted in text.casefold() for text in (*names, body.decode(errors="replace")))
+        return any(wanted in text.casefold() for text in names) or _body_has(body, wanted)
+
+
+def _body_has(body: bytes, wanted: str) -> bool:
+    """Return whether a body has the folded text `wanted`. As a whole, its text would take many times its bytes."""
+    decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for at in range(0, len(body), _SEARCHED_BYTES):
+        until = at + _SEARCHED_BYTES
+        # the text may lie across two parts
+        text = text[max(0, len(text) - len(wanted) + 1) :]
+        text += decoder.decode(body[at:until], until >= len(body)).casefold()
+        if wanted in text:
+            return True
+    return False
 
 
 def _by_place(source: RocketmqMessages, topic: str, msg_id: str) -> tuple[Fetched, ...]:

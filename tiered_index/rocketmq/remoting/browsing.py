@@ -58,13 +58,13 @@ class Browsed:
 
 @dataclass
 class Browser:
-    """Reads pages of one topic's queues. `claim` is called with the bytes of each message before it is read. Once it
-    returns False, the page ends, but not before one message of each queue.
+    """Reads pages of one topic's queues. `claim` is called with the bytes that a message takes before it is read, and
+    whether it is the first one of its queue. Once it returns False, the page ends. The first ones are read anyway.
     """
 
     queues: Queues[Any]
     expired: Expired
-    claim: Callable[[int], bool] = lambda _: True
+    claim: Callable[[int, bool], bool] = lambda *_: True
 
     def page(
         self, topic: str, queue_id: int | None, at_ms: int | None, cursor: str | None, max_count: int
@@ -143,17 +143,21 @@ class _Way:
         else:
             begin = self.places[number]
         messages = self._browser.queues.messages(queue, begin, end, step, backwards=self._is_backwards)
+        # claimed for messages that turned out to be gone
+        room = 0
         for offset, size, read in messages:
             check_deadline(f"reading messages of {queue.topic}")
-            if not self._browser.claim(size) and not is_first:
+            if not self._browser.claim(max(0, size - room), is_first) and not is_first:
                 self._is_full = True
                 return
+            room = max(room, size)
             try:
                 message, problem = read(), None
             except CorruptFile as error:
                 message, problem = None, str(error)
             if problem is None and (message is None or is_gone(self._browser.expired, message)):
                 continue
+            room -= size
             if message is not None:
                 latest = max(latest, sign * message.store_ms)
             following = offset if self._is_backwards else offset + 1
