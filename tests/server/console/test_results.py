@@ -406,3 +406,118 @@ def test_ten_tasks_of_support_take_what_the_page_says(opened, shop):
         task(user)
         counted.append((user.typed, user.clicks))
     assert counted == told
+
+
+def test_what_a_filter_could_not_read_is_named_over_all_pages(opened, shop):
+    page = opened(shop[0])
+    gone = {
+        "file": "0001", "place": "storage", "outcome": "failed", "begin_ms": T, "end_ms": T, "requests": 1, "bytes": 0,
+        "cost_usd": 0.0, "elapsed_ms": 0.0, "matched": 0, "error": "it is gone", "source": None,
+    }  # fmt: skip
+    asked = []
+
+    def first_page_lacks_a_file(route):
+        answer = route.fetch().json()
+        asked.append(route.request.url)
+        if "cursor=" not in route.request.url:
+            answer |= {"status": "partial", "failed": [gone]}
+        route.fulfill(json=answer)
+
+    page.route("**/v1/messages?*", first_page_lacks_a_file)
+    page.goto(f"{shop[0]}/console/#search?topic=orders&key=7&having=amount")
+    expect(status(page)).to_have_text("25 entries with “amount”, and some may be missing.")
+    page.get_by_role("button", name="Read all of them").click()
+    expect(status(page)).to_have_text("39 entries with “amount”, and some may be missing.")
+    expect(page.locator("#missing")).to_contain_text("0001 (storage)")
+    # several topics
+    page.goto(f"{shop[0]}/console/#search?topic=order*&key=7&having=returned")
+    expect(status(page)).to_have_text("3 entries with “returned”, and some may be missing.")
+    expect(page.locator("#missing")).to_contain_text("0001 (storage)")
+    # messages that were not among those that could be read
+    page.unroute("**/v1/messages?*")
+    none = {"messages": [], "status": "partial", "cursor": None, "failed": [gone]}
+    page.route("**/v1/messages?*", lambda route: route.fulfill(json=none))
+    page.goto(f"{shop[0]}/console/#search?topic=orders&key=order-3")
+    expect(page.locator("#missing")).to_contain_text("Not known: messages of these files could not be read")
+    expect(rows(page).first).to_contain_text("not known")
+
+
+def test_the_filter_is_there_only_with_something_to_filter(opened, shop):
+    page = opened(shop[0], "#search?topic=orders&key=none")
+    expect(status(page)).to_contain_text("No match for key none")
+    box = page.get_by_label("Only messages with this text")
+    expect(box).to_be_hidden()
+    page.route("**/v1/query?*", lambda route: route.fulfill(status=502, json={"status": 502, "detail": "away"}))
+    search(page, "orders", "7")
+    expect(status(page)).to_have_text("It went wrong.")
+    expect(box).to_be_hidden()
+    page.unroute("**/v1/query?*")
+    search(page, "orders", "7")
+    expect(box).to_be_visible()
+    box.fill("nothing")
+    page.keyboard.press("Enter")
+    # so that it can be taken back
+    expect(status(page)).to_contain_text("No match for key 7 of topic orders with “nothing”")
+    expect(box).to_be_visible()
+
+
+def answering(body):
+    return lambda route: route.fulfill(body=body)
+
+
+def test_an_answer_that_broke_off_is_told_so(opened, shop):
+    page = opened(shop[0])
+    slow = {"error": {"status": 408, "title": "Request Timeout", "detail": "it was taken too slowly"}}
+    for body, told in (
+        ('{"messages": [\n' + json.dumps(slow) + "\n", "it was taken too slowly"),
+        ('{"messages": [', "The answer broke off"),
+    ):
+        page.route("**/v1/browse?*", answering(body))
+        page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}&of={len(told)}")
+        expect(page.locator("#browse-said [role=alert]")).to_contain_text(told)
+        page.unroute("**/v1/browse?*")
+
+
+def test_messages_that_can_not_be_read_are_counted_by_browse(opened, shop):
+    page = opened(shop[0])
+
+    def damaged(route):
+        answer = route.fetch().json()
+        answer["messages"][1] |= {"message": None, "problem": "this message can't be read"}
+        route.fulfill(json=answer | {"status": "partial"})
+
+    page.route("**/v1/browse?*", damaged)
+    page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}")
+    expect(page.locator("#browse-status")).to_contain_text("1 message of these can’t be read.")
+
+
+def test_control_characters_of_a_key_reach_no_terminal(opened, shop, tmp_path):
+    page = opened(shop[0])
+    keys = ["\x15touch hacked\n", "\x1b[201~\rtouch hacked\r", "it's \\ \x7f\x85\u2028$(touch hacked) ß"]
+    shown = page.evaluate(
+        "async (keys) => { const { quoted } = await import('./commands.js'); return keys.map(quoted); }", keys
+    )
+    for key, text in zip(keys, shown, strict=True):
+        assert text.isprintable(), text
+        done = subprocess.run(
+            ["bash", "-ec", f"printf %s {text}"],
+            capture_output=True,
+            timeout=60,
+            check=True,
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        )
+        assert done.stdout.decode() == key
+    assert not any(tmp_path.iterdir())
+
+
+def test_no_cell_of_a_saved_table_is_a_formula(opened, shop):
+    page = opened(shop[0])
+    bodies = ["=1+1", " =1+1", "\n=1+1", "\uff1d1+1", "\t@SUM(A1)", "-1", "plain = text"]
+    text = page.evaluate(
+        """async (bodies) => { const { csv } = await import('./results.js');
+        return csv(bodies.map((body) => ({ body })), [{ title: "Body", by: (row) => row.body }]); }""",
+        bodies,
+    )
+    _, *table = csv.reader(io.StringIO(text, newline=""))
+    assert [row[0] for row in table] == [f"'{body}" for body in bodies[:-1]] + bodies[-1:]

@@ -3,6 +3,7 @@ const TOKEN = "tiered-index-token";
 const ADVICE = {
   0: "Check that the service runs and that this host reaches it, then try again.",
   400: "Change what you ask for.",
+  408: "Ask for less at once, or try again.",
   401: "Give a token that the service knows.",
   403: "Use a token that is for this.",
   422: "Ask for a shorter time, or have the service allow more (its --lookup-… options).",
@@ -58,8 +59,36 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
   throw new Problem(said, got.get("retry-after"));
 }
 
-export const text = async (path, asked = {}, more = {}) => (await ask(path, asked, more)).text();
-export const json = async (path, asked = {}, more = {}) => exact(await text(path, asked, more));
+export const brokeOff = () => new Problem({ status: 0, title: "The answer broke off", detail: "Its end did not come." });
+
+export async function text(path, asked = {}, more = {}) {
+  const response = await ask(path, asked, more);
+  try {
+    return await response.text();
+  } catch (error) {
+    throw more.signal?.aborted ? error : brokeOff();
+  }
+}
+
+// What the last line of an answer that broke off says of it.
+function lastSaid(whole) {
+  try {
+    const { error } = exact(whole.trimEnd().split("\n").at(-1));
+    return error && typeof error === "object" ? error : null;
+  } catch {
+    return null;
+  }
+}
+
+export async function json(path, asked = {}, more = {}) {
+  const whole = await text(path, asked, more);
+  try {
+    return exact(whole);
+  } catch {
+    const said = lastSaid(whole);
+    throw said ? new Problem(said) : brokeOff();
+  }
+}
 
 // Yields each line of a stream as it comes.
 export async function* lines(path, asked, signal) {

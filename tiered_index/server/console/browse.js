@@ -59,7 +59,9 @@ function draw(answer, asked) {
   const span = first ? `, from ${time(first.timestamp_ms)} to ${time(last.timestamp_ms)}` : "";
   const queues = counted(answer.queues.length, "queue");
   const kept = answer.queues.reduce((sum, { begin, end }) => sum + end - begin, 0);
-  find("browse-status").textContent = `${counted(rows.length, "message")}${span}, the oldest first. `
+  const unread = rows.filter(({ found }) => !found.message).length;
+  const lacking = unread ? `${counted(unread, "message")} of these can’t be read. ` : "";
+  find("browse-status").textContent = `${counted(rows.length, "message")}${span}, the oldest first. ${lacking}`
     + `${queues} of topic ${answer.topic} with ${counted(kept, "message")} at most.`;
   for (const [way, title] of [["earlier", "Earlier"], ["later", "Later"]]) {
     const link = answer[way] && make("a", { href: addressOf({ ...asked, cursor: answer[way] }) }, title);

@@ -2,7 +2,17 @@
 import { token } from "./api.js";
 import { make } from "./page.js";
 
-export const quoted = (text) => `'${String(text).replaceAll("'", "'\\''")}'`;
+// Control characters are keys of a terminal, into which a command is pasted: they may end the line or begin another.
+const CONTROL = /[\x00-\x1f\x7f-\x9f\u2028\u2029]/g;
+const digits = (one) => [...new TextEncoder().encode(one)].map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
+
+export function quoted(given) {
+  const text = String(given);
+  // the form of bash and zsh
+  if (text.search(CONTROL) >= 0) return `$'${text.replace(/[\\']/g, "\\$&").replace(CONTROL, digits)}'`;
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}
+
 const NAMED = "-n \"$NAMESRV\"";
 // what mqadmin compares is milliseconds, and the end is a whole second here
 const millis = (given) => (/^\d+$/.test(given) ? Number(given) : Date.parse(given));

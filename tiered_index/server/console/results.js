@@ -10,8 +10,9 @@ const MORE_PAGES = 4;
 
 const placeOf = ({ queue_id: queue, offset, source }) => `${queue} ${offset} ${source ?? ""}`;
 
-// Takes the messages of a time range for the entries in `left`; returns whether it read all of them.
-async function take(left, asked, pages) {
+// Takes the messages of a time range for the entries in `left`; returns whether it read all of them. `failed` takes the
+// files that could not be read.
+async function take(left, asked, pages, failed) {
   let cursor = "";
   for (let page = 0; page < pages && cursor !== null && left.size; page += 1) {
     const answer = await json("v1/messages", { ...asked, body: "excerpt", allow_partial: true, cursor });
@@ -20,13 +21,15 @@ async function take(left, asked, pages) {
       if (row) row.found = one;
       left.delete(placeOf(one.item));
     }
+    failed.push(...answer.failed);
     cursor = answer.cursor;
   }
   return cursor === null;
 }
 
-// Reads what tells the messages of entries apart, as `found` of each.
+// Reads what tells the messages of entries apart, as `found` of each. Returns the files that could not be read.
 export async function fill(rows, key) {
+  const failed = [];
   const topics = new Set(rows.map((row) => row.topic));
   for (const topic of topics) {
     const some = rows.filter((row) => row.topic === topic && !row.found);
@@ -36,14 +39,17 @@ export async function fill(rows, key) {
     const range = [times.reduce((a, b) => Math.min(a, b)), times.reduce((a, b) => Math.max(a, b))];
     const size = Math.min(MOST, Math.max(50, 2 * some.length));
     const asked = (begin, end) => ({ topic, key, begin_ms: begin, end_ms: end, max_count: size });
-    if (!await take(left, asked(...range), MORE_PAGES + some.length / size)) {
+    if (!await take(left, asked(...range), MORE_PAGES + some.length / size, failed)) {
       // in another order than that of time they may lie far apart
       for (const at of new Set([...left.values()].map((row) => row.timestamp_ms))) {
-        await take(left, asked(at, at), MORE_PAGES);
+        await take(left, asked(at, at), MORE_PAGES, failed);
       }
     }
-    for (const row of left.values()) row.found = { state: "missing", message: null };
+    // a file that could not be read may have them
+    const state = failed.length ? "not known" : "missing";
+    for (const row of left.values()) row.found = { state, message: null };
   }
+  return failed;
 }
 
 const messageOf = (row) => row.found?.message;
@@ -101,7 +107,7 @@ export const ndjson = (rows) => rows.map(({ found, asked: _, ...item }) =>
 
 function cell(value) {
   // a spreadsheet would take such a text for a formula
-  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? "");
+  const text = typeof value === "string" && /^\s*[=+\-@\t\r\n＝＋－＠]/.test(value) ? `'${value}` : String(value ?? "");
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

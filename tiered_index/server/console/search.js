@@ -1,5 +1,5 @@
 // The search: entries of a key as they come, what the answer lacks, and what was done with each file.
-import { Problem, json, lines } from "./api.js";
+import { Problem, brokeOff, json, lines } from "./api.js";
 import { Lanes } from "./chart.js";
 import * as commands from "./commands.js";
 import { found } from "./meant.js";
@@ -38,6 +38,8 @@ const costs = ({ requests, bytes: size, cost_usd: cost }) =>
 let asked = {};
 let items = [];
 let known, cursor, partial, reports, sums, chosen;
+// what the answers so far lack: files by name, those of single messages, and lost ones
+let missed, unread, lost, isPartial;
 let stopping = null;
 let table, chart, files, suggested;
 
@@ -132,6 +134,7 @@ function go(named, ask) {
 
 function showId() {
   forget();
+  find("filter").hidden = true;
   find("status").textContent = "";
   message.showId(find("message-id").value, find("id-topic").value, find("message-id"));
 }
@@ -170,6 +173,7 @@ function forget() {
   stopping = null;
   [items, known, cursor, partial, reports, chosen] = [[], 0, null, false, new Map(), null];
   sums = Object.fromEntries(COSTS.map((name) => [name, 0]));
+  [missed, unread, lost, isPartial] = [new Map(), new Map(), [], false];
   table.page = 0;
   message.close();
   tell(find("said"), null);
@@ -210,14 +214,14 @@ async function readEverywhere() {
     const whole = lookups.length ? await json("v1/query:batch", {}, {
       signal: mine.signal, body: { lookups, explain: true, allow_partial: true },
     }) : nothing;
-    if (asked.having) await narrow(whole.results, topics, mine.signal);
+    if (asked.having) await narrow(whole, topics, mine.signal);
     items = whole.results.flatMap((one) => one.items).sort((a, b) => b.timestamp_ms - a.timestamp_ms);
     known = items.length;
     explain(whole.explain);
-    const isPartial = whole.status === "partial" || status === "partial";
+    const lacksSome = whole.status === "partial" || status === "partial";
     const open = topics.filter((_, n) => whole.results[n].cursor !== null).map(({ topic }) => topic);
     conclude({ unknown_topics: [], as_of_ms: null, expired_before_ms: null, ...whole, cursor: null,
-      failed: [...failed, ...whole.failed], status: isPartial ? "partial" : open.length ? "truncated" : "complete" });
+      failed: [...failed, ...whole.failed], status: lacksSome ? "partial" : open.length ? "truncated" : "complete" });
     find("said").prepend(make("p", {}, `Searched ${counted(topics.length, "topic")}.`), ...open.map((topic) =>
       make("p", {}, make("a", { href: addressOf([["topic", topic], ...NAMES.slice(1).map((n) => [n, asked[n]])]) },
         `More in topic ${topic}`))));
@@ -227,23 +231,31 @@ async function readEverywhere() {
     if (!mine.signal.aborted) fail(problem, false);
   } finally {
     if (mine === stopping) {
-      find("entries").hidden = !items.length;
-      table.show(items, columnsOf(items));
+      drawItems();
       find("stop").hidden = true;
     }
   }
+}
+
+function drawItems() {
+  find("entries").hidden = !items.length;
+  // one that leaves nothing must be there to be changed
+  find("filter").hidden = !items.length && !asked.having;
+  table.show(items, columnsOf(items));
 }
 
 const rowsOf = ({ messages }) => messages.map((one) => ({ ...one.item, found: one }));
 const filtered = () => ({ ...times(), key: asked.key, contains: asked.having, max_count: PAGE, body: "excerpt" });
 
 // Replaces the entries of topics that have some by those whose messages have the text.
-async function narrow(answers, topics, signal) {
-  for (const [n, answer] of answers.entries()) {
+async function narrow(whole, topics, signal) {
+  for (const [n, answer] of whole.results.entries()) {
     if (!answer.items.length) continue;
     const more = { topic: topics[n].topic, allow_partial: true };
     const some = await json("v1/messages", { ...filtered(), ...more }, { signal });
     Object.assign(answer, { items: rowsOf(some), cursor: some.cursor });
+    whole.failed.push(...some.failed);
+    if (some.status === "partial") whole.status = "partial";
   }
 }
 
@@ -272,8 +284,7 @@ async function read(every) {
   let waiting = 0;
   const draw = () => {
     waiting = 0;
-    find("entries").hidden = !items.length;
-    table.show(items, columnsOf(items));
+    drawItems();
   };
   try {
     const more = { cursor, explain: true, allow_partial: partial || null, all: every || null };
@@ -283,6 +294,7 @@ async function read(every) {
       items.push(...rowsOf(end));
       [cursor, known] = [end.cursor, items.length];
       explain(end.explain);
+      add(end);
       draw();
     }
     if (asked.having) return conclude(end);
@@ -290,7 +302,7 @@ async function read(every) {
       if (!("key_hash" in line)) end = line;
       else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);
     }
-    if (!end) throw new Problem({ status: 0, title: "The answer broke off", detail: "Its end did not come." });
+    if (!end) throw brokeOff();
     if (end.error) throw new Problem(end.error);
     [cursor, known] = [end.cursor, items.length];
     explain(end.explain);
@@ -368,8 +380,24 @@ function title({ name, files: some }) {
   return `${name}: ${counted(some.length, "file")}${sum.requests ? `, ${costs(sum)}` : ""}`;
 }
 
+// Keeps what an answer lacks: the next page of it reads other files.
+function add(end) {
+  isPartial = isPartial || end.status === "partial" || end.failed.length > 0;
+  for (const one of end.failed) missed.set(`${one.source ?? ""} ${one.file}`, one);
+  lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
+}
+
+function drawMissing() {
+  find("missing").replaceChildren();
+  lacks("Missing: files that could not be read", [...missed.values()]);
+  lacks("Lost: the storage has these no more, and they were given up", lost);
+  lacks("Not known: messages of these files could not be read", [...unread].filter(([id]) => !missed.has(id))
+    .map(([, one]) => one), "Entries of these times may lack tags, ids, keys and bodies:");
+}
+
 // Says what an answer is, and what it lacks.
 function conclude(end) {
+  add(end);
   const { as_of_ms: until, expired_before_ms: expired } = end;
   const where = asked.topic ? `topic ${asked.topic}` : "any topic";
   const having = asked.having ? ` with “${asked.having}”` : "";
@@ -379,7 +407,7 @@ function conclude(end) {
     truncated: items.length ? " so far; there are more." : " so far; the search is not at its end.",
     partial: items.length ? ", and some may be missing." : " in what could be read; the rest may have some.",
   };
-  find("status").textContent = said + how[end.status];
+  find("status").textContent = said + how[isPartial ? "partial" : end.status];
   find("every").hidden = cursor === null;
   table.more = cursor === null ? null : () => read(false);
   const notes = [];
@@ -399,27 +427,24 @@ function conclude(end) {
   }
   if (expired !== null) notes.push(`What was before ${time(expired)} has expired, and is in no answer.`);
   for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
-  const unread = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
-  if (unread) notes.push(`${counted(unread, "message")} of these can’t be read, and may not have the text.`);
+  const unsearched = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
+  if (unsearched) notes.push(`${counted(unsearched, "message")} of these can’t be read, and may not have the text.`);
   find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
   // the service reads so many messages at once, and none of them may have the text
   if (!items.length && cursor !== null) find("said").append(make("p", { class: "buttons" },
     make("button", { type: "button", onclick: () => read(false) }, "Search on")));
   const topics = single() ? [asked.topic] : [...new Set(items.map(({ topic }) => topic))];
   find("commands").replaceChildren(...(topics.length ? [commands.shown(commands.ofKey(topics, asked))] : []));
-  find("missing").replaceChildren();
-  const lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
-  lacks("Missing: files that could not be read", end.failed);
-  lacks("Lost: the storage has these no more, and they were given up", lost);
+  drawMissing();
   if (!items.length && !asked.having) offer(stopping);
 }
 
 // Names a missing part of the answer beside the list: its times, and its files.
-function lacks(title, some) {
+function lacks(title, some, what = "Entries of these times may not be in the list:") {
   if (!some.length) return;
   const times = spans(some).map(([begin, end]) => make("li", {}, `${time(begin)} to ${time(end)}`));
   find("missing").append(make("div", { class: "warning" }, make("h3", {}, title),
-    times.length ? make("p", {}, "Entries of these times may not be in the list:") : null,
+    times.length ? make("p", {}, what) : null,
     times.length ? make("ul", {}, ...times) : null, make("p", {}, "The files:"), fileList(some)));
 }
 
@@ -454,7 +479,10 @@ async function tellApart(rows) {
   if (!some.length) return;
   for (const row of some) row.asked = true;
   try {
-    await results.fill(some, asked.key);
+    const failed = await results.fill(some, asked.key);
+    if (mine !== stopping) return;
+    for (const one of failed) unread.set(`${one.source ?? ""} ${one.file}`, one);
+    if (failed.length) drawMissing();
   } catch (problem) {
     for (const row of some) row.found ??= { state: `not read: ${problem.message}`, message: null };
   }
