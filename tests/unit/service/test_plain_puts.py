@@ -124,3 +124,29 @@ def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
         thread.join()
     found = index.query("t", "k", max_count=10**5)
     assert sorted((item.queue_id, item.offset) for item in found) == [(q, n) for q in range(3) for n in range(each)]
+
+
+class FilledAtOnce(WriteBuffer):
+    """Puts of other threads take all the room of an open chunk as soon as they see it."""
+
+    fills = False
+
+    @property
+    def open(self):
+        return self._seen
+
+    @open.setter
+    def open(self, chunk):
+        self._seen = chunk
+        while self.fills and chunk.add(*PLAIN):
+            pass
+
+
+@pytest.mark.parametrize("keys", [1, ROWS - 1, ROWS, ROWS + 1])
+def test_the_put_that_opens_a_chunk_has_its_room_before_others(keys):
+    compiled_core()
+    rows = FilledAtOnce(KEYED_SCHEMA, lambda _: "t", 10**6, 10**9, topics={"t": 1})
+    rows.fills = True
+    rows.append_rows(["own"] * keys, (1, 0, 7, 1, T // 1000), 161 * keys)
+    assert rows.open.keys.count("own") == keys
+    assert rows.size == max(keys, ROWS)

@@ -292,8 +292,10 @@ class WriteBuffer:
             self._close_open()
             rows = max(ROWS, len(keys))
             left = self._max_entries - self._entries, self._max_bytes - self._bytes
-            self.open = OpenChunk(self._codec, rows, *left)
-            self.open.rows.extend(keys, row, size_bytes)
+            following = OpenChunk(self._codec, rows, *left)
+            following.rows.extend(keys, row, size_bytes)
+            # behind the extension: puts of other threads fill an open chunk without the lock
+            self.open = following
         if source is not None and position is not None:
             # behind the entries: an interrupt in between leaves a position that comes again
             chunk = self.open
