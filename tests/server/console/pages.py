@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from axe_playwright_python.sync_playwright import Axe
 
 from tests.support.store_writer import StoreWriter
@@ -12,6 +14,7 @@ BEGIN_MS = 1_761_955_200_000
 HOUR_MS = 3_600_000
 HOSTILE = "<img/src=x/onerror=window.hacked=1>\N{GRINNING FACE}"
 MANY = 1_060
+PATIENCE_S = 30
 
 
 def put_messages(store):
@@ -84,9 +87,8 @@ def fits(page):
 
 
 def drawn(page, chart, color):
-    """Return whether a chart has points of a color."""
-    return page.evaluate(
-        """([chart, color]) => {
+    """Wait until a chart has points of a color, and return True. Charts are drawn again after a change of colors."""
+    asked = """([chart, color]) => {
             const canvas = document.querySelector(`${chart} canvas`);
             const probe = document.createElement("canvas").getContext("2d");
             probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(color);
@@ -94,6 +96,8 @@ def drawn(page, chart, color):
             const [wanted] = new Uint32Array(probe.getImageData(0, 0, 1, 1).data.buffer);
             const points = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             return new Uint32Array(points.buffer).includes(wanted);
-        }""",
-        [chart, color],
-    )
+        }"""
+    until_s = time.monotonic() + PATIENCE_S
+    while not (found := page.evaluate(asked, [chart, color])) and time.monotonic() < until_s:
+        page.wait_for_timeout(50)
+    return found
