@@ -12,6 +12,8 @@ from tests.support.cold_index import cold_index
 from tests.support.log_records import publish
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
+from tiered_index.errors import StorageBehind
+from tiered_index.format.names import log_name
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.files import window_table
 from tiered_index.service.log.log import StorageLog
@@ -120,3 +122,36 @@ def test_a_catalog_after_changes_is_the_one_of_the_whole_state(tmp_path):
             whole = Catalog()
             window_table.apply_log_state(whole, (), log.state, reader._views[0].cold, lambda _: None)
             assert {one.file_id for one in whole.all()} == {one.file_id for one in reader.files()}
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_reader_of_a_restored_storage_shows_the_files_of_its_other_history(tmp_path, more):
+    made = cold_index(tmp_path / "root", files=8)
+    log = StorageLog(made.inner, SystemClock())
+    epoch = log.open().epoch
+    with made.reader() as reader:
+        publish(log, epoch, remove=[made.stored[3].name])
+        reader.refresh()
+        assert len(reader.query("t", "all", max_count=100).items) == 7
+        made.inner.delete_many([log_name(log.state.number)])
+        other = StorageLog(made.inner, SystemClock())
+        other.open()
+        publish(other, epoch, remove=[made.stored[5].name])
+        for stored in made.stored[:more]:
+            publish(other, epoch, remove=[stored.name])
+        with pytest.raises(StorageBehind):
+            reader.refresh()
+        reader.refresh()
+        assert {one.file_id for one in reader.files()} == set(other.state.files)
+        assert len(reader.query("t", "all", max_count=100).items) == 7 - more
+
+
+def test_an_object_that_comes_and_goes_in_one_step_leaves_the_other_one_of_its_file():
+    one = next(stored for stored in synthetic_objects(9, LAYOUT.slots) if stored.shard is None)
+    state = begun().apply(LogRecord(2, "publish", 0, "a", 0, (one,)), "log/2")
+    look(state)
+    twin = replace(one, name=f"{one.name}x")
+    records = LogRecord(3, "publish", 0, "a", 0, (twin,)), LogRecord(4, "publish", 0, "a", 0, remove=(twin.name,))
+    state = state.replayed([(record, f"log/{record.number}") for record in records])
+    assert state.files == replace(state).files == {one.file_id: one}
+    assert state._by_file == replace(state)._by_file

@@ -292,8 +292,9 @@ class LogReplay:
     def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
         files = dict(known)
         for stored in self._removed:
-            if stored.shard is None:
-                files.pop(stored.file_id, None)
+            # not where it came after `known`, beside another object of its file
+            if files.get(stored.file_id) is stored:
+                del files[stored.file_id]
         files.update((stored.file_id, stored) for stored in added if stored.shard is None)
         return files
 
