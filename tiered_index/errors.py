@@ -287,7 +287,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def install_hint(extra: str) -> str:
-    """Return how an extra is installed, of which no package index has the package."""
+    """Return the command that installs an extra from a clone or a wheel: no package index has the package."""
     return f"pip install '.[{extra}]' in a clone, or pip install 'FILE.whl[{extra}]' of its wheel"
 
 

@@ -1,6 +1,6 @@
 """The memory that a process has freed and keeps: given back to the system after large work.
 
-glibc keeps what large arrays leave: eight merges grew a process from 90 to 440 MiB, of which 32 were in use. Threads:
+glibc keeps what large arrays leave: eight merges grew a process from 90 to 440 MiB, with 32 MiB in use. Threads:
 any. Imports nothing of the package.
 """
 

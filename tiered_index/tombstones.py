@@ -116,8 +116,8 @@ class Tombstones(Sequence[Tombstone]):
         topics: Mapping[int, str],
     ) -> npt.NDArray[np.bool_]:
         """Return which entries (bool, n) are hidden: `items` as stored (or their columns by name), their epoch seconds
-        (n), names of topic ids. An entry of an id without a name is told by the hash of its key alone, which is one of
-        its topic, too.
+        (n), names of topic ids. An entry whose id has no name is recognised by the hash of its key alone, which covers
+        the topic, too.
         """
         hidden = np.zeros(len(seconds), np.bool_)
         ids = items["topic_id"]

@@ -131,7 +131,7 @@ def test_a_list_of_two_damaged_copies_makes_lookups_fail_until_somebody_does_wit
     assert run("verify", *place).code == 1
     done = run("recover", *place, "--json")
     assert (done.code, done.document["status"]) == (0, "recovered")
-    assert done.document["notes"][0].startswith(f"{listed} was damaged, and is written anew: a file that was deleted")
+    assert done.document["notes"][0].startswith(f"{listed} was damaged, and is written again: a file that was deleted")
     with life.open() as index, life.reader() as reader:
         assert index.query("t", "k").status == reader.query("t", "k").status == "complete"
     assert run("verify", *place).code == 0

@@ -41,7 +41,7 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
 
 
 def lost_text(lost: Sequence[LostFile]) -> str:
-    """Return which times of which files were given up, empty where none were."""
+    """Return the time ranges of the files that were given up, as text; empty if there are none."""
     told = [
         f"{format_time(one.begin_ms)} to {format_time(one.end_ms)} ({counted(one.entries, 'entry', 'entries')} of all "
         f"keys lost with {one.file}{_of_source(one)})"

@@ -138,7 +138,7 @@ class NdjsonWriter:
         self._sink.writelines(f"{json_text(row)}\n".encode() for row in table.to_pylist())
 
     def close(self) -> None:
-        """Leave the file to whoever has opened it."""
+        """Leave the file open: its opener closes it."""
 
 
 class _CsvWriter:

@@ -40,10 +40,10 @@ CLOSED_PIPE = 141
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line of which a terminal takes nothing for a command, and nothing turns the reading order.
+    """Return `text` as one line that holds no terminal commands and no marks that change the reading order.
 
-    What is not printable by Unicode (C0 and C1 controls, line ends, marks of direction, surrogates) is written as
-    Python's escape.
+    Characters that Unicode does not count as printable (C0 and C1 controls, line ends, marks of direction, surrogates)
+    become Python's escapes.
     """
     if text.isprintable():
         return text

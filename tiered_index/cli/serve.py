@@ -246,7 +246,7 @@ def serve(
             tools_address = stack.enter_context(contextlib.closing(bind(host, tools.port, "--rocketmq-port")))
             if tokens is not None and tools.keys is None and not insecure:
                 session.out.note("--rocketmq-port asks for no token: everybody on this host may read every topic there")
-        # a recovery takes its time: probes are told of it
+        # a recovery takes its time: probes get an answer meanwhile
         with in_background(http.twin()), _found_later():
             if writes:
                 space = {} if follow is None else {"offset_space": "commitlog"}

@@ -120,8 +120,8 @@ def encode_open(journal: Journal) -> bytes:
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
     """Return the record of a durable batch, which may have no entries; `positions` are durable with it.
 
-    `topics` are the (id, name) pairs that this batch is the first to use: two records in one write, of which a crash
-    may lose the first page alone, would look like damage.
+    `topics` are the (id, name) pairs that this batch is the first to use. They are part of its record: a crash may
+    lose the first page of a write alone, and two records in one write would then look like damage.
     """
     document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
     return _record(document | {"topics": topics} if topics else document)

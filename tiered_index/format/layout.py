@@ -62,7 +62,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of one file: `slots` hash slots, room for `items` entries of which index 0 is never used.
+    """Geometry of one file: `slots` hash slots, and room for `items` entries. Entry 0 is never used.
 
     `hash` is the rule by which its entries' keys are hashed; of an index, that of the files it begins.
     """

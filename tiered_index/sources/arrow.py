@@ -39,7 +39,7 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
             if left < 0:
                 raise _too_large(most_bytes)
         if source.tell() < len(body):
-            # another stream, perhaps, of which nobody would miss the entries
+            # perhaps another stream: without an error nobody would miss its entries
             raise InvalidArgument("the body has data after the end of the Arrow stream")
         with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
             for field in stream.schema:

@@ -273,7 +273,7 @@ class TextSource(ABC):
             return None, lines, 0
 
     def _rows(self, lines: Any) -> Any:
-        """Return the numbers of rows, of which the first line that is none is not counted, from those of lines."""
+        """Return the numbers of rows from those of lines: the header is not counted."""
         return lines - int(self.begin > 0)
 
 

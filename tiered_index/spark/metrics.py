@@ -153,7 +153,7 @@ def _requests(counts: Counter[str]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Stage:
-    """A stage so far; whoever runs it says how many entries it had."""
+    """A stage so far; its caller adds the number of entries."""
 
     entries: int = 0
     tasks: int = 0

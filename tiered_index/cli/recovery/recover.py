@@ -149,7 +149,7 @@ def _forget_list(root: Root) -> list[str]:
         lock.release()
     if damage is None:
         return []
-    return [f"{damage.file} was damaged, and is written anew: a file that was deleted before now is not missed"]
+    return [f"{damage.file} was damaged, and is written again: a file that was deleted before now is not missed"]
 
 
 def _notes(begun: BegunAnew | None) -> list[str]:

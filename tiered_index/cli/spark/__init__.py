@@ -122,8 +122,8 @@ def _interrupts_after() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what is told of tasks done: a bar on a terminal, else a line on stderr where that has changed; no bar
-    beside a document.
+    """Yield a function that shows progress: a bar on a terminal, else a line on stderr at each change. With `--json`
+    there is no bar.
     """
     last: list[tuple[str, int, int]] = []
     bars: dict[str, Progress] = {}

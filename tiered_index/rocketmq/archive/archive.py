@@ -252,7 +252,7 @@ class ArchivedLog(CommitLogReader):
         return (self._file,)
 
 
-# how far a broker's clock may have gone back within a log of which only a time range is read
+# how far a broker's clock may have gone back within a log, when only a time range of the log is read
 _BACK_MS = 3_600_000
 
 

@@ -53,9 +53,9 @@ _RUN_BYTES = 8 << 20
 _LOOKS = 5
 # First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
-# What is told of a place to whoever may see some topics only, where no message of these begins.
 # Of a body that is searched for a text.
 _SEARCHED_BYTES = 256 << 10
+# The answer to a caller that may see some topics only, for a place where no message of these topics begins.
 _WITHHELD = "no message of a topic that you may see is here: there is none, it is damaged, or another topic's"
 
 

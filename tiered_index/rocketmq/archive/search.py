@@ -48,7 +48,7 @@ class Search:
     is_damaged_locally: bool = False
     # The segment that was to be read is archived no more, or under another name.
     gone: bool = False
-    # Which topics whoever asks may see; None: every one.
+    # Says which topics the caller may see; None: every one.
     sees: Callable[[str], bool] | None = None
     requests: int = 0
     bytes: int = 0

@@ -185,7 +185,7 @@ def fingerprints_of(batch: IndexBatch) -> list[RangeFingerprint]:
 
 
 def _checked_range(value: Any) -> RangeFingerprint:
-    """Check a stored fingerprint: a list of its numbers, of which the last two were not always there."""
+    """Check a stored fingerprint: a list of its numbers. Older versions did not store the last two."""
     if not isinstance(value, list) or not len(_NUMBERS) - 2 <= len(value) <= len(_NUMBERS):
         raise Malformed(f"a list of {len(_NUMBERS) - 2} to {len(_NUMBERS)} numbers", value)
     one = RangeFingerprint(*(check(number) for check, number in zip(_NUMBERS, value, strict=False)))

@@ -30,9 +30,9 @@ class MessageColumns:
     """The fixed parts of messages, and where their variable parts lie, up to the first bad message.
 
     `head` (structured, n) has the fixed parts in native byte order; `positions`, `ends`, `body_at`, `topic_at`,
-    `topic_end` and `properties_at` (i64, n) are positions in the data. Nothing is raised: whoever wants to know what is
-    wrong with the message behind the last decodes it alone. Each check cuts all columns at the first message that fails
-    it, so that what is checked by then is safe to be used as a position.
+    `topic_end` and `properties_at` (i64, n) are positions in the data. Nothing is raised: to find the
+    fault of the next message, decode it alone. Each check cuts all columns at the first message that fails it. So
+    values that passed are safe as positions.
     """
 
     def __init__(self, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int) -> None:

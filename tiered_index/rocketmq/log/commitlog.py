@@ -64,7 +64,7 @@ class CommitLogReader:
 
     `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading
     batches, which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always
-    checked. `selection` says of which messages batches have entries.
+    checked. `selection` chooses the messages that have entries in the batches.
     """
 
     folder: Path
@@ -326,8 +326,8 @@ class CommitLogReader:
     def _read_damage(self, segment: Segment, begin: int, end: int) -> NonMessage | None:
         """Return what is at the offsets [begin, end) of a segment, as far as it has a file.
 
-        None where `begin` is no damage by now. The order matters: whoever writes there later changes what was seen, and
-        whoever has written there before shows by a message at `begin`.
+        None where `begin` is no damage by now. The order of the reads matters. A later write changes the bytes that
+        were seen; an earlier write shows by a message at `begin`.
         """
         at, size, first, whole = begin, min(end - begin, _HEAD_OF_DAMAGE), 0, 0
         while at < end and (data := segment.read(min(end - at, _PIECE), at - segment.start)):

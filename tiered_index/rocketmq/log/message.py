@@ -3,7 +3,7 @@
 It follows RocketMQ's `MessageDecoder`, `CommitLog` and `MessageExtEncoder`; unlike them, a negative length, a size that
 doesn't add up and a topic that is no UTF-8 are damage. What a head claims is checked before that much is read
 (`check_head`, `check_tail`): four wrong bytes could otherwise make a reader hold a whole segment. Errors never quote
-stored bytes: whoever asks for a place may not be allowed to see what is there.
+stored bytes: the caller may not be allowed to see the message at the place that it asks for.
 """
 
 from __future__ import annotations

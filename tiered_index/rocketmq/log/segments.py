@@ -30,7 +30,7 @@ NAME_DIGITS = 20
 
 @dataclass(frozen=True)
 class Segment:
-    """One file: bytes [start, start + file_size) of its log, of which [start, end) are its own."""
+    """One file: it has room for bytes [start, start + file_size) of its log; [start, end) are its own."""
 
     path: Path
     start: int

@@ -651,7 +651,7 @@ class ReadOnlyBroker:
                 is_damaged |= not fetched.withheld
                 self.log.log(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
             else:
-                # mostly an offset at which no message begins: whoever asks chooses it
+                # mostly an offset at which no message begins: the client chooses it
                 _log.debug("no message at offset %d: %s", offset, fetched.problem)
         return list(found), is_damaged
 

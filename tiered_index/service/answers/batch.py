@@ -55,7 +55,8 @@ class Matches:
     """The entries of one file for a batch, beside those that it has `folded`: row i answers lookup `lookups[i]`,
     unchecked.
 
-    `damage` is told where the batch may be partial; else what can't be read raises.
+    `damage` has the errors of parts that could not be read, if the batch may be partial. Otherwise such an error is
+    raised.
     """
 
     lookups: npt.NDArray[np.int64]
@@ -120,7 +121,7 @@ class LookupBatch:
 
     `key_hash` (i32, n) is what a search looks for, by hash rule ``abs`` until `under` says otherwise. Of `queues`,
     (place of the topic, queue), entries before an epoch second each were erased. With `allow_partial` a slot group that
-    can't be read is told as damage of the lookups that need it, and the others are answered.
+    can't be read counts as damage of the lookups that need it, and the others are answered.
     """
 
     def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False) -> None:

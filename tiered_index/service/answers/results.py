@@ -134,12 +134,15 @@ class AnswerForm:
 
 @dataclass(eq=False, repr=False)
 class QueryResults(Sequence[QueryResult[ItemT]]):
-    """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
-    is that of the whole batch, also in each result, except for lookups with a cursor, which are answered alone.
-    `failed` names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are
-    topics that no file has; `lost` returns what was given up permanently, by the lookup's number, `expired` before when
-    what it asks for has expired; None: nothing. `lacking` are the lookups that need what could not be read of a failed
-    file, by its source and name; of a file that isn't there they are all of its time.
+    """The answers of a batch, in the order of its lookups. Each `QueryResult` is made on first use.
+
+    - `explain` covers the whole batch, also in each result. A lookup with a cursor is answered alone and has its own.
+    - `failed` names the files that could not be read, with `allow_partial`.
+    - `freshness` is as in `QueryResult`. `unknown` has the topics that no file has.
+    - `lost` returns the files given up that concern a lookup, by its number. `expired` returns the time before which
+      its entries have expired. None: there are none.
+    - `lacking` has the numbers of the lookups that a failed file may have answered, by the file's source and name. A
+      damaged file concerns the lookups that need its damaged parts; a missing one, all lookups of its time range.
     """
 
     batch: LookupBatch

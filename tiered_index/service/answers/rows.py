@@ -288,7 +288,7 @@ def check_schema(rows: Array, schema: Schema, file: str) -> None:
 def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int], None] | None = None) -> Array:
     """Return the first `limit` answers in order; of equal identities the newest one, then as `tie_keys` decide.
 
-    `folded` is told how many `differing` ones were dropped, where any was.
+    `folded` gets the number of `differing` ones that were dropped, if any were.
     """
     if len(rows) <= 1:
         return rows[:limit]

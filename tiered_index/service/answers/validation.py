@@ -96,7 +96,7 @@ class TopicTable:
         return self._names[topic_id]
 
     def _add(self, topic_id: int, topic: str) -> None:
-        # the second may be left to do by an interrupt: whoever comes with this topic next does both
+        # an interrupt may leave the second undone: the next call with this topic does both
         self._names[topic_id] = topic
         self._ids[topic] = self._ids.get(topic, frozenset()) | {topic_id}
 

@@ -5,7 +5,7 @@ then by age ascending. Each link of level i carries the greatest `end` of the no
 so a search descends only into links that hold an overlapping node: O(log n + hits).
 
 Invariants
-- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: whoever reads it
+- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: each reader
   gets an end that belongs to that span. The end is never smaller than that of any node in the span: an insertion raises
   it before it links the node, a removal lowers it after it has unlinked the node. So a reader may visit too much, never
   too little.

@@ -38,10 +38,14 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One repair of `object` (an object, a local file or a checkpoint), and its `source`: ``restore`` of a copy,
-    ``salvage`` of what still verifies of it, ``give up``; `missing` says what answers miss permanently. Of local files
-    ``fetch`` from the object and ``recompact`` of the unsealed form; ``drop`` of a checkpoint. `replaced_by` is the new
-    object.
+    """One repair of `object`: an object, a local file or a checkpoint.
+
+    - ``restore`` sends a good copy, ``salvage`` the parts of the object that verify. ``give up`` removes the object.
+    - ``fetch`` replaces a local file by its object. ``recompact`` leaves it to the next start, which compacts it again.
+    - ``drop`` deletes a checkpoint.
+
+    `source` names the bytes that were taken, and `replaced_by` the new object. `missing` describes the entries that
+    answers miss permanently.
     """
 
     object: str
@@ -53,8 +57,8 @@ class Repair:
 
 @dataclass(frozen=True)
 class Repairs:
-    """Repairs one index. `local` are the root's compacted files, `standby` has a copy of the index; `progress` gets the
-    name of the object at work.
+    """Repairs one index. `local` has the root's compacted files, and `standby` a copy of the index. `progress` gets the
+    number of repairs done, and the name of the object at work.
     """
 
     storage: Storage
@@ -65,9 +69,10 @@ class Repairs:
     progress: Progress = lambda number, what: None
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
-        """Return what is done about the findings of a deep `report`; without `yes` nothing is. What was done before an
-        error stays: `LockHeld` where a writer has the root, `StorageUnavailable`, `CorruptFile` where what was sent
-        does not verify.
+        """Repair the findings of a deep `report` and return the repairs. Without `yes` they are a plan, not done.
+
+        Repairs done before an error stay. Raises `LockHeld` if a writer has the root, `StorageUnavailable`, and
+        `CorruptFile` if a new object does not verify.
         """
         state = self.log.refresh()
         found = {one.file for one in report.findings if one.part != "copy"} | {one.object for one in report.missing}

@@ -14,7 +14,7 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.log.records import LostObject, StoredObject
 
 Progress = Callable[[int, str], None]
-"""Is told how many of something were checked, and of what."""
+"""Gets the number of things checked, and the name of such things."""
 
 
 @dataclass(frozen=True, slots=True)

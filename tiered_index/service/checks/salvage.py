@@ -117,7 +117,7 @@ def salvage(storage: Storage, stored: StoredObject) -> Salvage | None:
 
 
 def trailer_of(read: Read, name: str, size: int) -> Trailer:
-    """Return the verified trailer of a file of which nothing else is known. Raises `CorruptFile`, as `read`."""
+    """Return the verified trailer of a file that only its `size` describes. Raises `CorruptFile`, and as `read`."""
     begin = max(0, size - TAIL_SIZE)
     position = Tail.decode(read(begin, size - begin), name, size).directory_position
     return parse_trailer(read(position, size - position), name, size)

@@ -10,7 +10,7 @@ piece number: an entry that was copied, cut or swapped fails like one with a fli
 fetched again; where it can't be deleted it is logged once and ignored until it is replaced. An entry is a copy, so no
 trouble of this folder is a lookup's error.
 
-A CRC32 is no signature: whoever writes an entry could make an answer short. So only a regular file that
+A CRC32 is no signature: a process that can write an entry could make an answer short. So only a regular file that
 `DiskCache.trusts` is read; anything else in its place counts as damaged.
 
 Entries of objects that the log no longer names are deleted: with what was erased its filters and directories go, too.

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Abandoned(Exception):
-    """Internal: whoever fetched for all was interrupted, which is no answer to the others."""
+    """Internal: the thread that fetched for all was interrupted, which is no answer to the others."""
 
 
 class MissingObject(ObjectNotFound):
@@ -142,8 +142,8 @@ class RangeReadPool(DaemonPool):
 
 class ColdPath:
     """Reads the stored files of one index. `keyed`: its entries have fingerprints; `folder` is its disk cache. `caches`
-    (in memory) and `range_reads` may be shared by several indexes, each with its `index_id`; whoever made them clears
-    and closes them.
+    (in memory) and `range_reads` may be shared by several indexes, each with its `index_id`; their maker clears and
+    closes them.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class ColdPath:
                     )
                     mine.set_result(trailer)
                     return trailer
-            except BaseException as error:  # an interrupt, too: whoever waits must not wait permanently
+            except BaseException as error:  # an interrupt, too: waiting threads must not wait permanently
                 if not mine.done():
                     mine.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
                 raise

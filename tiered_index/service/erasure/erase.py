@@ -333,7 +333,7 @@ def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
 
 
 def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
-    """Return the objects of files and tables of which, as far as `found`, every entry is hidden: a table goes whole."""
+    """Return the objects of files and tables whose entries are all hidden, by `found`. A table goes whole."""
 
     def is_hidden(stored: StoredObject) -> bool:
         return stored.name in found and found[stored.name].hidden == stored.count

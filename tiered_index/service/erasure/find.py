@@ -75,8 +75,8 @@ def find_hidden(
 
 
 def find_staged(storage: Storage, stones: Tombstones) -> list[str]:
-    """Return the staged objects that hold anything of what `stones` hide, or of which it can't be told. Raises as the
-    storage.
+    """Return the staged objects that hold entries which `stones` hide, or that can't be checked: damaged ones,
+    and those without a ticket. Raises as the storage.
     """
     names = [info.name for info in own_objects(storage, STAGING_PREFIX)]
     tickets: dict[str, Ticket] = {}

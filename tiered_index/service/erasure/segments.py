@@ -1,11 +1,11 @@
 """Messages of archived segments, erased: a segment is sent again with their bytes overwritten, under a new name, and
 one log record puts it in the place of the old one.
 
-Sizes and offsets stay, so that entries of other messages go on finding them. The log keeps the source's own CRC32s of a
+Sizes and offsets stay, so that entries of other messages still find them. The log keeps the source's own CRC32s of a
 segment beside those of its object: a follower that meets the source's file again compares it with these, and does not
-archive it again. What is copied is compared with the old object's table first: damage is not blessed. Repairs put
-segments in their place the same way. Who finds and sends may be another process than who appends the record. Memory: a
-part of an upload or two. Threads: one a rewriting, any number of them; the log decides.
+archive it again. Copied bytes are compared with the old object's table first: damage is never copied. Repairs replace
+segments the same way. One process may find and send, and another append the record. Memory: a part of an upload or
+two. Threads: one a rewriting, any number of them; the log decides.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
-    """The erased messages of one segment: `messages`, and the patches that erase them, ascending and disjoint.
-    `problem`: what of the segment could not be told; `collisions`: how many entries of other keys go with those asked.
+    """The messages to erase in one segment: their number, and the patches that erase them, ascending and disjoint.
+    `problem` describes a part of the segment that could not be searched. `collisions` counts the entries of other keys
+    that go with those asked for.
     """
 
     messages: int = 0
@@ -61,14 +62,16 @@ class FoundMessages:
 
 
 FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
-"""Reads a segment and returns what is to be erased; a source's own way of telling its messages."""
+"""Reads a segment and returns the messages to erase: each source decodes its own messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewrittenSegment:
-    """The outcome for one segment: the messages that it held (`found`, without patches), and what was sent to take its
-    place, which verifies and which no record names yet; None: nothing had to be sent, or could be. `remains`: messages
-    that were to be erased are left in what was sent, or in the segment where nothing could be sent.
+    """The outcome for one segment. `found` describes its messages to erase, without patches.
+
+    `fresh` and `sent` describe the new object. It verifies, but no record names it yet. None: nothing had to be sent,
+    or the segment is damaged. `remains` says that messages to erase are left in the new object, or in the segment if
+    nothing could be sent.
     """
 
     segment: ArchivedSegment
@@ -79,7 +82,7 @@ class RewrittenSegment:
 
 
 RewriteSegments = Callable[[Sequence[ArchivedSegment], FindMessages], Iterable[RewrittenSegment]]
-"""Returns what became of each segment, as `rewrite_segment` does, in any process."""
+"""Returns the outcome for each segment, as `rewrite_segment` does, in any process."""
 
 
 def erase_messages(
@@ -93,7 +96,7 @@ def erase_messages(
     keys: bool,
 ) -> dict[str, Any]:
     """Overwrite messages in all archived segments of an index; return the certificate's members about them. `rewrite`
-    does it elsewhere than here; `progress` as that of an erasure; `keys`: whether keys were asked for.
+    does it in other processes; `progress` is as that of an erasure; `keys` says whether keys were asked for.
     """
 
     def rewrite_here(segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
@@ -101,12 +104,12 @@ def erase_messages(
             yield rewrite_segment(storage, clock, segment, find)
 
     rewritten, erased = 0, 0
-    # of each segment read, by its object: whether anything is left there, as far as it can be told
+    # by the object of each segment read: whether it may still hold a message to erase
     left: dict[str, bool] = {}
     problems: dict[str, str] = {}
     collisions: dict[tuple[str, int], int] = {}
     for _ in range(_ROUNDS):
-        # what others put in the place of one is read like any other
+        # a segment that another process has replaced meanwhile is read, too
         segments = [segment for segment in log.refresh().archive.values() if segment.name not in left]
         if not segments:
             break
@@ -133,7 +136,7 @@ def erase_messages(
 
 
 def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, find: FindMessages) -> RewrittenSegment:
-    """Find what is to be erased in a segment, and send that again without it. Raises as the storage."""
+    """Find the messages to erase in a segment, and send the segment again without them. Raises as the storage."""
     log = StorageLog(storage, clock)
     archive = SegmentArchive(storage, lambda: log.state, log.open)
     found = find(archive, segment)
@@ -160,8 +163,8 @@ def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, fi
 def put_in_place(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
 ) -> LogState:
-    """Send a segment again, of the `pieces` of a length; a record of `kind` puts it in the place of the old object, if
-    that is there still. What was sent is read back before. Raises as the storage, `pieces`, and `CorruptFile`.
+    """Send a segment again, as `pieces` of a given length, and read it back. A record of `kind` then puts it in the
+    place of the old object, unless that is gone. Raises `CorruptFile`, and as the storage and `pieces`.
     """
     fresh, publication = _send(storage, log, segment, pieces)
     return record_instead(publication, segment, fresh, kind)

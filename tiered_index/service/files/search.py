@@ -121,7 +121,7 @@ def read_asked(
     except CorruptFile:
         if damaged is None:
             raise
-        # bytes that match their checksum and are no run: which one it is, is told run by run
+        # bytes that match their checksum and are no run: search run by run to find the one
         parts, found = [], {}
         for run, piece in zip(whole, pieces, strict=True):
             try:
@@ -240,8 +240,8 @@ def _select(
 
 
 def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in growing batches, the first of which may hold `max_count` + 1 items. Runs of one
-    second are taken together where only all of them tell which of their items come first: a second within which a
+    """Yield the runs newest first, in growing batches; the first may hold `max_count` + 1 items. Runs of one second
+    are taken together where only all of them tell which of their items come first: a second within which a
     cursor is, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
     """
     if len(runs) > 1 and not ordered:

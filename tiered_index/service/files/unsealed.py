@@ -78,7 +78,7 @@ class Reserve:
             undo.callback(self.discard)
             self._disk.allocate(self.descriptor, first_bytes(layout))
             if first_bytes(layout) < layout.unsealed_size:
-                # a hole behind it: whoever reads the file expects its size
+                # a hole behind it: readers of the file expect its size
                 self._disk.truncate(self.descriptor, layout.unsealed_size)
             undo.pop_all()
 

@@ -1,7 +1,7 @@
 """Window tables, the entries of one time window merged out of many files, and how a catalog comes to show the log.
 
-A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own,
-of which only those are read that the page needs. Threads: every method from any thread.
+A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own.
+Only those that the page needs are read. Threads: every method from any thread.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Objects go first, each checked byte by byte on its way, then one log record names them all: a target is no index or a
 complete one. The copy has an index id of its own, so that no writer's root belongs to both, and no epoch or lease. Its
 log says in the source position ``copy:ID`` up to which record of index ID it holds everything; each of its records is a
-copy's, which another one follows only directly, so that whoever else has written to it ends the copying permanently.
+copy's. A copy's record follows only another one directly, so a record of any other writer ends the copying permanently.
 A crash leaves objects that no record names: the next round continues with them. Threads: one a `Copier`, and its pool.
 """
 

@@ -112,7 +112,7 @@ def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool
 
 
 def _expired_entries(stats: NamedStats, expired: Expired) -> int:
-    """Return how many entries have certainly expired: those of topics of which all have."""
+    """Return how many entries have certainly expired: those of topics whose newest entry has."""
     return sum(
         one.entries for topic, one in stats if one is not None and one.second_max * 1000 < expired.before_ms(topic)
     )

@@ -223,7 +223,7 @@ class Lifecycle:
         """Bytes of the root's files on disk."""
         root, total = self._context.root, 0
         for state in STATES:
-            with contextlib.suppress(OSError):  # whoever needs what can't be looked at raises
+            with contextlib.suppress(OSError):  # a step that needs such a file raises
                 for name in root.disk.names(root.folder(state)):
                     with contextlib.suppress(FileNotFoundError):
                         total += taken_bytes((root.folder(state) / name).stat())

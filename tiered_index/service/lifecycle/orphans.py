@@ -3,8 +3,8 @@ of crashes (probes, too), and objects that merges have replaced.
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work before a merge:
 nothing younger than `older_than_s` is an orphan, nor what was removed since (see `publication.MAX_AGE_S`). Staged files
-are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. What no index
-makes, below the index's folders, is told, and left to whoever put it there.
+are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. Foreign
+objects below the index's folders are reported and kept.
 
 Lost objects are the other way about: the end of the log names them, the storage does not have them. One log record
 gives them up: from then on answers are complete except for what such an object held, and say so permanently. Nothing

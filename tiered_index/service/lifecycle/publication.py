@@ -298,7 +298,7 @@ def send_compacted(storage: Storage, sealed: SealedFile, entries: npt.NDArray[An
 
 
 def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:
-    """Return a compacted file, of which `trailer` is the trailer, as it will stand in the log under `name`."""
+    """Return the log's description of a compacted file with this `trailer`, as object `name`."""
     metadata, tail = trailer.metadata, trailer.tail
     return StoredObject(
         name=name,

@@ -276,7 +276,7 @@ def _recover_unsealed(
 
 
 def _may_go(path: Path, journal_path: Path, file_id: str, cold: ColdPath, state: LogState | None) -> bool:
-    """Return whether an unsealed file of which a later form exists may be dropped. Raises `RootBehind`."""
+    """Return whether an unsealed file may be dropped, since a later form of it exists. Raises `RootBehind`."""
     stored, journal = state.object_of(file_id) if state is not None else None, None
     with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)

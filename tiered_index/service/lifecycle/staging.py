@@ -164,7 +164,7 @@ class Staging:
         del self._published[file.file_id]
 
     def _sweep(self) -> None:
-        """Delete tickets and staged objects of files that are published and let go of, whoever compacted them."""
+        """Delete tickets and staged objects of files that are published and let go of, by any compactor."""
         for file_id, staged in list(self._staged.items()):
             handle = self._context.catalog.get(file_id)
             if not (

@@ -1,8 +1,8 @@
 """The storage's log. Its records alone say which objects exist, and put-if-absent decides their order.
 
-Whoever loses a number reads the winner, looks again at what it wanted to do, and tries the next one; a writer that
-meets a higher epoch is fenced and stops. Each record names the digest of the one before: whoever continues from a
-record that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a
+A process that loses a number reads the winner, checks its own record again, and tries the next number. A writer that
+meets a higher epoch is fenced and stops. Each record names the digest of the one before: a process that continues from
+a record that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a
 stored state, a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't
 fail its record. The newest two are kept.
 
@@ -572,7 +572,7 @@ class StorageLog:
         return record
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
-        """Write record 1 unless there is one; return the state with whoever's descriptor it is."""
+        """Write record 1 unless there is one; return the state, with the descriptor of the record that is there."""
         return self.begin(LogRecord(1, "create", 0, secrets.token_hex(8), self.clock.now_ms(), genesis=descriptor))
 
     def begin(self, record: LogRecord) -> LogState:
@@ -789,7 +789,9 @@ def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:
 
 
 class Removals:
-    """Files of which a record (by number: hosts' clocks differ) has removed an object, each read once. One thread."""
+    """Files that have lost an object by a record, by its number: hosts' clocks differ. Reads each record once. One
+    thread.
+    """
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log

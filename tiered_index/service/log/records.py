@@ -51,7 +51,7 @@ they say what has expired, else 1.
 """
 _CHAINED = 4
 _MARK = b"\n#crc32 "
-# texts of objects, some 350 bytes each, of which a writer makes checkpoints
+# texts of objects, some 350 bytes each: a writer makes checkpoints of them
 _TEXTS_KEPT = 1 << 16
 
 

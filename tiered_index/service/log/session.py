@@ -311,7 +311,7 @@ class StorageSession:
         self.join(*self._asked)
 
     def claim(self, root_id: str, *, waits: bool = False, takes_over: bool = False) -> None:
-        """Become the index's writer. `waits` as `LeaseWatch.check`; `takes_over`: whoever holds the lease. Raises
+        """Become the index's writer. `waits` as `LeaseWatch.check`; `takes_over` ignores another's lease. Raises
         `LockHeld` (a writer elsewhere has the lease), `WriterFenced`, `StorageError`.
         """
         if not takes_over:

@@ -131,7 +131,7 @@ class LogState:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The stores of which segments are archived."""
+        """The stores that have archived segments."""
         return tuple(self._by_store)
 
     @cached_property

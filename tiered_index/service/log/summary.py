@@ -1,8 +1,8 @@
 """The summary: directories and filters of many stored files in one object, so that a reader asks for no file's own.
 
 It is a cache beside the checkpoints: what it says of an object stays true, since objects never change under a name. A
-summary that is gone or damaged costs requests, never an answer. Whoever appends a record renews it, once enough objects
-are missing, or an object is gone: after an erasure no filter tells of what was erased. SPEC.md section 9.
+summary that is gone or damaged costs requests, never an answer. The process that appends a record renews it,
+once enough objects are missing, or an object is gone: so no filter with erased keys stays. SPEC.md section 9.
 
 Threads: one process's renewals are serialised by the log; `decode` and `encode` are pure.
 """

@@ -85,7 +85,7 @@ class Fetched:
     other for it.
     """
     withheld: bool = False
-    """Nothing is told of the place, since the caller sees some topics only and no message of these begins there."""
+    """The place is kept secret: the caller sees some topics only, and no message of these begins there."""
     requests: int = 0
     bytes: int = 0
     """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""

@@ -165,7 +165,7 @@ class QueryEngine:
         budget: LookupBudget | None,
         elsewhere: RequestStats = NOTHING,
     ) -> QueryResult[Any]:
-        """Answer one lookup within `budget`, of which `elsewhere` is spent. Errors as `IndexService.query`."""
+        """Answer one lookup within `budget`; `elsewhere` is spent already. Errors as `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self.schema, lookup.max_count)
         beside, viewed = self._find(files.viewed, lookup)
@@ -268,7 +268,7 @@ class QueryEngine:
                 damage += found.damage
             if damage:
                 lacking[handle.source, handle.file_id] = {at for places, _ in damage for at in places.tolist()}
-                # what a missing object means is found out in the log, so it is told first
+                # the log tells whether a missing object was removed or lost, so this error comes first
                 raise min([error for _, error in damage], key=lambda error: not isinstance(error, MissingObject))
             return matched
 

@@ -77,7 +77,7 @@ class FileNote(NamedTuple):
         return cls(label.file_id, place, outcome, *interval, label.source, matched=rows, spent=cost)
 
     def report(self) -> FileReport:
-        """Return it as explanations have it."""
+        """Return the note as `explain` shows it."""
         return FileReport(
             file=self.file,
             place=self.place,
@@ -96,10 +96,14 @@ class FileNote(NamedTuple):
 
 @dataclass(slots=True)
 class Scan:
-    """One pass. `look` searches a file and takes its rows, returning how many; `excludes` says why a file needn't be
-    searched; `can_skip` whether files of a greatest second can't change the answer any more; `missing` how many answers
-    are missing before it can skip any, 0 where none are; `newest` is the last second that an answer may have.
-    `outdated` are the reports of earlier passes of the lookup.
+    """One pass over the files of a lookup.
+
+    - `look` searches a file, keeps its rows and returns their number.
+    - `excludes` returns the reason why a file needs no search, or None.
+    - `can_skip` says whether a file with this greatest second can't change the answer any more.
+    - `missing` returns the number of answers that are missing before a file can be skipped; 0: none.
+    - `newest` is the last second that an answer may have.
+    - `outdated` has the reports of earlier passes of the lookup.
     """
 
     look: Callable[[Handle], int]
@@ -115,12 +119,12 @@ class Scan:
     outdated: Sequence[FileReport] = ()
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    # of searches in other threads, where there are any
+    # gets each search that ends in another thread
     done: queue.SimpleQueue[Future[None]] | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether a file could not be read and that ends the lookup; a spent budget doesn't."""
+        """Whether an unreadable file ends the lookup; a spent budget doesn't."""
         return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
 
     def remaining_s(self) -> float | None:
@@ -148,7 +152,7 @@ class Scan:
 
 
 class _Search:
-    """The search of one file. Whoever ends it first, its thread or the lookup that can't wait, makes its report."""
+    """The search of one file. Its thread or the impatient lookup ends it; the first to do so makes its report."""
 
     def __init__(self, scan: Scan, handle: Handle) -> None:
         self.scan = scan
@@ -228,7 +232,7 @@ class _Pace:
         return missing if 2 * self._excluded >= self._stored else _FIRST_FILES
 
     def note(self, ended: Sequence[_Search]) -> None:
-        """Take in what searches found."""
+        """Adjust the pace to the results of the searches that ended."""
         found = [search.matched or 0 for search in ended]
         self._searched, self._matched = len(found), sum(found)
         if without := found.count(0):
@@ -247,12 +251,12 @@ class FileReader:
 
     def close(self, until_s: float | None = None) -> None:
         """Stop the pool; running lookups end with an answer or `IndexClosed`. As `DaemonPool.close`."""
-        # what is queued runs and finds the engine closed: a cancelled future would leave its lookup waiting permanently
+        # queued searches run and find the engine closed: a cancelled one would leave its lookup waiting permanently
         self._closed = True
         self._pool.close(until_s)
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search what must be searched of `handles`; `scan` then has a report of each that was met, and every error."""
+        """Search those of `handles` that need it. `scan` then has a report of each file looked at, and every error."""
         ordered = (
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         )
@@ -325,7 +329,7 @@ class FileReader:
                 search.end("skipped_budget")
 
     def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
-        """Wait for a search to end and return those that did; none where the time is up: all that run are given up."""
+        """Wait until a search ends, and return all that have. When the time is up, give all up and return none."""
         ended: list[_Search] = []
         assert scan.done is not None
         try:
@@ -420,22 +424,23 @@ class _MovedOn(Exception):
 
 @dataclass(eq=False)
 class MissingObjects:
-    """The missing objects of one lookup, and its passes that were given up. Threads: one lookup's. A later record may
-    have removed a missing object, or the storage lost it. Missing objects are resolved once per pass: the log is read
-    on, once per storage. Where it still names all of them, the pass holds, and they could not be read; else
-    the lookup starts again over the present files, and reports what the earlier passes cost.
+    """The missing objects of one lookup, and its passes that were given up. Threads: one lookup's.
+
+    A later record may have removed a missing object, or the storage has lost it. At the end of a pass the log of each
+    storage that lacks objects is read on. If it still names all of them, the pass counts, and they could not be read.
+    Otherwise the lookup starts again over the present files, and reports the cost of the earlier passes.
     """
 
     read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
     allow_partial: bool
     prices: PriceTable
-    # the passes of the present try, for what they cost should it be given up
+    # the passes of the present try: their cost is reported if it is given up
     scans: list[Scan] = field(default_factory=list)
-    # what the tries before cost
+    # reports of the earlier tries
     outdated: Sequence[FileReport] = ()
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
     _reported: bool = False
-    # of reading logs, where they were read, and what `log_since` told of it in the present try
+    # the usage of reading logs, if any was read, and the part that `log_since` has returned in the present try
     usage: Usage | None = None
     _reported_stats: RequestStats = NOTHING
 
@@ -455,7 +460,7 @@ class MissingObjects:
         lookup: L,
         budget: LookupBudget | None,
     ) -> T:
-        """Return what `answer` returns; where the log has removed an object it starts again. Raises as `resolve`."""
+        """Return the result of `answer`, which starts again if the log has removed an object. Raises as `resolve`."""
         uri = ""
         for _ in range(LOG_RETRIES):
             try:
@@ -471,7 +476,7 @@ class MissingObjects:
         raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     def resolve(self, scan: Scan) -> None:
-        """Replace the error of each missing object by what that means. Raises `CorruptFile`, as reading the log."""
+        """Replace the error of each missing object by the log's finding. Raises `CorruptFile`, as reading the log."""
         if self.outdated and not self._reported:
             self._reported, scan.outdated = True, self.outdated
         if not scan.errors:

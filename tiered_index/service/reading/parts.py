@@ -56,7 +56,7 @@ class ReaderParts:
                 begun.append(Future())
                 try:
                     begun[-1].set_result(call())
-                except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+                except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
                     begun[-1].set_exception(error)
         return begun
 

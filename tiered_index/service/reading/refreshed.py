@@ -34,7 +34,7 @@ class Refreshed(ABC):
         self._clock = clock
         self._interval_s = interval_s
         self._prices = prices
-        # taken by whoever begins a refresh that is due, and released by the thread that ends it
+        # taken by the thread that begins a refresh that is due, and released by the thread that ends it
         self._refreshing = threading.Lock()
         # how often it was read, or could not be
         self.tries = 0

@@ -208,7 +208,7 @@ class IndexView(Refreshed):
         except StorageBehind:
             self._is_another = True
             raise
-        # a storage of another index is told as that
+        # a storage of another index has an error of its own
         if self._root is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
             if seen is not None:
                 self._log.check_seen(seen, deep=is_first)
@@ -287,7 +287,7 @@ class IndexView(Refreshed):
     def _read_for_all(self) -> LogState:
         with self._lock:
             with self._joining:
-                self._waiting = None  # whoever comes now needs a later reading
+                self._waiting = None  # callers that come now need a later reading
             return self._read()
 
     def _read(self, *, by_number: bool = False) -> LogState:

@@ -77,7 +77,7 @@ class _Work:
             else:
                 try:
                     result = call()
-                except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
                     self.count(-1)
                     future.set_exception(error)
                 else:
@@ -219,7 +219,7 @@ class _Task(Generic[T]):
     def run(self) -> None:
         try:
             self._result = self._context.run(self._action)
-        except BaseException as error:  # noqa: BLE001 - whoever asked for it gets it
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._error = error
         self._ended.release()
 
@@ -240,7 +240,7 @@ class _Task(Generic[T]):
 
 
 FORKED = "a parent process opened the index, and this process is its fork: open it again in this process"
-"""What a forked child is told of an index that it can't use."""
+"""The message of the error that a forked child gets from its parent's index."""
 
 
 class Worker:

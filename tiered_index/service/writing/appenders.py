@@ -1,4 +1,4 @@
-"""Appenders: each writes a sequence of unsealed files, the last of which accepts entries.
+"""Appenders: each writes a sequence of unsealed files. The last one accepts entries.
 
 It continues in a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
 where an append failed. Whatever was raised, at whatever line, the next write begins by letting go of a file that

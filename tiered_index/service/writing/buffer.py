@@ -1,6 +1,6 @@
 """The write buffer: entries that are in no file yet, searchable at once.
 
-An append takes a short lock and returns; rows are hashed by whoever needs their chunk first, a query or the flusher. A
+An append takes a short lock and returns; the first user of a chunk, a query or the flusher, hashes its rows. A
 chunk is visible until the flusher has it in a file; a closed one never changes except for its columns, and a call is in
 one chunk whole. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes
 at once, between whose stores no signal handler runs), or leaves only what is put right when the chunk is closed.
@@ -221,7 +221,7 @@ class WriteBuffer:
     """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `topics` has the assigned
     id of each topic, `rule` hashes keys, and `held_up` returns why the flusher can't write, if it can't.
 
-    `open.add` takes most messages, without the lock: whoever needs the open chunk's rows closes it first.
+    `open.add` takes most messages, without the lock: a user of the open chunk's rows closes it first.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Audit: the whole index proved by executors, and compared with the source that it was made of.
 
 The driver checks the log and its tables as `tiered-index verify` does, tasks every byte of objects and archived
-segments. With a source, one shuffle of digests finds what differs, which is told as *missing*, *extra* and *wrong*
+segments. With a source, one shuffle of digests finds the differences, reported as *missing*, *extra* and *wrong*
 entries; duplicates are no difference. Nothing is changed. One thread drives an audit.
 """
 

@@ -107,7 +107,7 @@ class Unread:
 
 
 def compared_fields(source: Entries) -> list[str]:
-    """Return the fields of a source's entries that are compared: topics are told apart by the hash, not by number."""
+    """Return the fields of a source's entries that are compared: the hash distinguishes topics, not the number."""
     return [name for name in source.names if name not in ("topic_id", SKIPPED)]
 
 

@@ -20,7 +20,7 @@ from tiered_index.spark.audit.entries import Part, identity_dtype, packed, value
 from tiered_index.spark.audit.ranges import Blocks, Ranges
 from tiered_index.spark.lookup.plan import Target
 
-# Kinds of what is told, by number; what is missing and may have lain in damaged objects is unproven.
+# Kinds of reported differences, by number. A missing entry that may have been in a damaged object is unproven.
 KINDS = ("missing", "extra", "wrong")
 _MISSING, _EXTRA, _WRONG, _UNPROVEN = range(4)
 Array = npt.NDArray[Any]
@@ -357,7 +357,7 @@ class _Pairs:
         return pa.table({"topic": self.values.topics.take(pa.array(topic, mask=~known)), "key": keys})
 
     def table(self, at: Int64) -> pa.Table:
-        """Return some pairs as they are told."""
+        """Return some pairs as rows of the report."""
         values, said, held = self.values, self.said[at], self.held[at]
         some = np.where(said < 0, held, said)
         identity, cells = _only(values.both, "identity"), _only(values.both, "value")

@@ -1,7 +1,7 @@
 """Both sides of an audit brought together range by range: one shuffle of packed blocks.
 
-What a range is, and what of an entry is in a block, callers say; tasks meet the blocks of a range after what could not
-be read, which all of them are told. Memory of a task: `HELD` entries before the shuffle, those of a range
+Callers define the ranges, and the part of an entry that a block holds. A task first gets the names of all objects that
+could not be read, then the blocks of its ranges. Memory of a task: `HELD` entries before the shuffle, those of a range
 after it.
 """
 
@@ -77,7 +77,7 @@ class Blocks:
 
 # Makes of what was packed the numbers of ranges (i64, k) and a block of each.
 Cut = Callable[[Sequence[Any], Ranges], tuple[npt.NDArray[np.int64], Sequence[bytes] | pa.Array]]
-# Gets the ranges of a partition, and the objects of which something could not be read.
+# Gets the ranges of a partition, and the objects that could not be read whole.
 Meet = Callable[[Iterator[Blocks], frozenset[str]], Any]
 
 

@@ -168,8 +168,8 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
 
 
 def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) -> tuple[tuple[str, int], ...]:
-    """Return how many entries of each topic objects hold; a request an object. Entries of an object that does not say
-    how many it has of which are counted for all its topics together, by their names.
+    """Return how many entries of each topic objects hold; a request an object. If an object has no count for
+    each topic, its entries count for all its topics together, under their joined names.
     """
     assert state.genesis is not None
     found: Counter[str] = Counter()

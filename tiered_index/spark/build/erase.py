@@ -138,7 +138,7 @@ class _Work:
         for begin in range(0, len(segments), at_once):
             began_ms = self.clock.now_ms()
             for one in self._run("overwrite", rewrite_one, segments[begin : begin + at_once]):
-                # the record's age is told by the driver's clock
+                # the driver's clock measures the record's age
                 yield one if one.sent is None else replace(one, sent=replace(one.sent, began_ms=began_ms))
 
     @property

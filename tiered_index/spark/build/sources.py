@@ -505,8 +505,8 @@ def shown_column(field: str, given: object) -> str:
 
 
 def check_kind(field: str, found: str, given: object, inside: Sequence[str] = ()) -> None:
-    """Raise `InvalidArgument` where Spark's type `found` of the user's column `given` can't be that of `field`; of a
-    struct the fields `inside` are told.
+    """Raise `InvalidArgument` where Spark's type `found` of the user's column `given` can't be that of `field`; for a
+    struct with the fields `inside` the error shows how to give its first field.
     """
     kinds, expected = _KINDS.get(field, ((), ""))
     if kinds and found == "decimal(20,0)":

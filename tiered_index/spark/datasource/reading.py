@@ -102,7 +102,7 @@ def _column_of(pushed: Any) -> str:
 
 
 def _equal_values(pushed: Any) -> Sequence[Any] | None:
-    """Return the values one of which the column must have, None for filters of other kinds."""
+    """Return the values that a filter allows in the column; None for filters of other kinds."""
     kind = type(pushed).__name__
     if kind in ("EqualTo", "EqualNullSafe") and pushed.value is not None:
         return [pushed.value]
@@ -183,7 +183,7 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
 
 
 def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
-    """Return the lookups of each key in each of `topics`, without those of which no hash is asked for."""
+    """Return the lookups of each key in each of `topics`, without those whose hash the filter excludes."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     if begin_ms > end_ms:
         return LookupBatch([])

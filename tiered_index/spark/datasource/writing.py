@@ -283,7 +283,7 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         """
         shards = _all_shards(messages)
         written = [message for message in messages if isinstance(message, Written)]
-        # the first batch is told though it has nothing: the index knows this checkpoint from then on
+        # the first batch is recorded even if it is empty: the index knows this checkpoint from then on
         if shards or (written and not batchId):
             [query] = {message.query for message in written}
             batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))

@@ -71,8 +71,8 @@ class LookupResult:
     """A bulk lookup that was made; `frame` has the answers.
 
     `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
-    `failed` could not be read, each with why; `lost` was given up permanently, whichever keys it held; before
-    `expired_before_ms` has expired, of the topic of which most has. Call `release` when
+    `failed` could not be read, each with its reason; `lost` was given up permanently, with all its keys.
+    `expired_before_ms` is the latest horizon of the topics asked for. Call `release` when
     `frame` is no longer needed. What Spark no longer holds is read again: as before, or an error of the job where an
     object is gone.
     """
@@ -386,7 +386,7 @@ def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
 
 
 def _most(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the most requests and bytes of one object and `asked` lookups, each of which meets a group of its own:
+    """Return the most requests and bytes of one object and `asked` lookups, each with a slot group of its own:
     directory, filter where that pays, ranges.
     """
     if not asked:
