@@ -8,10 +8,11 @@ from tests.support.hanging import until
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -277,3 +278,23 @@ def test_an_entry_is_published_by_a_file_of_less_than_a_second(tmp_path, storage
         until(lambda: index.log_state.objects)
         with IndexReader.open(storage_backend=storage) as reader:
             assert len(reader.query("t", "k")) == 1
+
+
+def test_a_reader_that_looks_often_opens_another_history_once_it_meets_its_record(open_index, storage, clock):
+    index = open_index("often")
+    put_and_publish(index, 1)
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=0.2) as reader:
+        number, before = index.log_state.number, {info.name: storage.get(info.name) for info in storage.list()}
+        put_and_publish(index, 2)
+        clock.advance(0.25)
+        assert len(reader.query("t", "k")) == 2
+        storage.delete_many([info.name for info in storage.list() if info.name not in before])
+        restored = StorageLog(storage, clock)
+        restored.open()
+        for _ in range(index.log_state.number + 1 - number):
+            restored.append("a mark", None, lambda _: LogRecord(0, "positions", 0, "", 0))
+        clock.advance(0.25)
+        with pytest.raises(StorageBehind):
+            reader.query("t", "k")
+        clock.advance(0.25)
+        assert len(reader.query("t", "k")) == 1

@@ -641,7 +641,8 @@ class StorageLog:
         record that readers would refuse. After any error that is no `StorageError` the record is certainly not there.
         """
         state, is_put = self._append(what, epoch, make)
-        if is_put:
+        # a job that finds its record may be the second try of one that ended between the record and the summary
+        if is_put or epoch is None:
             # other appends don't wait for it, but its caller does: after an erasure no filter tells of what was erased
             with self._summary_lock:
                 self._checkpoints.summary.renew(self.state)

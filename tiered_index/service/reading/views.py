@@ -198,13 +198,14 @@ class IndexView(Refreshed):
                 raise
             raise StorageUnavailable(f"{self.storage.uri} did not answer within half of timeout_s") from error
 
-    def _read_log(self) -> LogState:
+    def _read_log(self, *, by_number: bool = False) -> LogState:
         """Read the log, or on from where it was read to; again where it was another one the last time."""
         # before the log: its writer notes a record once the storage has it
         seen = self._seen()
         is_first = self._is_another or not self._log.state.number
         try:
-            state = self._open_anew() if is_first else self._log.refresh()
+            on = self._log.read_next if by_number else self._log.refresh
+            state = self._open_anew() if is_first else on()
         except StorageBehind:
             self._is_another = True
             raise
@@ -293,10 +294,8 @@ class IndexView(Refreshed):
     def _read(self, *, by_number: bool = False) -> LogState:
         """Read the log, with the lock held."""
         begun_s = self._clock.monotonic_s()
-        if by_number and not self._is_another:
-            state = self._log.read_next()
-        else:
-            state = self._read_log()
+        state = self._read_log(by_number=by_number)
+        if not by_number:
             self._listed_s = begun_s
         if self._closed:
             raise IndexClosed("the index was closed while its log was read")

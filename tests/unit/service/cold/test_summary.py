@@ -20,10 +20,11 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.log.summary import decode, encode
+from tiered_index.service.log.summary import Summary, decode, encode
 from tiered_index.storage.base import Bytes, Storage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -392,3 +393,26 @@ def test_a_writer_that_seldom_lists_keeps_the_summary_of_a_job(tmp_path: Path) -
     note(writer, 2)
     assert writer.state.number == job.state.number + 1
     assert summaries(storage) == [name]
+
+
+def test_a_repeated_erasure_renews_the_summary_that_a_crash_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = cold_index(tmp_path / "root", files=8, entries=2).inner
+    name = summarise(storage)
+
+    def erase_all() -> None:
+        log = StorageLog(storage, ManualClock())
+        log.open()
+        erase(storage, log, EraseRequest("t", before_ms=BASE_MS + 10**9), ManualClock(), yes=True)
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as crash:
+        crash.setattr(Summary, "renew", end)
+        with pytest.raises(KeyboardInterrupt):
+            erase_all()
+    assert summaries(storage) == [name]
+    erase_all()
+    assert summaries(storage) == []
