@@ -256,9 +256,6 @@ class Lifecycle:
             self._refreshed_s = context.clock.monotonic_s()
             if state.epoch > session.epoch:  # also where there is nothing to publish
                 raise fenced(session.storage.uri, state.epoch, session.epoch)
-        elif self._ready():
-            # nothing is sent to another index's storage; a listing costs twelve times as much
-            session.log.check_end()
         session.renew()
 
     def _expire(self) -> None:
@@ -348,6 +345,8 @@ class Lifecycle:
         verify_tables(file)
         verify_runs(file)
         context, session, now_ms = self._context, self._context.session, self._context.clock.now_ms()
+        # nothing is sent to another index's storage; a listing costs twelve times as much
+        session.log.check_end()
         # what reached the storage and is not known to be in the log is published under its name
         publication = self._publications.get(file_id)
         if publication is not None and publication.is_overdue:
