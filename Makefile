@@ -35,9 +35,9 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python $(SOURCES)
 # Spark, its Java and a browser are needed by development only: the demo installs none. Java and browser come while pip is at work, and all
 # cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy/find-chromium.sh
-	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'server', 'spark' and 'test' (versions from requirements.lock)"
+	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'kafka', 'server', 'spark' and 'test' (versions from requirements.lock)"
 	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,server,spark,test]' \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,kafka,server,spark,test]' \
 		|| { wait $$found; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$found

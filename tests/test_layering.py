@@ -85,3 +85,10 @@ def test_the_format_has_no_files_clocks_and_threads():
     for path in (PACKAGE / "format").rglob("*.py"):
         names = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()))}
         assert not names & {"os", "pathlib", "mmap", "threading", "time", "socket", "logging", "boto3", "io"}, path
+
+
+def test_the_engine_knows_no_broker_by_the_name_of_kafka():
+    for folder in ("service", "format"):
+        for path in (PACKAGE / folder).rglob("*"):
+            if path.suffix in {".py", ".md"}:
+                assert "kafka" not in path.read_text().lower(), path

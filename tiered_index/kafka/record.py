@@ -1,0 +1,39 @@
+"""A record of Kafka as this package passes it on, whether a broker or the archive had it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["KafkaRecord", "TimestampType"]
+
+
+class TimestampType(IntEnum):
+    """The clock that gave a record its time, by Kafka's numbers."""
+
+    NONE = 0
+    CREATE = 1
+    LOG_APPEND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    """One record, at its place. A `value` of None is a tombstone. A header's name may occur several times.
+
+    `timestamp_ms` is None where the record has no time (`TimestampType.NONE`).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
+    timestamp_type: TimestampType = TimestampType.NONE
+
+    @property
+    def size(self) -> int:
+        """The bytes of key, value and headers."""
+        headers = sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
