@@ -285,7 +285,7 @@ cdef inline int64_t slot_of(const File *file, uint32_t key_hash) noexcept nogil:
     return base_slot * file.split + above * file.split // (<int64_t>0x7FFFFFFF // file.slots + 1)
 
 
-cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nogil:
+cdef int search_group(File *file, const Asked *asked, Found *found) except -9 nogil:
     """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, is damaged, or is not sorted."""
     cdef int64_t slot = slot_of(file, asked.key_hash), number, begin, size, count
     cdef const uint8_t *group
@@ -314,38 +314,34 @@ cdef int search_group(File *file, const Asked *asked, Found *found) noexcept nog
 
 cdef int search_stored(
     File *file, const uint8_t *group, int64_t begin, int64_t size, int64_t count, const Asked *asked, Found *found
-) noexcept with gil:
-    """Do as `search_group` for a group out of a cache, or out of the storage."""
+) except -9 with gil:
+    """Do as `search_group` for a group out of a cache, or out of the storage. An interrupt of the read is raised."""
     cdef bytes held
     cdef uint8_t *room
     cdef const uint8_t *data
-    try:
-        got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20))
-        if got is None:
-            return DECLINED
-        if type(got) is tuple:
-            # it was read
-            found.requests += 1
-            found.request_bytes += size
-            got = (<tuple>got)[0]
-        held = got
-        if len(held) != size:
-            return DECLINED
-        data = <const uint8_t *>held
-        if file.kind == PACKED:
-            # words, and one behind them
-            if size + 16 > found.group_room:
-                room = <uint8_t *>realloc(found.group, 2 * size + 64)
-                if room == NULL:
-                    return NO_MEMORY
-                found.group, found.group_room = room, 2 * size + 64
-            memcpy(found.group, data, size)
-            memset(found.group + size, 0, 16)
-            data = found.group
-        return search_items(file, data, size + 16 if file.kind == PACKED else size, 0, size, count, asked, found)
-    except BaseException:
-        # the caller searches the file, and tells what is wrong
+    got = (<LocalFile>file.owner).source.block(begin, size, word_at(group + 20))
+    if got is None:
         return DECLINED
+    if type(got) is tuple:
+        # it was read
+        found.requests += 1
+        found.request_bytes += size
+        got = (<tuple>got)[0]
+    held = got
+    if len(held) != size:
+        return DECLINED
+    data = <const uint8_t *>held
+    if file.kind == PACKED:
+        # words, and one behind them
+        if size + 16 > found.group_room:
+            room = <uint8_t *>realloc(found.group, 2 * size + 64)
+            if room == NULL:
+                return NO_MEMORY
+            found.group, found.group_room = room, 2 * size + 64
+        memcpy(found.group, data, size)
+        memset(found.group + size, 0, 16)
+        data = found.group
+    return search_items(file, data, size + 16 if file.kind == PACKED else size, 0, size, count, asked, found)
 
 
 cdef int search_items(
@@ -485,7 +481,7 @@ cdef void check_filter(File *file) noexcept nogil:
         free(sums)
 
 
-cdef int search_in(File *file, Asked *asked, Found *found) noexcept nogil:
+cdef int search_in(File *file, Asked *asked, Found *found) except -9 nogil:
     """Add the rows of a file by one hash of the key."""
     cdef uint64_t mixed
     cdef Bits bits
@@ -794,6 +790,7 @@ cdef class LocalFile:
             free(owners)
             free(found.rows)
             free(found.items)
+            free(found.group)
 
 
 cdef object new = object.__new__

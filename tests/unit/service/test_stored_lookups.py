@@ -13,6 +13,7 @@ import tiered_index
 from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import TieredIndexError
+from tiered_index.service.files.view import StoredSource
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -169,6 +170,24 @@ def test_a_file_that_two_threads_open_is_opened_once(store):
                     assert not cold.in_core[stored.name].opened({}, 0, slots, groups, stored.size_bytes)
         assert cold.core_bytes == before
         assert [reader.query(**lookup).items for lookup in lookups(6, 60)] == first
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupt_of_a_block_read_is_raised(store, raised, monkeypatch):
+    """Ctrl-C, or what a signal handler raises, ends a lookup that reads a block; the next one is answered."""
+    with open_reader(store) as reader:
+        lookup = {"topic": "b", "key": "k1"}
+        answer = reader.query(**lookup).items
+        assert answer
+
+        def interrupted(*_: object) -> None:
+            raise raised("between two bytes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(StoredSource, "block", interrupted)
+            with pytest.raises(raised, match="between two bytes"):
+                reader.query(**lookup)
+        assert reader.query(**lookup).items == answer
 
 
 def test_threads_that_look_up_while_the_view_changes(tmp_path):
