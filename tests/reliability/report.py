@@ -16,6 +16,7 @@ import argparse
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,38 @@ QUICK = {
     "mutations": ["--count", "60000", "--every", "1000"],
     "chaos": ["--minutes", "1"],
 }
+INTRO = """# Reliability
+
+This page is for those who judge the engine's safety. It lists the test campaigns that try to break the engine, and
+their results. `make reliability-report` runs all campaigns (some hours) and writes this page. `make test` runs a small
+part of each.
+
+A campaign counts four kinds of failure:
+
+- *Durable entries lost*: an entry is missing after `durable_position` or a flush confirmed it.
+- *Wrong answers*: an answer differs from the reference model, or says `complete` and is not.
+- *Untyped errors*: a call fails with an exception that is not in `tiered_index/errors.py`.
+- *Hangs*: a call does not return in time.
+"""
 SAID = {
-    "crashes": "The process dies, or the power is cut, at every call of the local disk and of the storage. This "
-    "includes the recovery from an earlier crash. Each call fails in each way. Bursts of 2 to 8 calls fail. "
-    "Unsynced bytes are "
-    "lost, kept, torn or reordered.",
-    "interrupts": "An exception strikes every line of every public call, in eight states of an index. It strikes the "
-    "caller's thread and, as `MemoryError`, the service's own threads. Real timer signals strike a service with "
-    "background workers.",
-    "simulation": "One seeded scheduler runs writers on two hosts, readers, the life cycle, merges, jobs, expiry, "
-    "erasures, clocks, kills, and faults of disk and storage, one thread at a time. A seed is one life and replays "
-    "exactly.",
-    "mutations": "Stored bytes are changed within their checksums, format by format. All their readers read them.",
-    "chaos": "Processes on a real S3 server (Ceph's gateway), with an eraser, are killed, stopped and cut off. "
-    "Meanwhile the server is restarted, filled, and reached through a faulty network.",
+    "crashes": "The process is killed, or the power is cut, at each call to the local disk or the storage. This "
+    "includes the calls of a recovery from an earlier crash. Power cuts lose, keep, tear or reorder unsynced bytes. In "
+    "other runs one call fails in each possible way, or 2 to 8 calls fail in a row. After each crash "
+    'the campaign opens the index and compares it with the model. A row "states of" counts one part '
+    "of the engine.",
+    "interrupts": "An exception is raised at each line of each public call, in eight states of an index: "
+    "`KeyboardInterrupt` (*interrupt*) or `MemoryError` (*memory*) in the caller's thread, and "
+    "`MemoryError` in the engine's own threads (*ours*). Another part sends timer signals to an index "
+    "with background workers (*signals*).",
+    "simulation": "A scheduler with a seed runs one thread at a time. The threads are writers on two hosts, readers, "
+    "the life cycle, merges, expiry and erasures. Clocks jump, processes are killed, and calls to disk "
+    "and storage fail. The same seed replays the same run.",
+    "mutations": "Stored bytes are changed, and their checksums are corrected to match. Then each reader of the "
+    "format reads them. Only typed errors may follow. A complete answer may have no entry of another key. "
+    "Nothing may be written or deleted outside the index. A row counts the changes to one format.",
+    "chaos": "Real processes write, read, merge and erase on a real S3 server (Ceph's gateway). They are killed, "
+    "stopped and cut off. The server is restarted, runs full, and is reached through a faulty network. "
+    "Each answer is compared with the entries that were put.",
 }
 
 
@@ -96,12 +115,7 @@ def _run(name: str, arguments: list[str]) -> dict[str, Any]:
 def page(tallies: dict[str, dict[str, Any]]) -> str:
     """Return the page's text."""
     lines = [
-        "# Reliability",
-        "",
-        "This page is for those who judge the engine's safety. It has the campaigns of `tests/reliability`, which try",
-        "to break the engine, and their results. `make reliability-report` runs them and writes this page. A sample of",
-        "each is part of `make test`.",
-        "",
+        INTRO,
         "| campaign | commit | minutes | " + " | ".join(_KINDS[kind] for kind in Tally.KINDS) + " |",
         "|---|---|---|" + "---|" * len(Tally.KINDS),
     ]
@@ -111,7 +125,17 @@ def page(tallies: dict[str, dict[str, Any]]) -> str:
             f"| [{name}](#{name}) | {tally['commit']} | {tally['seconds'] / 60:.0f} | " + " | ".join(found) + " |"
         )
     for name, tally in tallies.items():
-        lines += ["", f"## {name}", "", SAID[name], "", f"`{tally['command']}`", "", "| tried | |", "|---|---:|"]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            textwrap.fill(SAID[name], 120, break_on_hyphens=False),
+            "",
+            f"`{tally['command']}`",
+            "",
+            "| tried | |",
+            "|---|---:|",
+        ]
         lines += [f"| {what} | {count:,} |" for what, count in tally["tried"].items()]
     return "\n".join(lines) + "\n"
 
