@@ -241,6 +241,20 @@ def test_a_record_that_contradicts_the_state_is_not_written(log):
     assert log.refresh().number == number
 
 
+@pytest.mark.parametrize("read", [StorageLog.refresh, StorageLog.read_next])
+def test_a_damaged_record_leaves_no_half_of_itself(log, storage, clock, read):
+    """Of a record that removes an object and contradicts the state behind it, a reader takes nothing."""
+    publish(log, log.claim_epoch(), (an_object(1),))
+    reader = StorageLog(storage, clock)
+    state = reader.open()
+    end = publish(log, 1, (an_object(2),))
+    bad = LogRecord(state.number + 2, "publish", 1, "", 0, remove=(an_object(1).name, "data/none"), previous=end.digest)
+    storage.put(log_name(bad.number), bad.encode())
+    with pytest.raises(CorruptFile, match="data/none"):
+        read(reader)
+    assert an_object(1).name in reader.state.objects
+
+
 def test_two_creators_agree(storage, clock):
     first, second = StorageLog(storage, clock), StorageLog(storage, clock)
     first.create(GENESIS)

@@ -332,9 +332,10 @@ class StorageLog:
                 name = log_name(replay.number + 1)
                 replay.add(self._decoded(self._storage.get(name), name), name)
         except ObjectNotFound:
-            pass
-        finally:
             self._advance(replay.state())
+        except (StorageError, BudgetExceeded):
+            self._advance(replay.state())
+            raise
         return self.state
 
     def belong_to(self, root_id: str, seen: SeenFile) -> None:
