@@ -1,0 +1,34 @@
+"""A cluster for the tests of Kafka, one a test process; tests have topics of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.kafka_cluster import Producing, kafka_cluster
+from tiered_index import IndexService
+from tiered_index.storage.memory import MemoryStorage
+
+
+@pytest.fixture(scope="session")
+def servers():
+    with kafka_cluster() as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def topic(request) -> str:
+    """A name of a topic that no other test has."""
+    return request.node.name.removeprefix("test_").replace("[", ".").replace("]", "")
+
+
+@pytest.fixture
+def producing(servers) -> Producing:
+    return Producing(servers)
+
+
+@pytest.fixture
+def index(tmp_path):
+    settings = {"slots": 97, "items": 5_000, "background": False}
+    service = IndexService.open(root=tmp_path / "root", storage_backend=MemoryStorage(), **settings)
+    yield service
+    service.abandon()

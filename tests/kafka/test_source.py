@@ -1,0 +1,122 @@
+"""Topics of Kafka as a source: all partitions, from the index's own positions on, and the rule for each surprise."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.hanging import until
+from tests.support.kafka_cluster import PARTITIONS
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.follow import Follower
+from tiered_index.kafka.client import KafkaAddress
+from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.source import KafkaSource, Name
+
+
+def source_of(index, servers, *topics, **options) -> KafkaSource:
+    keys = Keys(options.pop("keys", ("key",)), options.pop("function", None))
+    return KafkaSource(index, KafkaAddress(servers, topics), keys=keys, **{"follow": False, **options})
+
+
+def ingest(index, servers, *topics, **options) -> Follower:
+    """Read topics to their ends, and flush."""
+    notes: list[str] = []
+    with Follower(index, source_of(index, servers, *topics, **options), follow=False, note=notes.append) as follower:
+        follower.run()
+    index.flush()
+    follower.notes = notes
+    return follower
+
+
+def places(index, topic, key):
+    return {(item.queue_id, item.offset) for item in index.query(topic, key).items}
+
+
+def test_every_record_of_every_partition_is_found_by_its_key(index, servers, producing, topic):
+    producing.send(topic, ({"key": f"order-{n}", "value": "v", "partition": n % PARTITIONS} for n in range(400)))
+    follower = ingest(index, servers, topic)
+    assert (follower.messages, follower.entries, follower.loss_count) == (400, 400, 0)
+    for n in range(400):
+        (found,) = index.query(topic, f"order-{n}").items
+        assert (found.queue_id, found.offset, found.size) == (n % PARTITIONS, n // PARTITIONS, len(f"order-{n}") + 1)
+    assert set(follower.source.positions().values()) == {100}
+    lag = follower.source.lag()
+    assert (lag.bytes, lag.end_offset) == (0, 400)
+
+
+def test_it_goes_on_at_the_durable_positions(index, servers, producing, topic):
+    producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
+    assert ingest(index, servers, topic).messages == 3
+    producing.send(topic, ({"key": "b", "partition": n} for n in (1, 2)))
+    assert ingest(index, servers, topic).messages == 2
+    assert ingest(index, servers, topic).messages == 0
+    assert places(index, topic, "b") == {(1, 3), (2, 0)}
+
+
+def test_restart_reads_every_partition_from_its_begin(index, servers, producing, topic):
+    producing.send(topic, ({"key": "a", "partition": 0} for _ in range(3)))
+    ingest(index, servers, topic)
+    assert ingest(index, servers, topic, restart=True).messages == 3
+    assert len(places(index, topic, "a")) == 3
+    # and the new generation's positions count from now on
+    assert ingest(index, servers, topic).messages == 0
+
+
+def test_a_batch_that_was_not_put_comes_again(index, servers, producing, topic):
+    producing.send(topic, ({"key": "a", "partition": n % 2} for n in range(10)))
+    source = source_of(index, servers, topic)
+    seen = set()
+    while not seen:
+        batches = source.batches()
+        for batch in batches:
+            if batch.columns is not None and batch.messages:
+                seen.add((batch.source, batch.position))
+                break
+        batches.close()
+    assert set(source.positions().values()) == {0}
+    again = next(source.batches())
+    assert (again.source, again.position) in seen
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+    assert len(places(index, topic, "a")) == 10
+
+
+def test_a_pattern_means_topics_of_later_and_not_those_of_kafka_itself(index, servers, producing, topic):
+    producing.send(f"{topic}-a", [{"key": "k"}])
+    producing.send(f"__{topic}", [{"key": "k"}])
+    source = source_of(index, servers, f"*{topic}*", follow=True)
+    with Follower(index, source) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 1)
+        producing.send(f"{topic}-b", [{"key": "k"}])
+        source._looked_s = 0.0
+        until(lambda: follower.messages == 2)
+    assert {Name.parse(name).topic for name in source.positions()} == {f"{topic}-a", f"{topic}-b"}
+
+
+def test_a_topic_that_is_not_there_is_an_error_with_the_nearest(index, servers, producing, topic):
+    producing.send(topic, [{"key": "k"}])
+    with pytest.raises(InvalidArgument, match=f"did you mean '{topic}'"):
+        source_of(index, servers, f"{topic}s")
+    with pytest.raises(InvalidArgument, match="name topics"):
+        source_of(index, servers)
+
+
+def test_an_index_is_of_one_cluster(index, servers, producing, topic):
+    producing.send(topic, [{"key": "k"}])
+    ingest(index, servers, topic)
+    with pytest.raises(ConfigError, match="another root"):
+        source_of(index, servers, topic, cluster="another")
+
+
+def test_a_cluster_that_is_not_there_is_unavailable(index, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 0.5)
+    with pytest.raises(StorageUnavailable):
+        source_of(index, "127.0.0.1:1", "orders")
+
+
+def test_names_of_positions_can_be_read_again():
+    for name in (Name("c", "orders", 3), Name("c", "orders", 3, 2)):
+        assert Name.parse(str(name)) == name
+    assert str(Name("c", "orders", 3)) == "kafka:c/orders/3"
+    assert Name.parse("rocketmq:/store") is None

@@ -1,0 +1,134 @@
+"""Addresses of clusters, and clients of them. Values of settings are secrets: no message has one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    SetupUnavailable,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+    install_hint,
+)
+from tiered_index.kafka.record import KafkaRecord, TimestampType
+
+try:
+    import confluent_kafka
+except ModuleNotFoundError:  # the extra is not installed
+    confluent_kafka = cast("Any", None)
+kafka: Any = confluent_kafka
+
+T = TypeVar("T")
+SCHEME = "kafka://"
+TIMEOUT_S = 30.0
+_ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
+# The source depends on them: its positions are those of the index, and none is chosen for it.
+_OURS = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+}
+_DEFAULTS = {
+    "client.id": "tiered-index",
+    "group.id": "tiered-index",
+    "isolation.level": "read_committed",
+    "check.crcs": True,
+    # of all partitions; a client that is not asked for records asks the broker for no more of them
+    "queued.max.messages.kbytes": 65536,
+}
+_REFUSED = re.compile(
+    "_AUTHENTICATION|_SSL|SASL_AUTHENTICATION_FAILED|UNSUPPORTED_SASL_MECHANISM|.*_AUTHORIZATION_FAILED"
+)
+_DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
+
+
+@dataclass(frozen=True)
+class KafkaAddress:
+    """``kafka://HOST:PORT,.../TOPIC,...``: a cluster, and names or patterns of topics."""
+
+    servers: str
+    topics: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> KafkaAddress:
+        """Return the address that `text` is. Raises `InvalidArgument`."""
+        found = _ADDRESS.fullmatch(text)
+        if found is None:
+            raise InvalidArgument("an address of Kafka is kafka://HOST:PORT,.../TOPIC,..., with logins by --kafka")
+        return cls(found[1], tuple(filter(None, (found[2] or "").split(","))))
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """Return the settings of a file of lines NAME=VALUE. Raises `SetupUnavailable`, `InvalidArgument`."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupUnavailable(f"{path} can't be read: {type(error).__name__}") from error
+    settings = {}
+    for number, line in enumerate(lines, 1):
+        name, mark, value = line.partition("=")
+        if line.strip() and not line.lstrip().startswith("#"):
+            if not mark:
+                raise InvalidArgument(f"{path}, line {number}: a setting is NAME=VALUE")
+            settings[name.strip()] = value.strip()
+    return settings
+
+
+def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any:
+    """Return a consumer of a cluster, with `settings` of its client and those that only the caller knows.
+
+    Raises `ConfigError` for settings that can't be, `InvalidArgument` for those that the source needs itself.
+    """
+    if kafka is None:
+        raise ConfigError(f"kafka:// needs the extra 'kafka' (confluent_kafka is missing): {install_hint('kafka')}")
+    if taken := sorted({*_OURS, *more} & settings.keys()):
+        raise InvalidArgument(f"leave --kafka {taken[0]} out: the index decides where a partition is read")
+    try:
+        return kafka.Consumer({**_DEFAULTS, "bootstrap.servers": servers, **settings, **_OURS, **more})
+    except (kafka.KafkaException, TypeError, ValueError) as error:
+        reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
+        for value in sorted(settings.values(), key=len, reverse=True):
+            reason = reason.replace(value, "...")
+        raise ConfigError(f"--kafka: {reason}") from None
+
+
+def asked(what: str, call: Callable[[], T]) -> T:
+    """Return what a request to the cluster answers. Raises as `error_of` says."""
+    try:
+        return call()
+    except kafka.KafkaException as error:
+        raise error_of(error.args[0], what) from error
+
+
+def error_of(error: Any, what: str) -> TieredIndexError:
+    """Return the error of this package for one of the client's, at the place `what`."""
+    text = f"{what}: {error.str()}"
+    if _REFUSED.fullmatch(error.name()):
+        return StorageMisconfigured(text)
+    return CorruptFile(what, error.str()) if error.name() in _DAMAGED else StorageUnavailable(text)
+
+
+def record_of(message: Any) -> KafkaRecord:
+    """Return a message of the client as a record."""
+    kind, time_ms = message.timestamp()
+    if time_ms < 0:
+        kind = TimestampType.NONE
+    return KafkaRecord(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+        None if kind == TimestampType.NONE else time_ms,
+        TimestampType(kind),
+    )

@@ -1,0 +1,140 @@
+"""The keys under which a record is found: its key, headers, fields of its value, or those that a function returns.
+
+Threads: any thread may ask; one thread takes records in, and counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tiered_index.errors import ConfigError, InvalidArgument, install_hint
+from tiered_index.kafka.record import KafkaRecord
+from tiered_index.types import MAX_KEY_UNITS
+
+try:
+    import jmespath
+except ModuleNotFoundError:  # the extra is not installed
+    jmespath = cast("Any", None)
+
+KeyFunction = Callable[[KafkaRecord], Iterable[str]]
+NAMED = 10
+
+
+def key_text(data: bytes) -> str:
+    """Return bytes as a key: their UTF-8 text, else ``0x`` and their hexadecimal digits."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"0x{data.hex()}"
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """Yield a value of JSON as keys: texts, numbers and truth values as they are written, each element of an array."""
+    if isinstance(found, list):
+        for each in found:
+            yield from _texts(each)
+    elif isinstance(found, str):
+        yield found
+    elif found is not None and not isinstance(found, dict):
+        yield json.dumps(found)
+
+
+def _scalars(value: Any) -> Iterator[str]:
+    """Yield every text, number and truth value in a value of JSON."""
+    values = [value]
+    while values:
+        if isinstance(one := values.pop(), dict):
+            values += one.values()
+        elif isinstance(one, list):
+            values += one
+        else:
+            yield from _texts(one)
+
+
+def _is_usable(key: str) -> bool:
+    try:
+        return 0 < len(key.encode("utf-16-le")) // 2 <= MAX_KEY_UNITS
+    except UnicodeEncodeError:  # half a character, which JSON can have
+        return False
+
+
+@dataclass
+class Keys:
+    """Takes the keys out of records, by `--key` (``key``, ``header:NAME``, ``json:JMESPATH``) or by a function.
+
+    A key is at most 32,767 UTF-16 code units; longer ones and empty ones are none. `without_key` counts records that
+    gave none, `no_json` those whose value was needed and is no JSON. `no_json_first` names the first.
+    """
+
+    given: Sequence[str] = ("key",)
+    function: KeyFunction | None = None
+    without_key: int = 0
+    no_json: int = 0
+    no_json_first: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._headers, self._paths = [], []
+        self._by_key = False
+        for text in self.given if self.function is None else ():
+            kind, _, name = text.partition(":")
+            if text == "key":
+                self._by_key = True
+            elif kind == "header" and name:
+                self._headers.append(name)
+            elif kind == "json" and name:
+                self._paths.append(self._compiled(name))
+            else:
+                raise InvalidArgument(f"--key {text}: give key, header:NAME or json:PATH, such as json:order.id")
+
+    @staticmethod
+    def _compiled(path: str) -> Any:
+        if jmespath is None:
+            raise ConfigError(f"--key json: needs the extra 'kafka' (jmespath is missing): {install_hint('kafka')}")
+        try:
+            return jmespath.compile(path)
+        except jmespath.exceptions.JMESPathError as error:
+            raise InvalidArgument(
+                f"--key json:{path} can't be read as JMESPath: {str(error).splitlines()[0]}"
+            ) from error
+
+    @property
+    def only_key(self) -> bool:
+        """Whether the record's key is its only key in the index."""
+        return self._by_key and not self._headers and not self._paths
+
+    def of(self, record: KafkaRecord) -> list[str]:
+        """Return the keys of a record, each once, and count a record without any."""
+        found = list(self.function(record) if self.function is not None else self._of_parts(record))
+        if not (keys := [key for key in dict.fromkeys(found) if _is_usable(key)]):
+            self.without_key += 1
+        return keys
+
+    def _of_parts(self, record: KafkaRecord) -> Iterator[str]:
+        if self._by_key and record.key is not None:
+            yield key_text(record.key)
+        for name in self._headers:
+            yield from (key_text(value) for header, value in record.headers if header == name and value is not None)
+        if self._paths and record.value is not None:
+            try:
+                document = json.loads(record.value)
+            except (ValueError, RecursionError):
+                self.no_json += 1
+                if len(self.no_json_first) < NAMED:
+                    self.no_json_first.append(f"{record.topic}/{record.partition}/{record.offset}")
+                return
+            for path in self._paths:
+                yield from _texts(path.search(document))
+
+
+def carries(record: KafkaRecord, key: str) -> bool:
+    """Return whether `key` is the record's key, a header's value, or a text, number or truth value of its JSON."""
+    values = [record.key, *(value for _, value in record.headers)]
+    if any(value is not None and key_text(value) == key for value in values):
+        return True
+    try:
+        return record.value is not None and key in _scalars(json.loads(record.value))
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,492 @@
+"""Topics of Kafka as a `Source`: every partition is read from the index's own position on, without a consumer group.
+
+The position of a partition is the offset behind the last record that was put, under the name that `Name` writes. What
+happens to a partition:
+
+| found | what happens |
+|---|---|
+| a new partition, or a new topic that fits a pattern | it is read from its begin |
+| a partition that is gone | it is reported once; the others go on |
+| a position out of the log's range | `OffsetOutOfRange`; with `restart_at` on at the log's begin or end |
+| offsets without a record (compacted, control records, aborted) | the position passes them |
+
+Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
+`positions`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, did_you_mean
+from tiered_index.follow import Batch, Lag, Loss
+from tiered_index.kafka.client import TIMEOUT_S, KafkaAddress, asked, error_of, kafka, open_consumer, record_of
+from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.record import KafkaRecord
+from tiered_index.service.index import IndexService
+from tiered_index.types import MAX_TIMESTAMP_MS
+
+_log = logging.getLogger(__name__)
+RestartAt = Literal["begin", "end"]
+KEYS_PREFIX = "kafka-key:"
+_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:#([0-9]+))?")
+_MESSAGES = 20_000
+_WAIT_S = 0.2
+_ROUND_S = 0.5
+_METADATA_S = 5.0
+_COMMIT_S = 1.0
+# a run without `follow` gives a cluster up that says nothing for so long
+_PATIENCE_S = 60.0
+
+
+class OffsetOutOfRange(CorruptFile):
+    """A partition does not have the next record: it has offsets [`begin`, `end`), and `position` is not among them."""
+
+    def __init__(self, place: str, position: int, begin: int, end: int) -> None:
+        problem = f"offset {position:,} is next, and the log has {begin:,} to {end:,}"
+        hint = "--restart-at begin or --restart-at end continues there, and reports the gap"
+        super().__init__(place, f"{problem}: {hint}")
+        self.position, self.begin, self.end = position, begin, end
+
+
+class Name(NamedTuple):
+    """The name under which the index keeps a partition's position. A log that begins again has a new `generation`."""
+
+    cluster: str
+    topic: str
+    partition: int
+    generation: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the name that `text` is; None: another source's."""
+        found = _NAME.fullmatch(text)
+        return cls(found[1], found[2], int(found[3]), int(found[4] or 0)) if found else None
+
+    def __str__(self) -> str:
+        generation = f"#{self.generation}" if self.generation else ""
+        return f"kafka:{self.cluster}/{self.topic}/{self.partition}{generation}"
+
+
+class RecordArchive(Protocol):
+    """Keeps records, in order of a partition's offsets; those that it has already change nothing."""
+
+    def end(self, topic: str, partition: int) -> int | None:
+        """Return the offset behind the last published record; None: none is published."""
+
+    def add(self, topic: str, partition: int, records: Sequence[KafkaRecord], begin: int, end: int) -> None:
+        """Take the records of offsets [`begin`, `end`), which are put."""
+
+
+@dataclass(eq=False, slots=True)
+class Partition:
+    """One partition, and how far it is read and put. `newest_ms` is the time of the last put record."""
+
+    name: Name
+    position: int
+    read: int = 0
+    # where a run without `follow` ends; None: not known
+    target: int | None = None
+    at_end: bool = False
+    newest_ms: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The partition for people."""
+        return f"{self.name.topic}/{self.name.partition}"
+
+    def is_done(self) -> bool:
+        """Return whether all that was there at the begin is put."""
+        return self.at_end or (self.target is not None and self.position >= self.target)
+
+
+class _Read(NamedTuple):
+    """A batch that was read; `records` are for the archive."""
+
+    partition: Partition
+    batch: Batch
+    begin: int
+    newest_ms: int | None
+    records: Sequence[KafkaRecord]
+
+
+_NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
+
+
+@dataclass(eq=False)
+class KafkaSource:
+    """Follows the topics of one cluster for one index.
+
+    `restart` reads every partition from its begin. `commit_group` publishes durable positions as offsets of a group.
+    Raises `InvalidArgument` for a topic that is not there, `ConfigError` where the index follows another cluster,
+    `StorageUnavailable` and `StorageMisconfigured` where the cluster can't be asked.
+    """
+
+    index: IndexService
+    address: KafkaAddress
+    settings: Mapping[str, str] = field(default_factory=dict)
+    keys: Keys = field(default_factory=Keys)
+    follow: bool = True
+    restart: bool = False
+    restart_at: RestartAt | None = None
+    commit_group: str | None = None
+    cluster: str | None = None
+    archive: RecordArchive | None = None
+    note: Callable[[str], None] = _log.warning
+    clock: Clock = field(default_factory=SystemClock)
+
+    unit = "records"
+    offsets = "offsets"
+
+    def __post_init__(self) -> None:
+        self.place = f"kafka://{self.address.servers}/{','.join(self.address.topics)}"
+        if not self.address.topics:
+            raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
+        group = {} if self.commit_group is None else {"group.id": self.commit_group}
+        self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._heard_error, **group)
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._gone: set[tuple[str, int]] = set()
+        self._pending: deque[_Read] = deque()
+        self._out_of_range: set[tuple[str, int]] = set()
+        self._problem: Exception | None = None
+        self._trouble: str | None = None
+        self._looked_s = self._committed_s = 0.0
+        self._heard_s = time.monotonic()
+        self._committed: dict[tuple[str, int], int] = {}
+        try:
+            self._look_for_partitions(begin=True)
+        except BaseException:
+            self._consumer.close()
+            raise
+        for key in self.keys.given if self.keys.function is None else ("function",):
+            index_key = f"{KEYS_PREFIX}{key}"
+            if self.index.durable_position(index_key) is None:
+                self.index.put_batch(_NO_ENTRIES, index_key, 1)
+
+    def _heard_error(self, error: Any) -> None:
+        self._trouble = error.str()
+        if error.fatal():
+            self._problem = error_of(error, self.place)
+
+    # partitions
+
+    def _look_for_partitions(self, *, begin: bool = False) -> None:
+        """Assign the partitions that are new, and report those that are gone."""
+        self._looked_s = time.monotonic()
+        try:
+            found = asked(self.place, lambda: self._consumer.list_topics(timeout=TIMEOUT_S if begin else 5.0))
+        except StorageUnavailable as error:
+            if begin:
+                raise
+            self._trouble = str(error)
+            return
+        if begin:
+            self.cluster = self.cluster or found.cluster_id or "-"
+            self._check_one_cluster()
+            known = [name for name, topic in found.topics.items() if topic.error is None]
+            for topic in self.address.topics:
+                if not any(_fits(name, topic) for name in known) and not _is_pattern(topic):
+                    raise InvalidArgument(f"{self.place}: there is no topic {topic!r}{did_you_mean(topic, known)}")
+        there = {
+            (name, number)
+            for name, topic in found.topics.items()
+            if topic.error is None and any(_fits(name, pattern) for pattern in self.address.topics)
+            for number in topic.partitions
+        }
+        for place in sorted(self._partitions.keys() - self._gone - there):
+            self._gone.add(place)
+            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
+            self.note(f"{self._partitions[place].place} is gone: it was deleted, or you may no longer read it")
+        new = sorted(there - (self._partitions.keys() - self._gone))
+        self._gone -= there
+        durable = self._newest_names() if new else {}
+        assigned = []
+        for place in new:
+            partition = self._partitions.get(place) or self._begin(
+                place, durable.get(place), restart=begin and self.restart
+            )
+            if not self.follow:
+                partition.target = self._range(place)[1]
+            self._partitions[place] = partition
+            assigned.append(kafka.TopicPartition(*place, partition.read))
+        if assigned:
+            self._consumer.incremental_assign(assigned)
+
+    def _begin(self, place: tuple[str, int], durable: tuple[Name, int] | None, *, restart: bool) -> Partition:
+        """Return a partition at its durable position or, if it has none, at the begin of its log."""
+        if durable is None or restart:
+            generation = durable[0].generation + 1 if durable is not None else 0
+            begin = self._range(place)[0]
+            return Partition(Name(self.cluster or "-", *place, generation), begin, begin)
+        name, position = durable
+        archived = self.archive.end(*place) if self.archive is not None else position
+        return Partition(name, position, position if archived is None else min(position, archived))
+
+    def _newest_names(self) -> dict[tuple[str, int], tuple[Name, int]]:
+        newest: dict[tuple[str, int], tuple[Name, int]] = {}
+        for text, position in self.index.durable_positions().items():
+            if (name := Name.parse(text)) is not None and name.cluster == self.cluster:
+                before = newest.get((name.topic, name.partition))
+                if before is None or before[0].generation < name.generation:
+                    newest[name.topic, name.partition] = name, position
+        return newest
+
+    def _check_one_cluster(self) -> None:
+        known = {name.cluster for text in self.index.durable_positions() if (name := Name.parse(text)) is not None}
+        if known - {self.cluster}:
+            raise ConfigError(
+                f"this index is of the cluster {min(known)!r}, not of {self.cluster!r}, whose offsets are others: use "
+                "another root and storage, or --store-name if this is the same cluster under another id"
+            )
+
+    def _range(self, place: tuple[str, int]) -> tuple[int, int]:
+        """Return the first offset of a partition, and the one behind its last."""
+        where = f"{place[0]}/{place[1]}"
+        found = asked(
+            where, lambda: self._consumer.get_watermark_offsets(kafka.TopicPartition(*place), timeout=TIMEOUT_S)
+        )
+        if found is None:
+            raise StorageUnavailable(f"{where}: the broker did not say within {TIMEOUT_S:g} seconds what it has")
+        return found[0], found[1]
+
+    # the protocol `Source`
+
+    def positions(self) -> dict[str, int]:
+        """Return the offsets behind the last put records."""
+        return {str(partition.name): partition.position for partition in list(self._partitions.values())}
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yield new records, a batch a partition. Raises `OffsetOutOfRange`, `CorruptFile`, and as the client says."""
+        until_s = time.monotonic() + _ROUND_S
+        yield from self._hand_over()
+        if time.monotonic() - self._looked_s > _METADATA_S:
+            self._look_for_partitions()
+        while self._problem is None and not self._out_of_range:
+            messages = asked(self.place, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
+            self._take_in(messages)
+            yield from self._hand_over()
+            if not messages or time.monotonic() > until_s:
+                break
+        self._publish_positions()
+        losses = self._settle_range() if self._out_of_range else ()
+        if self._problem is not None:
+            raise self._problem
+        caught_up = not losses and all(partition.is_done() for partition in self._reading())
+        if not caught_up and not self.follow and time.monotonic() - self._heard_s > _PATIENCE_S:
+            raise StorageUnavailable(
+                f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self._trouble or 'silence'}"
+            )
+        yield Batch(source="", position=0, losses=losses, caught_up=caught_up, pause=0.0)
+
+    def _reading(self) -> list[Partition]:
+        return [partition for place, partition in list(self._partitions.items()) if place not in self._gone]
+
+    def _hand_over(self) -> Generator[Batch, None, None]:
+        """Yield what was read. A batch that is not put stays, and so do those behind it."""
+        while self._pending:
+            partition, batch, begin, newest_ms, records = self._pending[0]
+            yield batch
+            self._pending.popleft()
+            if self.archive is not None:
+                self.archive.add(partition.name.topic, partition.name.partition, records, begin, batch.position)
+            partition.position = max(partition.position, batch.position)
+            partition.newest_ms = newest_ms or partition.newest_ms
+
+    def _take_in(self, messages: Iterable[Any]) -> None:
+        """Sort what the client returned into batches, and note its errors."""
+        of_partitions: dict[tuple[str, int], list[Any]] = {}
+        ends: dict[tuple[str, int], int] = {}
+        for message in messages:
+            place = message.topic(), message.partition()
+            error = message.error()
+            if error is None:
+                of_partitions.setdefault(place, []).append(message)
+                ends.pop(place, None)
+            elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                ends[place] = message.offset()
+            elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
+                self._out_of_range.add(place)
+            elif error.code() in (kafka.KafkaError._UNKNOWN_PARTITION, kafka.KafkaError.UNKNOWN_TOPIC_OR_PART):
+                self._looked_s = 0.0
+            elif error.retriable() or error.code() in (kafka.KafkaError._TRANSPORT, kafka.KafkaError._ALL_BROKERS_DOWN):
+                self._trouble = error.str()
+            else:
+                self._problem = error_of(error, f"{place[0]}/{place[1]}")
+        if of_partitions or ends:
+            self._heard_s, self._trouble = time.monotonic(), None
+        for place, several in of_partitions.items():
+            if (partition := self._partitions.get(place)) is not None:
+                self._pending.append(self._read(partition, several))
+        for place, end in ends.items():
+            if (partition := self._partitions.get(place)) is not None:
+                partition.at_end = True
+                if end > partition.read:  # behind the last record: what was compacted away, aborted, or a mark
+                    self._pending.append(self._passed(partition, end))
+
+    def _passed(self, partition: Partition, end: int, losses: tuple[Loss, ...] = ()) -> _Read:
+        begin, partition.read = partition.read, end
+        batch = Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES, losses=losses)
+        return _Read(partition, batch, begin, None, ())
+
+    def _read(self, partition: Partition, messages: list[Any]) -> _Read:
+        """Return the batch of messages of one partition, which are in order of their offsets."""
+        partition.at_end = False
+        begin, end = partition.read, messages[-1].offset() + 1
+        partition.read = end
+        records = () if self.archive is None and self.keys.only_key else tuple(map(record_of, messages))
+        without = self.keys.without_key
+        if self.keys.only_key:
+            found = [message.key() for message in messages]
+            with_key = [key is not None and 0 < len(key) <= _SURE_BYTES for key in found]
+            try:
+                # most keys are short texts: Arrow checks them all at once
+                keys = pa.array(found if all(with_key) else None, pa.binary()).cast(pa.string())
+            except (pa.ArrowInvalid, TypeError):
+                keys, rows = self._slow_keys(records or tuple(map(record_of, messages)))
+            else:
+                rows = None
+        else:
+            keys, rows = self._slow_keys(records)
+        offsets = np.array([message.offset() for message in messages], np.int64)
+        sizes = np.array([_size(message) for message in messages], np.int64)
+        times = np.array([message.timestamp()[1] for message in messages], np.int64)
+        # a record without a time has that of its reading; one that no clock can have meant is quarantined as the latest
+        times = np.where(times < 0, self.clock.now_ms(), np.minimum(times, MAX_TIMESTAMP_MS))
+        newest_ms = int(times[-1])
+        if rows is not None:
+            offsets, sizes, times = offsets[rows], sizes[rows], times[rows]
+        count = len(offsets)
+        topic = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([partition.name.topic]))
+        columns = {
+            "topic": topic,
+            "queue_id": np.full(count, partition.name.partition, np.int64),
+            "key": keys,
+            "offset": offsets,
+            "size": sizes,
+            "timestamp_ms": times,
+        }
+        left_out = self.keys.without_key - without
+        batch = Batch(
+            source=str(partition.name), position=end, columns=columns, messages=len(messages), left_out=left_out
+        )
+        return _Read(partition, batch, begin, newest_ms, records)
+
+    def _slow_keys(self, records: Sequence[KafkaRecord]) -> tuple[Any, Any]:
+        """Return one key a row, and the number of its record."""
+        found = [self.keys.of(record) for record in records]
+        rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
+        return pa.array([key for keys in found for key in keys], pa.string()), rows
+
+    def _settle_range(self) -> tuple[Loss, ...]:
+        """Continue where the logs are that don't have the next record. Raises `OffsetOutOfRange` without `restart_at`."""
+        losses = []
+        for place in sorted(self._out_of_range):
+            partition = self._partitions[place]
+            begin, end = self._range(place)
+            if begin <= partition.read <= end:
+                target = partition.read  # a broker that had not caught up with its leader
+            elif self.restart_at is None:
+                raise OffsetOutOfRange(partition.place, partition.read, begin, end)
+            else:
+                target = begin if self.restart_at == "begin" else end
+                losses.append(_gap(partition, begin, end, target))
+            if target < partition.read:
+                partition.name = partition.name._replace(generation=partition.name.generation + 1)
+                partition.position = partition.read = target
+            if target != partition.read or losses:
+                self._pending.append(self._passed(partition, target))
+            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
+            self._consumer.incremental_assign([kafka.TopicPartition(*place, target)])
+        self._out_of_range.clear()
+        return tuple(losses)
+
+    def _publish_positions(self) -> None:
+        """Commit durable positions under the group's name; nothing here reads them."""
+        if self.commit_group is None or time.monotonic() - self._committed_s < _COMMIT_S:
+            return
+        self._committed_s = time.monotonic()
+        self._commit(wait=False)
+
+    def _commit(self, *, wait: bool) -> None:
+        durable = self.index.durable_positions()
+        of_places = {place: durable.get(str(one.name)) for place, one in self._partitions.items()}
+        new = {place: at for place, at in of_places.items() if at is not None and self._committed.get(place) != at}
+        if new:
+            offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
+            try:
+                self._consumer.commit(offsets=offsets, asynchronous=not wait)
+            except kafka.KafkaException as error:
+                self._trouble = f"group {self.commit_group}: {error.args[0].str()}"
+            else:
+                self._committed |= new
+
+    def lag(self) -> Lag:
+        """Return how many records the index is behind, and the age of the last put record of what is behind."""
+        end = behind = 0
+        seconds: float | None = 0.0
+        now_ms = self.clock.now_ms()
+        for partition in self._reading():
+            high = self._high(partition)
+            end += high
+            if high > partition.position and not partition.at_end:
+                behind += high - partition.position
+                if partition.newest_ms is None or seconds is None:
+                    seconds = None
+                else:
+                    seconds = max(seconds, (now_ms - partition.newest_ms) / 1000)
+        return Lag(end, behind, None if self._trouble is not None else seconds)
+
+    def _high(self, partition: Partition) -> int:
+        """Return the end of a partition's log as the client saw it last."""
+        place = kafka.TopicPartition(partition.name.topic, partition.name.partition)
+        with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a client that is closed has none
+            found = self._consumer.get_watermark_offsets(place, cached=True)
+            if found is not None and found[1] > 0:
+                return max(int(found[1]), partition.position)
+        return max(partition.position, partition.target or 0)
+
+    def close(self) -> None:
+        """Publish the positions, and leave the cluster."""
+        if self.commit_group is not None:
+            self._commit(wait=True)
+        self._consumer.close()
+
+
+_SURE_BYTES = 32_767
+
+
+def _size(message: Any) -> int:
+    key, headers = message.key(), message.headers()
+    size = len(message) + (0 if key is None else len(key))
+    return size if not headers else size + sum(len(name.encode()) + len(value or b"") for name, value in headers)
+
+
+def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
+    """Return what is skipped, or was put and isn't in the log any more."""
+    where = f"{partition.place} had offset {partition.read:,} next, and its log has {begin:,} to {end:,}"
+    if target >= partition.read:
+        return Loss("missing", partition.read, target, None, f"{where}: deleted before they were read")
+    return Loss(
+        "rewritten", target, partition.read, None, f"{where}: the log begins again, and is read from {target:,}"
+    )
+
+
+def _is_pattern(topic: str) -> bool:
+    return any(mark in topic for mark in "*?[")
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Return whether a topic is meant; Kafka's own topics are meant by their whole names alone."""
+    return name == pattern or (_is_pattern(pattern) and not name.startswith("__") and fnmatchcase(name, pattern))
