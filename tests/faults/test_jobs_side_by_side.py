@@ -41,19 +41,20 @@ def put(life: Merging, hours: range) -> None:
 
 @pytest.fixture
 def make_life(tmp_path: Path) -> Iterator[Callable[[], Merging]]:
-    """Return what makes two files and a window table."""
+    """Return what makes copies of an index of two files and a window table."""
+    # as many slots as the plan of a build has
+    first = Merging(tmp_path / "first", settings={"slots": GENESIS.layout.slots})
+    put(first, range(2))
+    first.later()
+    first.merge(4 * HOUR_S)
+    for hour in (2, 3):
+        put(first, range(hour, hour + 1))
+    first.index.close()
     lives: list[Merging] = []
 
     def make() -> Merging:
-        # as many as the plan of a build has
-        life = Merging(tmp_path / str(len(lives)), settings={"slots": GENESIS.layout.slots})
-        lives.append(life)
-        put(life, range(2))
-        life.later()
-        life.merge(4 * HOUR_S)
-        for hour in (2, 3):
-            put(life, range(hour, hour + 1))
-        return life
+        lives.append(first.copied(tmp_path / str(len(lives))))
+        return lives[-1]
 
     yield make
     for life in lives:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
+from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
@@ -34,29 +35,23 @@ class TinyParts(MemoryStorage):
 
 @pytest.fixture
 def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
-    """Return a function that makes an index of two days in several files, whose shards take an upload in parts."""
+    """Return a function that copies an index of two days in several files, whose shards take an upload in parts."""
     monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 8)
+    clock = ManualClock(BASE_MS)
+    first = Merging(tmp_path / "first", TinyParts(clock=clock), clock=clock)
+    for day in range(2):
+        for hour in (1, 20):
+            start = BASE_MS + day * DAY_MS + hour * HOUR_MS
+            steps = range(40 if day else 3)
+            first.put([(start + step * 1000 * 60, key) for step in steps for key in ("hot", f"k{step % 3}")])
+            first.publish()
+    first.later()
+    first.index.close()
     made: list[Merging] = []
 
     def make() -> Merging:
-        life = Merging(tmp_path / str(len(made)))
-        life.storage = TinyParts(clock=life.clock)
-        life.index.abandon()
-        life.index = life.open("writer")
-        for day in range(2):
-            for hour in (1, 20):
-                start = BASE_MS + day * DAY_MS + hour * HOUR_MS
-                life.put(
-                    [
-                        (start + step * 1000 * 60, key)
-                        for step in range(40 if day else 3)
-                        for key in ("hot", f"k{step % 3}")
-                    ]
-                )
-                life.publish()
-        life.later()
-        made.append(life)
-        return life
+        made.append(first.copied(tmp_path / str(len(made))))
+        return made[-1]
 
     yield make
     for life in made:

@@ -31,18 +31,17 @@ from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookup
 
 
 @pytest.fixture(
-    params=[("native", None), ("rocketmq", None), ("native", RegionItem)], ids=["native", "rocketmq", "further columns"]
+    scope="module",
+    params=[("native", None), ("rocketmq", None), ("native", RegionItem)],
+    ids=["native", "rocketmq", "further columns"],
 )
-def life(request, tmp_path, monkeypatch):
+def first(request, tmp_path_factory):
     """Files, a table of shards and of parts of a giant slot, a giant key, a quarantine file, keys whose hashes
     collide.
     """
     preset, item_type = request.param
-    monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
-    monkeypatch.setattr(
-        plan_module, "_job", lambda *given, job=plan_module._job, **more: job(*given[:-1], 1 << 14, **more)
-    )
-    made = Merging(tmp_path, preset=preset, item_type=item_type, settings={"max_late_s": 40 * 86_400})
+    folder = tmp_path_factory.mktemp("first")
+    made = Merging(folder, preset=preset, item_type=item_type, settings={"max_late_s": 40 * 86_400})
     rng = random.Random(7)
 
     def rows(begin_ms, count, keys):
@@ -54,7 +53,9 @@ def life(request, tmp_path, monkeypatch):
     made.put(rows(BASE_MS, 200, 60), topic="other")
     made.publish()
     made.later(3)
-    made.merge()
+    with pytest.MonkeyPatch.context() as patched:
+        small_pieces(patched)
+        made.merge()
     (shards,) = made.state.tables.values()
     ranges = {(stored.shard.slot_low, stored.shard.slot_high) for stored in shards}
     assert 1 < len(ranges) < len(shards)
@@ -66,6 +67,21 @@ def life(request, tmp_path, monkeypatch):
         made.publish()
     made.put([(BASE_MS - 400 * DAY_MS, "k1"), (BASE_MS - 401 * DAY_MS, "late")])
     made.publish()
+    made.index.close()
+    return made
+
+
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
+    monkeypatch.setattr(
+        plan_module, "_job", lambda *given, job=plan_module._job, **more: job(*given[:-1], 1 << 14, **more)
+    )
+
+
+@pytest.fixture
+def life(first, tmp_path, monkeypatch):
+    small_pieces(monkeypatch)
+    made = first.copied(tmp_path / "life")
     yield made
     made.close()
 

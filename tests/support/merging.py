@@ -8,8 +8,10 @@ life.check()
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,19 @@ class Merging:
         """Let another root's writer take over."""
         self.index.close()
         self.index = self.open(root)
+
+    def copied(self, folder: Path) -> Merging:
+        """Return what goes on from here in a folder and a memory of its own. This one's writer must be closed."""
+        shutil.copytree(self.folder, folder)
+        clock = ManualClock(self.clock.now_ms())
+        storage = type(self.storage)(clock=clock)  # type: ignore[call-arg]
+        # with their times, and the bytes shared
+        storage._shelf.objects.update(self.storage._shelf.objects)  # type: ignore[attr-defined]
+        new = replace(self, folder=folder, storage=storage, clock=clock, asked=set(self.asked), _services=[])
+        new.model = copy(self.model)
+        for name in ("entries", "expiries", "erasures"):
+            setattr(new.model, name, list(getattr(self.model, name)))
+        return new
 
     def log(self) -> StorageLog:
         """Return a view of the log of its own."""

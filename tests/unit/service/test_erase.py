@@ -229,17 +229,19 @@ def test_several_indexes_each_with_its_own_tombstones(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(tmp_path, when):
+    made = Merging(tmp_path / "made")
+    fill(made, range(3))
+    # of nothing else: it goes with the record
+    made.put([(BASE_MS, "k")], "orders")
+    made.publish()
+    made.later()
+    made.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
+    made.index.close()
     nth, struck = 0, True
     while struck:
         nth += 1
-        life = Merging(tmp_path / str(nth))
+        life = made.copied(tmp_path / str(nth))
         try:
-            fill(life, range(3))
-            # of nothing else: it goes with the record
-            life.put([(BASE_MS, "k")], "orders")
-            life.publish()
-            life.later()
-            life.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
             storage = FaultStorage(life.storage)
             log = StorageLog(storage, life.clock)
             storage.fail("*", nth=nth, when=when)
