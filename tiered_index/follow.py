@@ -422,11 +422,12 @@ class Follower:
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics of the follower: for each name its meaning and its value."""
-        lag = self.source.lag()
+        lag, unit = self.source.lag(), self.source.unit
+        position = "Commit log offset" if unit == "bytes" else "Sum of the offsets"
         seconds = math.nan if lag.seconds is None else lag.seconds
         return {
-            "follow_position_bytes": ("Commit log offset up to which the store is indexed.", self.position),
-            "follow_lag_bytes": ("Bytes behind the end of the store's log.", lag.bytes),
+            f"follow_position_{unit}": (f"{position} up to which the source is indexed.", self.position),
+            f"follow_lag_{unit}": (f"{unit.capitalize()} behind the end of the source's log.", lag.bytes),
             "follow_lag_seconds": ("Seconds behind the newest message; NaN: not known.", seconds),
             "follow_messages_total": ("Messages that were read.", self.messages),
             "follow_lost_ranges_total": ("Ranges of the log that were damaged or deleted unread.", self.loss_count),

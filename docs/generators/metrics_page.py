@@ -32,7 +32,7 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
         with IndexService.open(root=Path(folder) / "root", storage=uri, **settings) as index:
             index.put("orders", 0, "order-4711", 1, 1, 1_762_000_000_000, source="shop", source_position=1)
             index.flush()
-            source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict)
+            source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict, unit="bytes")
             with IndexReader.open(uri) as reader:
                 yield {"reader": _families(reader), "writer": _families(index, gauges=Follower(index, source).gauges)}
 

@@ -1,11 +1,12 @@
-"""The following of a RocketMQ store by commands: `ingest STORE_DIR`, to its end or with --follow until stopped, and
-`serve --follow`. Both run beside the broker and only read.
+"""The following of a source by commands: `ingest`, to its end or with --follow until stopped, and `serve --follow`.
+Both run beside the broker and only read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tiered_index.cli.options import IntakeOptions
@@ -14,7 +15,7 @@ from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.putting import Putting, write_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
-from tiered_index.follow import FIRST, Follower
+from tiered_index.follow import FIRST, Follower, Source
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -58,6 +59,10 @@ def open_follower(
     )
 
 
+def _distance(count: int, unit: str) -> str:
+    return human_bytes(count) if unit == "bytes" else f"{human_count(count)} {unit}"
+
+
 class StatusLines:
     """Shows a follower's state: on the progress bar and, if `records`, as a JSON line for each change."""
 
@@ -71,7 +76,9 @@ class StatusLines:
         lag, position = follower.source.lag(), follower.position
         problems = [*follower.index.health()["problems"], *follower.problems()]
         seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
-        detail = f"{human_count(follower.entries)} entries, {human_bytes(lag.bytes)}{seconds} behind"
+        detail = (
+            f"{human_count(follower.entries)} entries, {_distance(lag.bytes, follower.source.unit)}{seconds} behind"
+        )
         self._progress.update(position, "; ".join([detail, *problems]))
         if not self._records:
             return
@@ -93,18 +100,25 @@ class StatusLines:
             self._out.flush()
 
 
-def ingest_store(
-    session: Session, config: IndexConfig, store: StoreDirectory, given: IntakeOptions, *, follow: bool, **options: Any
+def ingest_followed(
+    session: Session,
+    config: IndexConfig,
+    given: IntakeOptions,
+    opened: Callable[..., Follower],
+    *,
+    follow: bool,
+    what: str = "store",
+    source_name: str | None = None,
+    **options: Any,
 ) -> int:
-    """Ingest a store, by the options of `open_follower`. Return the exit code."""
+    """Ingest what a follower reads; `opened` returns one by `options`, as `open_follower`. Return the exit code."""
     with contextlib.ExitStack() as stack:
         ending = Ending()
         putting = stack.enter_context(Putting.open(session, config, given))
         options = {"follow": follow, "patience_s": given.patience, **options}
-        follower = stack.enter_context(open_follower(session, putting.index, store, ending.event, **options))
-        resumed_from = follower.position
-        end = None if follow else store.log_end()
-        title, total = "following" if follow else "ingesting", end.offset if end is not None else None
+        follower = stack.enter_context(opened(session, putting.index, stop=ending.event, **options))
+        source, resumed_from = follower.source, follower.position
+        title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
         with putting.progress(title, total) as progress:
             follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
             # without --follow a signal ends the command at once, as any other that is simply given again
@@ -117,18 +131,26 @@ def ingest_store(
             putting.settle()
         document = putting.document(
             status="stopped" if ending.event.is_set() else "complete",
-            source_name=store.source,
+            source_name=source_name or source.place,
             resumed_from=resumed_from,
             **follower.to_dict(),
             ingest_s=taken_s,
             entries_per_s=round(follower.entries / taken_s) if taken_s else None,
-            quarantined_first=[{**m, "where": f"commit log offset {m['offset']}"} for m in follower.put.quarantined],
+            quarantined_first=[{**m, "where": _where(source, m)} for m in follower.put.quarantined],
+            **getattr(source, "counts", dict)(),
         )
     session.out.answer(document, streamed=follow)
-    write_ingested(session.out, document, what="store")
+    write_ingested(session.out, document, what=what)
     return ending.exit_code
 
 
+def _where(source: Source, message: Mapping[str, Any]) -> str:
+    if source.unit == "bytes":
+        return f"{source.offsets.removesuffix('s')} {message['offset']}"
+    return "{topic}/{queue_id}/{offset}".format_map(message)
+
+
+_LEFT_OUT = {"store": "of other topics or RocketMQ's own", "topics": "without a key", "source": "without a key"}
 # A number of milliseconds below this, in April 1970, is rather one of seconds.
 _SECONDS_OF_TODAY = 10**10
 
@@ -149,7 +171,7 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
     fields = {
         what: document["source"],
         "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
-        "behind": human_bytes(lag_bytes) if lag_bytes else None,
+        "behind": _distance(lag_bytes, document["unit"]) if lag_bytes else None,
         "messages": document["messages"],
         "entries": document["entries"],
         "folded": f"{document['folded']:,} share topic, key, queue and offset with another entry: only the newest "
@@ -159,8 +181,11 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
         "skipped": f"{skipped:,}: {reasons}" if skipped else None,
         "quarantined": f"{counted(quarantined, 'entry', 'entries')} with an implausible time" if quarantined else None,
         "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
-        "left out": f"{document['left_out']:,} of other topics or RocketMQ's own" if document.get("left_out") else None,
-        "lost": f"{losses:,} ranges of the commit log, named above" if losses else None,
+        "left out": f"{document['left_out']:,} {_LEFT_OUT[what]}" if document.get("left_out") else None,
+        "no JSON": f"{document['no_json']:,}: {', '.join(document['no_json_first'])}"
+        if document.get("no_json")
+        else None,
+        "lost": f"{losses:,} ranges of the log, named above" if losses else None,
         "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
         if torn
         else None,

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from typer import Argument, Option
 
-from tiered_index.cli.follow import ingest_store, write_ingested
+from tiered_index.cli.follow import ingest_followed, open_follower, write_ingested
+from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower, refuse_kafka
 from tiered_index.cli.options import (
     Column,
     Constant,
@@ -247,7 +248,8 @@ def ingest(
     session: Session,
     source: str = Argument(
         metavar="SOURCE",
-        help="Folder of a RocketMQ store; or NDJSON, CSV or Parquet as a file, s3://bucket/file, or - for stdin.",
+        help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; or NDJSON, CSV or Parquet as a file, "
+        "s3://bucket/file, or - for stdin.",
         show_default=False,
     ),
     preset: Literal["native", "rocketmq"] | None = Option(None, help="File format; rocketmq writes RocketMQ's own."),
@@ -256,7 +258,9 @@ def ingest(
     ),
     restart: bool = Option(False, "--restart", help="Read the source from its start, even if it has changed."),
     skip_bad: bool = Option(False, "--skip-bad", help="Skip bad messages: show the first ten, count all by reason."),
-    follow: bool = _of_store(False, "--follow", help="Keep indexing new messages until SIGTERM or SIGINT."),
+    follow: bool = Option(
+        False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
+    ),
     store_name: str | None = Option(
         None, help="Name of the source in the index. Default: its path. A named file may move."
     ),
@@ -290,10 +294,11 @@ def ingest(
     ),
     *,
     selected: SelectionOptions,
+    kafka: KafkaOptions,
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
-    """Index the messages of a RocketMQ store or a file. Run it again to continue where it stopped.
+    """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
 
     A store is only read, and its broker may run meanwhile. With --follow the command keeps indexing new messages.
     --topics, --exclude-topics, --index-tags and --index-prepared apply to messages read from now on. --restart reads
@@ -312,6 +317,9 @@ def ingest(
 
       tiered-index ingest /home/rocketmq/store --root /data/index --topics 'order*' --exclude-topics order-test
 
+      tiered-index ingest 'kafka://broker:9092/orders,payments-*' --key key --key json:order.id --root /data/index
+      --storage s3://bucket/index --follow
+
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
@@ -324,9 +332,12 @@ def ingest(
     """
     session.log_as(log_format)
     selection = Selection(*selected.arguments)
-    path = local_path(source)
+    is_kafka = source.startswith(SCHEME)
+    path = None if is_kafka else local_path(source)
     is_store = path is not None and path.is_dir()
     kind = item_type_named(item_type)
+    if not is_kafka:
+        refuse_kafka(kafka, source)
     if path is not None and is_store:
         if kind is not None:
             raise InvalidArgument("--item-type is for files of messages, not for a store")
@@ -337,12 +348,14 @@ def ingest(
         config = session.config(offset_space="commitlog", preset=preset, hash=hash_rule, **vars(geometry))
         check_apart(config, path)
         store = StoreDirectory.open(path, store_name)
-        return ingest_store(
+        return ingest_followed(
             session,
             config,
-            store,
             intake,
+            open_follower,
             follow=follow,
+            source_name=store.source,
+            store=store,
             restart=restart,
             skip_corrupt=skip_corrupt,
             skip_missing=skip_missing,
@@ -353,7 +366,6 @@ def ingest(
             reader=CommitLogReader(store.commitlog, check_crc=check_bodies, selection=selection),
         )
     of_stores = {
-        "--follow": follow,
         "--skip-corrupt": skip_corrupt,
         "--skip-missing": skip_missing,
         "--from": begin_from != "begin",
@@ -362,8 +374,21 @@ def ingest(
         "--no-check-bodies": not check_bodies,
         **{f"--{name.replace('_', '-')}": given for name, given in vars(selected).items()},
     }
-    if wrong := [name for name, given in of_stores.items() if given]:
+    if wrong := [name for name, given in {"--follow": follow and not is_kafka, **of_stores}.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
+    if is_kafka:
+        of_files = {"--skip-bad": skip_bad, "--column": column, "--constant": constant, "--item-type": item_type}
+        if wrong := [name for name, given in of_files.items() if given]:
+            raise InvalidArgument(f"{wrong[0]} is for files of messages, not for Kafka")
+        config = session.config(preset=preset, hash=hash_rule, **vars(geometry))
+        chosen: dict[str, Any] = {
+            "place": source,
+            "options": kafka,
+            "restart": restart,
+            "cluster": store_name,
+            "poll_s": poll,
+        }
+        return ingest_followed(session, config, intake, open_kafka_follower, follow=follow, what="topics", **chosen)
     config = session.config(preset=preset, hash=hash_rule, item_type=kind, **vars(geometry))
     fields = given_fields(column, constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:

@@ -37,7 +37,7 @@ _APPLICATION: Any = {
 
 # Each command's function and how its help begins: the list of commands is shown without loading them.
 _COMMANDS = {
-    "ingest:ingest": "Index the messages of a RocketMQ store or a file. Run it again to continue where it stopped.",
+    "ingest:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.",
     "ingest:import_classic": "Import the classic index files of a RocketMQ broker.",
     "query:query": "Look up a key: print its entries, newest first, or its messages.",
     "messages:message": "Show one message, by its id, its unique key or its queue offset.",

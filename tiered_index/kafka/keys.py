@@ -1,6 +1,6 @@
 """The keys under which a record is found: its key, headers, fields of its value, or those that a function returns.
 
-Threads: any thread may ask; one thread takes records in, and counts.
+Threads: any thread may call `of`; one thread takes records, and counts.
 """
 
 from __future__ import annotations
@@ -105,14 +105,21 @@ class Keys:
         """Whether the record's key is its only key in the index."""
         return self._by_key and not self._headers and not self._paths
 
-    def of(self, record: KafkaRecord) -> list[str]:
-        """Return the keys of a record, each once, and count a record without any."""
-        found = list(self.function(record) if self.function is not None else self._of_parts(record))
-        if not (keys := [key for key in dict.fromkeys(found) if _is_usable(key)]):
+    def take(self, record: KafkaRecord) -> list[str]:
+        """Return the keys of a record as `of` does, and count what it lacks."""
+        damaged: list[str] = []
+        if not (keys := self.of(record, damaged)):
             self.without_key += 1
+        self.no_json += len(damaged)
+        self.no_json_first += damaged[: NAMED - len(self.no_json_first)]
         return keys
 
-    def _of_parts(self, record: KafkaRecord) -> Iterator[str]:
+    def of(self, record: KafkaRecord, damaged: list[str] | None = None) -> list[str]:
+        """Return the keys of a record, each once; `damaged` gets its place if its value should be JSON and is not."""
+        found = self.function(record) if self.function is not None else self._of_parts(record, damaged)
+        return [key for key in dict.fromkeys(found) if _is_usable(key)]
+
+    def _of_parts(self, record: KafkaRecord, damaged: list[str] | None) -> Iterator[str]:
         if self._by_key and record.key is not None:
             yield key_text(record.key)
         for name in self._headers:
@@ -121,9 +128,8 @@ class Keys:
             try:
                 document = json.loads(record.value)
             except (ValueError, RecursionError):
-                self.no_json += 1
-                if len(self.no_json_first) < NAMED:
-                    self.no_json_first.append(f"{record.topic}/{record.partition}/{record.offset}")
+                if damaged is not None:
+                    damaged.append(f"{record.topic}/{record.partition}/{record.offset}")
                 return
             for path in self._paths:
                 yield from _texts(path.search(document))

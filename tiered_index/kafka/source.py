@@ -263,6 +263,10 @@ class KafkaSource:
 
     # the protocol `Source`
 
+    def counts(self) -> dict[str, Any]:
+        """Return the counts that only this source has, JSON-ready."""
+        return {"no_json": self.keys.no_json, "no_json_first": self.keys.no_json_first}
+
     def positions(self) -> dict[str, int]:
         """Return the offsets behind the last put records."""
         return {str(partition.name): partition.position for partition in list(self._partitions.values())}
@@ -385,12 +389,12 @@ class KafkaSource:
 
     def _slow_keys(self, records: Sequence[KafkaRecord]) -> tuple[Any, Any]:
         """Return one key a row, and the number of its record."""
-        found = [self.keys.of(record) for record in records]
+        found = [self.keys.take(record) for record in records]
         rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
         return pa.array([key for keys in found for key in keys], pa.string()), rows
 
     def _settle_range(self) -> tuple[Loss, ...]:
-        """Continue where the logs are that don't have the next record. Raises `OffsetOutOfRange` without `restart_at`."""
+        """Continue where the logs are that lack the next record. Raises `OffsetOutOfRange` without `restart_at`."""
         losses = []
         for place in sorted(self._out_of_range):
             partition = self._partitions[place]

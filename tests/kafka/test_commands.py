@@ -1,0 +1,79 @@
+"""`ingest` of topics, and its refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tiered_index.cli.main import app
+
+
+@pytest.fixture
+def run(tmp_path):
+    def invoke(*arguments):
+        return CliRunner().invoke(app, [*map(str, arguments), "--root", str(tmp_path / "root")])
+
+    return invoke
+
+
+def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, producing, topic, tmp_path):
+    records = [
+        {"key": f"key-{n}", "value": json.dumps({"order": {"id": n}}), "headers": [("trace", f"t-{n}")]}
+        for n in range(20)
+    ]
+    producing.send(topic, [*records, {"key": None, "value": "no json"}])
+    place = f"kafka://{servers}/{topic}"
+    keys = ("--key", "key", "--key", "header:trace", "--key", "json:order.id")
+    first = run("ingest", place, *keys, "--storage", tmp_path.as_uri() + "/store", "--json")
+    assert first.exit_code == 0, first.output
+    document = json.loads(first.stdout)
+    names = ("messages", "entries", "left_out", "no_json", "unit", "position")
+    assert [document[name] for name in names] == [21, 60, 1, 1, "records", 21]
+    assert document["lag"] == {"end_offset": 21, "bytes": 0, "seconds": 0.0}
+    (named,) = document["no_json_first"]
+    assert named.startswith(f"{topic}/")
+    offsets = set()
+    for key in ("key-7", "t-7", "7"):
+        (found,) = json.loads(run("query", topic, key, "--json").stdout)["items"]
+        offsets.add((found["queue_id"], found["offset"]))
+    assert len(offsets) == 1
+    again = run("ingest", place)
+    assert "messages     0" in again.stdout, again.output
+    assert f"topics       {place}" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--kafka", "sasl.pasword=secret"), "sasl.pasword"),
+        (("--kafka", "security.protocol=secret"), "security.protocol"),
+        (("--kafka", "secret"), "NAME=VALUE"),
+        (("--kafka", "enable.auto.commit=true"), "leave --kafka enable.auto.commit out"),
+        (("--key", "json:a["), "JMESPath"),
+        (("--skip-bad",), "--skip-bad is for files"),
+        (("--skip-corrupt",), "--skip-corrupt is for a RocketMQ store"),
+    ],
+)
+def test_wrong_options_are_bad_usage_and_no_secret_is_printed(run, options, problem):
+    result = run("ingest", "kafka://127.0.0.1:1/orders", "--storage", "memory://x", *options)
+    assert result.exit_code == 2
+    assert problem in " ".join(result.output.split())
+    assert "secret" not in result.output
+
+
+def test_settings_come_out_of_a_file(run, tmp_path):
+    (tmp_path / "client.properties").write_text("# TLS\nsasl.pasword = secret\n\n")
+    result = run(
+        "ingest", "kafka://h:1/orders", "--storage", "memory://x", "--kafka-config", tmp_path / "client.properties"
+    )
+    assert (result.exit_code, "sasl.pasword" in result.output, "secret" in result.output) == (2, True, False)
+    assert run("ingest", "kafka://h:1/t", "--storage", "memory://x", "--kafka-config", tmp_path / "none").exit_code == 3
+
+
+def test_options_of_kafka_are_of_kafka(run, tmp_path):
+    result = run("ingest", tmp_path / "messages.ndjson", "--key", "key", "--storage", "memory://x")
+    assert result.exit_code == 2
+    assert "--key is for Kafka" in result.output
+    assert run("ingest", "kafka://user:password@h:1/t", "--storage", "memory://x").exit_code == 2

@@ -1,0 +1,101 @@
+"""Options of commands that read Kafka, and what they open with them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from typer import Option
+
+from tiered_index.cli.options import pairs
+from tiered_index.cli.session import Session
+from tiered_index.errors import InvalidArgument
+from tiered_index.follow import Follower
+from tiered_index.service.index import IndexService
+
+SCHEME = "kafka://"
+_kafka = partial(Option, rich_help_panel="Kafka", show_default=False)
+
+
+@dataclass(frozen=True)
+class KafkaClientOptions:
+    """The settings of the client: of each command that reads Kafka."""
+
+    kafka: Annotated[
+        list[str] | None,
+        _kafka(metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."),
+    ] = None
+    kafka_config: Annotated[
+        Path | None, _kafka(metavar="FILE", help="File of such settings, one NAME=VALUE per line: for secrets.")
+    ] = None
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings; those of the command line come before those of the file."""
+        from tiered_index.kafka.client import read_settings
+
+        of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
+        given = [text for text in self.kafka or () if "=" not in text]
+        if given:
+            raise InvalidArgument("--kafka is given as NAME=VALUE")  # a text without a name can be a secret
+        return of_file | pairs("--kafka", self.kafka)
+
+
+@dataclass(frozen=True)
+class KafkaOptions(KafkaClientOptions):
+    """The following of topics: ingest, serve."""
+
+    key: Annotated[
+        list[str] | None,
+        _kafka(metavar="SPEC", help="Key of a record: key (default), header:NAME or json:JMESPATH. Repeatable."),
+    ] = None
+    restart_at: Annotated[
+        Literal["begin", "end"] | None,
+        _kafka(help="Where to continue in a partition that no longer has the next offset."),
+    ] = None
+    commit_group: Annotated[
+        str | None, _kafka(metavar="GROUP", help="Publish durable positions as offsets of this group, for lag tools.")
+    ] = None
+
+
+def refuse_kafka(options: KafkaOptions, source: object) -> None:
+    """Raise `InvalidArgument` where an option of Kafka is given for another source."""
+    if given := [name for name, value in vars(options).items() if value]:
+        raise InvalidArgument(
+            f"--{given[0].replace('_', '-')} is for Kafka, and {source} is not kafka://HOST:PORT/TOPIC"
+        )
+
+
+def open_kafka_follower(
+    session: Session,
+    index: IndexService,
+    stop: threading.Event,
+    *,
+    place: str,
+    options: KafkaOptions,
+    follow: bool = True,
+    restart: bool = False,
+    cluster: str | None = None,
+    **of_follower: Any,
+) -> Follower:
+    """Return a follower of the topics at `place`; raises as `KafkaSource` does."""
+    # imported when asked for: the client is of an extra
+    from tiered_index.kafka.client import KafkaAddress
+    from tiered_index.kafka.keys import Keys
+    from tiered_index.kafka.source import KafkaSource
+
+    source = KafkaSource(
+        index,
+        KafkaAddress.parse(place),
+        options.settings(),
+        Keys(options.key or ("key",)),
+        follow,
+        restart,
+        options.restart_at,
+        options.commit_group,
+        cluster,
+        note=session.out.note,
+    )
+    return Follower(index, source, follow=follow, stop=stop, note=session.out.note, **of_follower)
