@@ -128,9 +128,7 @@ class IndexConfig(BaseModel):
         1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring"
     )
     refresh_interval_s: float = Field(30, ge=0, description="time between reads of the log for records of others")
-    checkpoint_every: int | None = Field(
-        None, gt=0, description="log records between checkpoints; None: one, more for each 6 MiB of state"
-    )
+    checkpoint_every: int | None = Field(None, gt=0, description="log records between checkpoints; None: one")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     raise_file_limit: bool = Field(
         True, description="raise the process's soft limit of open files towards the hard one; it stays so"

@@ -127,12 +127,31 @@ async def test_a_frame_may_come_byte_by_byte():
 
 
 @run
-async def test_oneway_requests_and_responses_get_no_answer():
+async def test_oneway_requests_get_no_answer_and_responses_are_no_requests():
     async with serving() as server, Client.open(server) as client:
         await client.send(*[Command(code=LOOKED_UP, opaque=n, flag=ONEWAY) for n in range(100)])
         await client.send(*[Command(code=LOOKED_UP, opaque=n, flag=RESPONSE) for n in range(100)])
         assert (await client.ask(LOOKED_UP)).code == 0
         assert server.broker.most == 1
+
+
+@run
+async def test_oneway_requests_count_and_are_told_to_the_audit_log_though_their_client_has_gone():
+    audited, observed = [], []
+    async with RemotingServer(
+        FakeBroker(),
+        "127.0.0.1",
+        0,
+        audit=lambda request, response, is_known: audited.append((request.code, request.opaque, response.code)),
+        observe=lambda request, response, seconds: observed.append(request.opaque),
+    ) as server:
+        async with Client.open(server) as client:
+            codes = [AT_ONCE, LOOKED_UP] * 3
+            await client.send(*[Command(code=code, opaque=n, flag=ONEWAY) for n, code in enumerate(codes)])
+            client.writer.write_eof()
+            assert await client.ended()
+        assert audited == [(code, n, 0) for n, code in enumerate(codes)]
+        assert observed == list(range(6))
 
 
 GARBAGE = {

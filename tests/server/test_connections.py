@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-import re
 import socket
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, serving
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
+from tiered_index.client import IndexClient
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.server import listening
 from tiered_index.server.health import StandIn
 from tiered_index.server.listening import HttpListener, Tls, in_background
-from tiered_index.server.pacing import Pace
+from tiered_index.server.pacing import PACE, Pace, PacedResponse, document_of_rows
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
@@ -242,8 +247,8 @@ def many(tmp_path_factory):
 
 
 @pytest.fixture
-def slow(many, monkeypatch):
-    """A client, and a function that sends a request on a connection whose client is slow, and returns the answer."""
+def taken_slowly(monkeypatch):
+    """A function that sends a request on a connection whose client is slow, and returns the answer."""
     monkeypatch.setattr(listening, "_SENT_BYTES", 4096)
     paused = listening._Connection.pause_writing
 
@@ -252,50 +257,136 @@ def slow(many, monkeypatch):
         connection._pace.is_slow = True
 
     monkeypatch.setattr(listening._Connection, "pause_writing", pause)
+
+    def ask(client, request: bytes, accept: bytes, body: bytes = b"") -> bytes:
+        with socket.socket() as asking:
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            asking.settimeout(PATIENCE_S)
+            asking.connect((client.base_url.host, client.base_url.port))
+            head = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+            asking.sendall(request + HOST + b"Accept: " + accept + b"\r\nConnection: close\r\n" + head + b"\r\n" + body)
+            return rest(asking)
+
+    return ask
+
+
+@pytest.fixture
+def slow(many, taken_slowly):
+    """A client, and `taken_slowly` of the same service."""
     with serving(many) as client:
-
-        def ask(request: bytes, accept: bytes, body: bytes = b"") -> bytes:
-            with socket.socket() as asking:
-                asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                asking.settimeout(PATIENCE_S)
-                asking.connect((client.base_url.host, client.base_url.port))
-                head = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
-                asking.sendall(
-                    request + HOST + b"Accept: " + accept + b"\r\nConnection: close\r\n" + head + b"\r\n" + body
-                )
-                return rest(asking)
-
-        yield client, ask
+        yield client, partial(taken_slowly, client)
 
 
-def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(slow):
+def unchunked(got: bytes) -> tuple[bytes, bytes]:
+    """Return head and body of an answer in chunks."""
+    head, _, rest = got.partition(b"\r\n\r\n")
+    body = b""
+    while size := int(rest.partition(b"\r\n")[0], 16):
+        body, rest = body + rest.partition(b"\r\n")[2][:size], rest.partition(b"\r\n")[2][size + 2 :]
+    return head, body
+
+
+@pytest.mark.parametrize("accept", [b"application/x-ndjson", b"application/vnd.apache.arrow.stream"])
+@pytest.mark.parametrize("how", [b"all=true&max_count=2000", b"max_count=10000"])
+def test_a_stream_that_is_taken_too_slowly_ends_with_a_line_that_says_so(slow, accept, how):
     client, ask = slow
-    got = ask(b"GET /v1/query?topic=orders&key=k&all=true&max_count=2000", b"application/x-ndjson")
-    lines = [json.loads(line) for line in got.splitlines() if line.startswith(b'{"')]
-    last = lines.pop()
+    _, body = unchunked(ask(b"GET /v1/query?topic=orders&key=k&" + how, accept))
+    if accept.endswith(b"ndjson"):
+        *lines, last = [json.loads(line) for line in body.splitlines()]
+    else:
+        *batches, (_, metadata) = pa.ipc.open_stream(body).iter_batches_with_custom_metadata()
+        lines = [line for batch, _ in batches for line in batch.to_pylist()]
+        last = json.loads(metadata[b"tiered_index.status"])
     assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
-    assert 0 < len(lines) < 20_000
+    assert 0 < len(lines) < 10_000
     # it goes on from there
     more = client.get("/v1/query", params={"topic": "orders", "key": "k", "cursor": last["cursor"]}).json()
     assert more["items"][0]["offset"] == lines[-1]["offset"] - 1
 
 
-def test_one_document_that_is_taken_too_slowly_ends_so_too_and_is_no_document(slow):
+def test_a_document_that_is_taken_too_slowly_ends_behind_an_entry_and_goes_on_from_there(slow):
+    client, ask = slow
+    head, body = unchunked(ask(b"GET /v1/query?topic=orders&key=k&max_count=10000&explain=true", b"application/json"))
+    assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head.lower()
+    document = json.loads(body)
+    offsets = [item["offset"] for item in document["items"]]
+    assert document["status"] == "truncated" and 1000 < len(offsets) < 10_000
+    assert len(document["explain"]["files"]) == document["explain"]["files_read"] > 0
+    with IndexClient(str(client.base_url)) as asking:
+        cursor = document["cursor"]
+        while cursor is not None:
+            page = asking.query("orders", "k", max_count=1000, cursor=cursor)
+            offsets += [item.offset for item in page]
+            cursor = page.cursor
+    assert offsets == list(range(20_000))[::-1]
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory):
+    """An index of 40 messages of one key, each of 20 KiB, and their store."""
+    folder = tmp_path_factory.mktemp("letters")
+    with StoreWriter(folder / "store") as writer:
+        for n in range(40):
+            writer.put(
+                "letters", 0, b'{"n":%d},{"topic":' % n * 1000, keys=["k"], store_ms=1_762_000_000_000 + n * 1000
+            )
+    with IndexService.open(root=folder / "root", storage=(folder / "s").as_uri(), background=False) as index:
+        for message in CommitLogReader(folder / "store" / "commitlog").messages():
+            index.put("letters", 0, ["k"], message.physical_offset, message.size, message.store_ms)
+        yield index, folder / "store"
+
+
+def test_messages_that_are_taken_too_slowly_go_on_behind_one(letters, taken_slowly):
+    index, store = letters
+    with serving(index, store=store) as client:
+        url = b"GET /v1/messages?topic=letters&key=k&max_count=40"
+        _, body = unchunked(taken_slowly(client, url, b"application/json"))
+        first = json.loads(body)
+        more = client.get(
+            "/v1/messages", params={"topic": "letters", "key": "k", "body": "excerpt", "cursor": first["cursor"]}
+        ).json()
+    assert first["status"] == "truncated" and 0 < len(first["messages"]) < 40 and "failed" in first
+    assert more["status"] == "complete"
+    seconds = [one["item"]["timestamp_ms"] // 1000 for one in [*first["messages"], *more["messages"]]]
+    assert seconds == [1_762_000_000 + n for n in range(40)][::-1]
+
+
+@pytest.mark.parametrize("taken", range(0, 1 << 20, 99_999))
+@pytest.mark.parametrize("status", ["complete", "partial"])
+def test_a_document_ends_behind_any_of_its_rows(monkeypatch, taken, status):
+    """Wherever a client becomes slow, it gets the first rows, and a cursor behind the last one of them."""
+    pace, sent = Pace(), b""
+    rows = [b'"%d %s"' % (n, b"x" * (n * 997 % 150_000)) for n in range(12)]
+    body = b'{"rows":[%s],"status":"%s","cursor":null,"more":1}\n' % (b",".join(rows), status.encode())
+    ends = [body.index(row) + len(row) for row in rows]
+    document = document_of_rows(body, ends, status, None, str)
+
+    async def send(message):
+        nonlocal sent
+        sent += message.get("body", b"")
+        pace.is_slow = len(sent) > taken
+
+    scope = {"type": "http", "state": {PACE: pace}}
+    asyncio.run(PacedResponse(document, "application/json")(scope, None, send))
+    got = json.loads(sent)
+    kept = len(got["rows"])
+    assert got["rows"] == [json.loads(row) for row in rows[:kept]] and got["more"] == 1
+    if kept == len(rows):
+        assert (got["status"], got["cursor"]) == (status, None)
+    else:
+        assert (got["status"], got["cursor"]) == ({"complete": "truncated"}.get(status, status), str(kept - 1))
+    assert not pace.is_stream
+
+
+def test_a_document_of_several_lists_that_is_taken_too_slowly_is_no_document(slow):
     _, ask = slow
     lookups = json.dumps({"lookups": [{"topic": "orders", "key": "k", "max_count": 1000}] * 20}).encode()
-    for request, body in (
-        (b"GET /v1/query?topic=orders&key=k&max_count=10000", b""),
-        (b"POST /v1/query:batch", lookups),
-    ):
-        head, _, got = ask(request, b"application/json", body).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length" not in head.lower()
-        # its chunks have lines of their own
-        (last,) = [json.loads(line) for line in got.splitlines() if line.startswith(b'{"error')]
-        assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
-        document = b"".join(line for line in got.split(b"\r\n") if not re.fullmatch(rb"[0-9a-f]*", line))
-        with pytest.raises(ValueError):
-            json.loads(document)
+    _, got = unchunked(ask(b"POST /v1/query:batch", b"application/json", lookups))
+    last = json.loads(got.splitlines()[-1])
+    assert (last["error"]["status"], last["error"]["error"]) == (408, "Refused")
+    with pytest.raises(ValueError):
+        json.loads(got)
     # of lines all but the last one are whole
-    got = ask(b"POST /v1/query:batch", b"application/x-ndjson", lookups).partition(b"\r\n\r\n")[2]
-    lines = b"".join(line for line in got.split(b"\r\n") if not re.fullmatch(rb"[0-9a-f]*", line)).splitlines()
-    assert [sorted(json.loads(line)) for line in lines][-1] == ["error"] and 1 < len(lines) <= 20
+    _, got = unchunked(ask(b"POST /v1/query:batch", b"application/x-ndjson", lookups))
+    lines = [sorted(json.loads(line)) for line in got.splitlines()]
+    assert lines[-1] == ["error"] and 1 < len(lines) <= 20

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tiered_index.server.calls import Allowance, Calls, while_there
 from tiered_index.server.memory import MemoryInUse, Reservation
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.pacing import PacedResponse
+from tiered_index.server.pacing import Document, PacedResponse
 from tiered_index.server.parameters import Spending
 from tiered_index.server.problems import Refused
 from tiered_index.server.served import Served
@@ -42,13 +42,19 @@ class Handlers:
         return allowance
 
     async def answer(
-        self, request: Request, allowance: Allowance, act: Callable[[], bytes], media_type: str, *, claim: int = 0
+        self,
+        request: Request,
+        allowance: Allowance,
+        act: Callable[[], bytes | Document],
+        media_type: str,
+        *,
+        claim: int = 0,
     ) -> Response:
         """Return what `act` makes in a thread as an answer; `claim` is the memory that it may take meanwhile."""
-        body = await self.made(request, allowance, act, claim)
+        made = await self.made(request, allowance, act, claim)
         reservation: Reservation = request.state.reservation
-        reservation.settle(len(body))
-        return PacedResponse(body, media_type=media_type)
+        reservation.settle(len(made if isinstance(made, bytes) else made.body))
+        return PacedResponse(made, media_type)
 
     async def made(self, request: Request, allowance: Allowance, act: Callable[[], T], claim: int) -> T:
         """Return what `act` returns in a thread, which reserves `claim` bytes once it has begun. If the

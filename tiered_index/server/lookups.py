@@ -7,10 +7,12 @@ audit log, also where it fails. Threads: handlers run on the event loop and neve
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from starlette.requests import Request
@@ -34,7 +36,7 @@ from tiered_index.server.memory import (
     parsed_bytes,
 )
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.pacing import PACE, Pace
+from tiered_index.server.pacing import PACE, Document, Pace, document_of_rows
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
@@ -46,13 +48,17 @@ from tiered_index.service.lookup.budget import RequestStats
 from tiered_index.service.lookup.messages import MessageSource, MessagesResult, pause_s
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
-from tiered_index.types import Explain, QueryResult
+from tiered_index.types import Explain, IndexItem, QueryResult, TopicsResult
 
 _NO_EXPLAIN = Explain()
 # Directories of queue offsets that are kept.
 _DIRECTORIES_BYTES = 64 << 20
 _NO_QUEUES = "messages are browsed by their queues: serve --store, or archive segments with --archive-queues"
 _UNREADABLE = "this message can't be read"
+_MESSAGES = b'{"messages":['
+# Entries of a stream that are sent at once: it can end behind them.
+_ROWS = 1000
+_TOO_SLOWLY = "the answer is taken too slowly; go on from its cursor"
 
 
 class LookupHandlers(Handlers):
@@ -77,8 +83,33 @@ class LookupHandlers(Handlers):
             return await self._stream(request, asked, allowance, form)
         what, look_up = {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
         claim = entries_bytes([(asked.topic, asked.max_count)])
-        files = _tells_files(request, asked)
-        return await self._answer(request, allowance, "query", what, look_up, files=files, claim=claim)
+        encoded = partial(self._items_encoded, asked, _tells_files(request, asked))
+        return await self._answer(request, allowance, "query", what, look_up, encoded, claim=claim)
+
+    def _items_encoded(self, asked: parameters.OneKey, files: bool, answer: QueryResult) -> Document:
+        body = wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
+        # texts have no bare quotation marks
+        between = (found.start() + 1 for found in re.finditer(rb'\},\{"topic":', body))
+        ends = chain(between, (body.find(b'],"status":') for _ in answer.items[:1]))
+        return self._document(asked, body, ends, answer.items, answer)
+
+    def _document(
+        self,
+        asked: parameters.OneKey,
+        body: bytes,
+        ends: Iterable[int],
+        items: Sequence[IndexItem | None],
+        answer: QueryResult | MessagesResult,
+    ) -> Document:
+        def cursor_after(number: int) -> str:
+            item = items[number]
+            assert item is not None
+            return self._cursor_after(asked, item)
+
+        return document_of_rows(body, ends, answer.status, answer.cursor, cursor_after)
+
+    def _cursor_after(self, asked: parameters.OneKey, item: IndexItem) -> str:
+        return self.served.lookups.cursor_after(asked.topic, asked.key, asked.begin_ms, asked.end_ms, item)
 
     def _page(self, asked: parameters.OneKey, allowance: Allowance, cursor: str | None = None) -> QueryResult:
         return self.served.lookups.query(
@@ -99,18 +130,14 @@ class LookupHandlers(Handlers):
         kind: str,
         what: dict[str, Any],
         look_up: Callable[[], Any],
-        encoded: Callable[[Any], bytes] | None = None,
+        encoded: Callable[[Any], bytes | Document],
         *,
-        files: bool = False,
         claim: int = 0,
     ) -> Response:
         """Return a lookup's answer as JSON; counts it, and writes it to the audit log. `claim` is what it may take."""
 
-        def act() -> bytes:
-            answer = self._recorded(request, kind, what, look_up)
-            if encoded is not None:
-                return encoded(answer)
-            return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
+        def act() -> bytes | Document:
+            return encoded(self._recorded(request, kind, what, look_up))
 
         began_s = time.monotonic()
         try:
@@ -159,46 +186,54 @@ class LookupHandlers(Handlers):
         reservation: Reservation = request.state.reservation
         claim = entries_bytes([(asked.topic, asked.max_count)])
 
-        async def page(cursor: str | None) -> tuple[QueryResult, bytes]:
-            def act() -> tuple[QueryResult, bytes]:
+        async def page(cursor: str | None) -> tuple[QueryResult, list[bytes]]:
+            def act() -> tuple[QueryResult, list[bytes]]:
                 answer = self._recorded(request, "query", what, partial(self._page, asked, allowance, cursor))
                 once = replace(answer, items=tuple(unseen(answer.items, seen))) if asked.all else answer
                 pages.add(once)
+                begins = range(0, len(once), _ROWS)
                 if form == wire.ARROW:
-                    return once, arrow.table(wire.items_table(once, redaction))
-                return once, b"".join(map(wire.encode, wire.item_documents(once, redaction)))
+                    table = wire.items_table(once, redaction)
+                    # without rows: the schema
+                    return once, [arrow.table(table.slice(n, _ROWS)) for n in begins or (0,)]
+                lines = map(wire.encode, wire.item_documents(once, redaction))
+                return once, [b"".join(islice(lines, _ROWS)) for _ in begins]
 
             if cursor is None:
-                answer, data = await self.made(request, allowance, act, claim)
+                answer, pieces = await self.made(request, allowance, act, claim)
             else:
                 async with self.calls.later_pages:
                     await reservation.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
-                    answer, data = await self.calls.run(request, allowance, partial(reservation.making, act))
+                    answer, pieces = await self.calls.run(request, allowance, partial(reservation.making, act))
             # while a page is sent, the one before it may still be on its way to the client
-            reservation.settle(2 * len(data) + SEEN_BYTES * len(seen))
-            return answer, data
+            reservation.settle(2 * sum(map(len, pieces)) + SEEN_BYTES * len(seen))
+            return answer, pieces
 
         first = await page(None)
 
         pace: Pace = request.scope["state"].get(PACE, Pace())
 
         async def body() -> AsyncIterator[bytes]:
-            answer, data = first
+            answer, pieces = first
             pace.is_slow, pace.is_stream = False, True
             try:
                 while True:
-                    if data:
-                        yield data
-                    if not asked.all or answer.cursor is None:
+                    cursor = answer.cursor
+                    for number, piece in enumerate(pieces, 1):
+                        yield piece
+                        if pace.is_slow and number < len(pieces):
+                            cursor = self._cursor_after(asked, answer.items[number * _ROWS - 1])
+                            raise Refused(408, _TOO_SLOWLY)
+                    if not asked.all or cursor is None:
                         break
                     if pace.is_slow:
-                        raise Refused(408, "the answer is taken too slowly; go on from its cursor")
-                    answer, data = await page(answer.cursor)
+                        raise Refused(408, _TOO_SLOWLY)
+                    answer, pieces = await page(cursor)
                 status = pages.status(redaction)
             except TieredIndexError as error:
                 # no status, so that what was sent can't pass for the whole answer
                 problem = Problem.of(error, request.state.request_id, redaction).document
-                status = {"error": problem, "cursor": answer.cursor}
+                status = {"error": problem, "cursor": cursor}
             finally:
                 pace.is_stream = False
             yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
@@ -288,7 +323,7 @@ class LookupHandlers(Handlers):
             "messages",
             {"topic": asked.topic, "key": asked.key} | ({"contains": asked.contains} if asked.contains else {}),
             look_up,
-            partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
+            partial(self._messages_encoded, asked, _tells_files(request, asked)),
         )
 
     async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:
@@ -322,7 +357,7 @@ class LookupHandlers(Handlers):
             "message",
             {"id": msg_id[:200], "topic": asked.topic and asked.topic[:SHOWN]},
             look_up,
-            partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
+            partial(self._messages_encoded, asked, _tells_files(request, asked)),
         )
 
     async def browse(self, request: Request, asked: parameters.BrowseParameters) -> Response:
@@ -349,7 +384,9 @@ class LookupHandlers(Handlers):
                 archives = messages.archives
                 expired = archives[0].state().expired if len(archives) == 1 else NOTHING
                 try:
-                    queues = queues_at_hand(messages.store, messages.root, archives, self._directories)
+                    queues = queues_at_hand(
+                        messages.store, messages.root, archives, self._directories, reservation.grow
+                    )
                     if queues is None:
                         raise Refused(404, _NO_QUEUES)
                     browser = Browser(queues, expired, claim)
@@ -394,17 +431,24 @@ class LookupHandlers(Handlers):
         passed_s = answer.explain.elapsed_ms / 1000
         return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + pause_s(passed_s)) * 1000))
 
-    def _messages_encoded(self, body: parameters.Body, files: bool, answer: MessagesResult) -> bytes:
+    def _messages_encoded(
+        self, asked: parameters.MessagesParameters | parameters.MessageParameters, files: bool, answer: MessagesResult
+    ) -> bytes | Document:
         redaction, left = self.served.redaction, self.served.caps.message_bytes
         shown = []
         for one in answer.messages:
             # what is compressed can stand for a thousand times its bytes
-            document = describe_fetched(one, body, max_body_bytes=left)
+            document = describe_fetched(one, asked.body, max_body_bytes=left)
             # the places alone: what a message says is its own
             document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
             shown.append(wire.encode(document).rstrip())
             left = max(0, left - len(shown[-1]))
-        return _with_messages(redaction.document(replace(answer, messages=()).to_dict(files=files)), shown)
+        whole = _with_messages(redaction.document(replace(answer, messages=()).to_dict(files=files)), shown)
+        if isinstance(asked, parameters.MessageParameters):
+            return whole
+        # a comma behind each
+        ends = accumulate((len(one) + 1 for one in shown), initial=len(_MESSAGES) - 1)
+        return self._document(asked, whole, islice(ends, 1, None), [one.item for one in answer.messages], answer)
 
     async def topics(self, request: Request, asked: parameters.Range) -> Response:
         """List the topics: entries, bytes of their messages, first and last second."""
@@ -417,7 +461,12 @@ class LookupHandlers(Handlers):
             )
             return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
 
-        return await self._answer(request, allowance, "topics", {}, look_up, files=_tells_files(request, asked))
+        redaction, files = self.served.redaction, _tells_files(request, asked)
+
+        def encoded(answer: TopicsResult) -> bytes:
+            return wire.encode(wire.answer_document(answer, redaction, files=files))
+
+        return await self._answer(request, allowance, "topics", {}, look_up, encoded)
 
     def _check_counts(self, counts: list[int]) -> None:
         self._check_count(max(counts))
@@ -437,11 +486,9 @@ class LookupHandlers(Handlers):
 
 
 def _with_messages(whole: dict[str, Any], shown: list[bytes]) -> bytes:
-    """Return one document, of which no more than one message is there as values; within texts the mark has
-    backslashes.
-    """
-    head, mark, tail = wire.encode(whole | {"messages": []}).partition(b'"messages":[')
-    return b"".join((head, mark, b",".join(shown), tail))
+    """Return one document that begins with the messages `shown`: no more than one was there as values at once."""
+    whole = {"messages": [], **whole}
+    return b"".join((_MESSAGES, b",".join(shown), wire.encode(whole)[len(_MESSAGES) :]))
 
 
 def _withheld(request: Request) -> dict[str, int]:

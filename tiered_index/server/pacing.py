@@ -1,13 +1,14 @@
 """The pace of a connection and of the answer on it: whether the client reads too slowly.
 
-An answer that can end early ends with a line that has `error`. What came before that line is no JSON document, so
-that it can't pass for a whole one. Threads: the event loop's.
+A slow client's answer ends early, and says so: a document of rows becomes a shorter one with a cursor. Any other answer
+ends with a line that has `error`. The text before that line is no JSON document, so that it can't pass for a whole one.
+Threads: the event loop's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -32,45 +33,94 @@ class Pace:
     is_stream: bool = False
 
 
+@dataclass(frozen=True)
+class Document:
+    """A JSON document that can end behind some of its rows. `cuts` are places behind rows, each with the bytes that end
+    the list of rows there and have its status and cursor. `rest` is the place behind those bytes in the whole document.
+    """
+
+    body: bytes
+    cuts: Sequence[tuple[int, bytes]] = ()
+    rest: int = 0
+
+
+def document_of_rows(
+    body: bytes, ends: Iterable[int], status: str, cursor: str | None, cursor_after: Callable[[int], str]
+) -> Document:
+    """Return a document of rows, followed by `status` and `cursor`. `ends` are the places behind its rows, and
+    `cursor_after` returns the cursor behind the row with a number.
+    """
+    if len(body) <= _PIECE_BYTES:
+        return Document(body)
+    cut, cuts, last = "partial" if status == "partial" else "truncated", list[tuple[int, bytes]](), 0
+    for number, last in enumerate(ends):
+        # one for each piece: a client is known to be slow between pieces
+        if last >= (cuts[-1][0] if cuts else 0) + _PIECE_BYTES:
+            cuts.append((last, _end_of_rows(cut, cursor_after(number))))
+    return Document(body, cuts, last + len(_end_of_rows(status, cursor)))
+
+
+def _end_of_rows(status: str, cursor: str | None) -> bytes:
+    return b"]," + wire.encode({"status": status, "cursor": cursor}).strip()[1:-1]
+
+
 class PacedResponse(Response):
     """An answer that is handed over as its client takes it, so that what is held of it is what is counted.
 
-    A large one has no length: if its client takes it too slowly, it ends with a line that says so.
+    A large one has no length: if its client takes it too slowly, it ends early.
     """
+
+    def __init__(self, content: bytes | Document, media_type: str | None = None) -> None:
+        self._document = content if isinstance(content, Document) else Document(content)
+        super().__init__(self._document.body, media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.get("state", {})
         pace: Pace = state.get(PACE, Pace())
         can_end = len(self.body) > _PIECE_BYTES and self.media_type in (wire.JSON, wire.NDJSON)
         headers = [pair for pair in self.raw_headers if not can_end or pair[0] != b"content-length"]
-        pace.is_slow, pace.is_stream, ends_a_line = False, can_end, True
+        pace.is_slow, pace.is_stream = False, can_end
+        whole = bytes(self.body)
+        at, end, last = 0, len(whole), b""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-            for piece, goes_on in self._pieces():
-                if can_end and pace.is_slow:
-                    error = Refused(408, "the answer was taken too slowly; ask for less at once")
-                    problem = Problem.of(error, state.get("request_id", ""), Redaction())
-                    # a document lacks its end, and no further line can be that
-                    line = b"\n" * (not ends_a_line) + wire.encode({"error": problem.document})
-                    await send({"type": "http.response.body", "body": line, "more_body": False})
+            while True:
+                if can_end and pace.is_slow and not last:
+                    end, last = self._early_end(at, state.get("request_id", ""))
+                until = self._until(whole, at, end)
+                goes_on = until < end or bool(last)
+                if at < until or not goes_on:
+                    piece = whole[at:until] if until == len(whole) else memoryview(whole)[at:until]
+                    await send({"type": "http.response.body", "body": piece, "more_body": goes_on})
+                at = until
+                if not goes_on:
                     return
-                await send({"type": "http.response.body", "body": piece, "more_body": goes_on})
-                ends_a_line = bytes(piece[-1:]) == b"\n"
-                if goes_on:
-                    # the loop's turn, in which it notes that a connection is lost: each piece sent on it is a warning
-                    await asyncio.sleep(0)
+                if at == end:
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+                    return
+                # the loop's turn, in which it notes that a connection is lost: each piece sent on it is a warning
+                await asyncio.sleep(0)
         finally:
             pace.is_stream = False
 
-    def _pieces(self) -> Iterator[tuple[bytes | memoryview, bool]]:
-        """Yield the pieces, and whether another one follows; lines stay whole if one fits."""
-        whole = bytes(self.body)
-        body, at, end = memoryview(whole), 0, len(whole)
-        if end <= _PIECE_BYTES:
-            yield whole, False
-        while end > _PIECE_BYTES and at < end:
-            until = min(at + _PIECE_BYTES, end)
-            if until < end and self.media_type == wire.NDJSON:
-                until = whole.rfind(b"\n", at, until) + 1 or until
-            yield body[at:until], until < end
-            at = until
+    def _until(self, whole: bytes, at: int, end: int) -> int:
+        """Return the end of the piece that begins at `at`; lines stay whole if one fits."""
+        until = min(at + _PIECE_BYTES, end)
+        if until < end and self.media_type == wire.NDJSON:
+            until = whole.rfind(b"\n", at, until) + 1 or until
+        return until
+
+    def _early_end(self, at: int, request_id: str) -> tuple[int, bytes]:
+        """Return the place at which the answer ends early once `at` bytes were sent, and the bytes that follow there:
+        none if the rest is no longer than an early end.
+        """
+        document = self._document
+        for place, end in document.cuts:
+            if place >= at:
+                return place, end + document.body[document.rest :]
+        if document.cuts:
+            return len(document.body), b""
+        error = Refused(408, "the answer was taken too slowly; ask for less at once")
+        # a document lacks its end, and no further line can be that
+        line = b"\n" * (document.body[at - 1 : at] != b"\n")
+        return at, line + wire.encode({"error": Problem.of(error, request_id, Redaction()).document})

@@ -37,6 +37,8 @@ from tiered_index.tombstones import ALWAYS
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]
 """Directories of queue offsets, by the storage's URI and the object's name."""
+# Queue offsets, and as many bytes again while they are checked.
+_CHECKED_FACTOR = 2
 # Directories that are fetched at once.
 _THREADS = 8
 # Messages that are fetched at once, so that a pull holds no more beside its answer.
@@ -66,10 +68,14 @@ class ArchivedQueue:
 
 
 class ArchivedQueues(Queues[ArchivedQueue]):
-    """Reads the queues of the store `store` from the archive of an index, as its log is known now."""
+    """Reads the queues of the store `store` from the archive of an index, as its log is known now. `claim` is called
+    with the bytes of queue offsets before they are read, and with those of directories that were not kept.
+    """
 
-    def __init__(self, archive: SegmentArchive, store: str, directories: Directories) -> None:
-        self._archive, self._store, self._cache = archive, store, directories
+    def __init__(
+        self, archive: SegmentArchive, store: str, directories: Directories, claim: Callable[[int], None]
+    ) -> None:
+        self._archive, self._store, self._cache, self._claim = archive, store, directories, claim
         state = archive.state()
         self._expired = state.expired
         self._segments = sorted(state.segments_of(store), key=lambda segment: segment.start)
@@ -214,7 +220,8 @@ class ArchivedQueues(Queues[ArchivedQueue]):
                 with contextlib.closing(DaemonPool(min(_THREADS, len(missing)), "tiered-index-queues")) as pool:
                     # each is kept as it comes: a request that ends too soon has them for the next one
                     for one, future in [(one, pool.submit(self._fetched, one)) for one in missing]:
-                        known[one.name] = future.result()
+                        known[one.name] = directory = future.result()
+                        self._claim(one.queues_bytes - directory.entries_bytes)
             self._read = [known.get(one.name) for one in self._segments]
         return self._read
 
@@ -275,7 +282,9 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     def _entries_of(self, one: ArchivedRun) -> npt.NDArray[np.void]:
         run, segment = one.run, one.segment
         if (known := self._decoded.get((segment.name, run.begin))) is None:
-            data = self._archive.queue_offsets(segment, run.begin, run.count * ENTRY.itemsize)
+            size = run.count * ENTRY.itemsize
+            self._claim(_CHECKED_FACTOR * size)
+            data = self._archive.queue_offsets(segment, run.begin, size)
             known = self._decoded[segment.name, run.begin] = decode_entries(data, run, segment.size_bytes, segment.name)
         return known
 
@@ -365,10 +374,14 @@ def have_queues(archives: Iterable[SegmentArchive]) -> bool:
 
 
 def queues_at_hand(
-    store: Path | None, root: Path | None, archives: Iterable[SegmentArchive], directories: Directories
+    store: Path | None,
+    root: Path | None,
+    archives: Iterable[SegmentArchive],
+    directories: Directories,
+    claim: Callable[[int], None] = lambda _: None,
 ) -> Queues[Any] | None:
     """Return the queues of a store, of archived segments, or of both; None if there is no store and no segment has
-    queue offsets.
+    queue offsets. `claim`: see `ArchivedQueues`.
 
     Raises `UnknownOffsets` without a store if several logs are archived.
     """
@@ -377,7 +390,7 @@ def queues_at_hand(
         return None if store is None else StoreQueues(store, root)
     places = [(archive, name) for archive in archives for name in archive.state().stores]
     if len(places) == 1:
-        archived = ArchivedQueues(*places[0], directories)
+        archived = ArchivedQueues(*places[0], directories, claim)
         return archived if store is None else StoreAndArchive(store, root, archived)
     if store is None:
         text = f"the logs of {len(places)} brokers are archived, and each has queues of its own: serve one of them"

@@ -1,9 +1,9 @@
 """The server of RocketMQ's remoting protocol: connections, frames and their bounds, on asyncio.
 
 One task a connection reads frames, one a request answers it; responses go out as they are ready, each with its
-request's `opaque`. What needs a lookup runs in a bounded pool of threads. A connection ends at the first bytes that are
-no frame, when it is idle for too long, and when its client is gone, which also ends the reads for it. Threads: those of
-one event loop.
+request's `opaque`. A one-way request is answered as any other, so that it counts; its response is not sent. Lookups run
+in a bounded pool of threads. A connection ends at the first bytes that are no frame, when it is idle for too long, and
+when its client is gone, which also ends the reads for it. Threads: those of one event loop.
 """
 
 from __future__ import annotations
@@ -276,12 +276,15 @@ class _Connection:
                 request = decode_frame(await self._frame())
             except InvalidArgument as error:
                 raise _Ended(str(error)) from None
-            if request.is_response or request.is_oneway:
-                # nobody waits for an answer, and there is nothing else to be done
+            if request.is_response:
                 self._free.release()
                 continue
             self._requests += 1
-            requests.create_task(self._answer(request))
+            if request.is_oneway:
+                # not in a task, which ends with the connection: a client that has gone already asked, too
+                await self._answer(request)
+            else:
+                requests.create_task(self._answer(request))
 
     async def _frame(self) -> bytes:
         length = int.from_bytes(await self._exactly(_LENGTH_BYTES), "big")
@@ -301,7 +304,10 @@ class _Connection:
 
     async def _answer(self, request: Command) -> None:
         try:
-            frame = encode_frame(await self._server.respond(request, self._local, self._peer))
+            response = await self._server.respond(request, self._local, self._peer)
+            if request.is_oneway:
+                return
+            frame = encode_frame(response)
             with self._server.sending(frame):
                 self._writer.write(frame)
                 try:

@@ -136,7 +136,8 @@ class AnswerForm:
 class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups. Each `QueryResult` is made on first use.
 
-    - `explain` covers the whole batch, also in each result. A lookup with a cursor is answered alone and has its own.
+    - `explain`, which `told` returns, covers the whole batch, also in each result. A lookup with a cursor is answered
+      alone and has its own.
     - `failed` names the files that could not be read, with `allow_partial`.
     - `freshness` is as in `QueryResult`. `unknown` has the topics that no file has.
     - `lost` returns the files given up that concern a lookup, by its number. `expired` returns the time before which
@@ -150,7 +151,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     starts: npt.NDArray[np.int64]
     more: npt.NDArray[np.bool_]
     failed: tuple[FileReport, ...]
-    explain: Explain
+    told: Callable[[], Explain]
     freshness: tuple[Freshness, ...]
     unknown: Collection[str]
     schema: Schema
@@ -164,6 +165,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         self._failed = self.failed
         reports = [*self.failed, *(report for page in self.pages.values() for report in page.failed)]
         self.failed = tuple({(report.source, report.file): report for report in reports}.values())
+
+    @cached_property
+    def explain(self) -> Explain:
+        """What the batch took, made when it is looked at first."""
+        return self.told()
 
     @cached_property
     def _numbers(self) -> list[tuple[int, int, int, int, bool]]:
