@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
 
 from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
 from tests.support.counting_proxy import Action, Request, counting_proxy
+from tests.support.loaded import loaded
 from tests.support.s3_server import S3Server
 from tiered_index import IndexService, merge
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageError, StorageMisconfigured
@@ -97,18 +98,9 @@ def test_a_query_loads_no_boto3_and_takes_three_rounds(server: S3Server, tmp_pat
 
 def queried(uri: str, environment: dict[str, str]) -> tuple[set[str], Any]:
     """Return the modules that a process of `query` loads, and its answer."""
-    script = (
-        "import json, sys\n"
-        "from tiered_index.cli.__main__ import run\n"
-        "try:\n"
-        "    run()\n"
-        "finally:\n"
-        "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
-    )
-    command = [sys.executable, "-c", script, "query", "t", "k", "--storage", uri, "--json"]
     plain = {name: value for name, value in os.environ.items() if not name.upper().startswith(("AWS_", "HTTP"))}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | environment)
-    return set(json.loads(done.stderr)), json.loads(done.stdout)
+    names, output = loaded("query", "t", "k", "--storage", uri, "--json", env=plain | environment)
+    return names, json.loads(output)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +143,28 @@ def with_file(place: str) -> Callable[[pytest.MonkeyPatch], object]:
         path.write_text("[default]\nregion = eu-west-3\n")
 
     return write
+
+
+def test_a_variable_that_changes_no_read_leaves_boto3_alone(alone: pytest.MonkeyPatch) -> None:
+    of_boto3 = [*BOTOCORE_DEFAUT_SESSION_VARIABLES.values(), *DEFAULT_S3_CONFIG_VARS.values()]
+    names = [value[1] or [] for value in of_boto3 if value is not None]
+    known = {name for some in names for name in ([some] if isinstance(some, str) else some)}
+    # who asks whom for credentials, retries, writes, other services, and what is logged
+    harmless = {
+        *("AWS_ACCOUNT_ID_ENDPOINT_MODE", "AWS_CSM_CLIENT_ID", "AWS_CSM_ENABLED", "AWS_CSM_HOST", "AWS_CSM_PORT"),
+        *("AWS_DISABLE_HOST_PREFIX_INJECTION", "AWS_DISABLE_REQUEST_COMPRESSION", "AWS_EC2_METADATA_SERVICE_ENDPOINT"),
+        *("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "AWS_EC2_METADATA_V1_DISABLED", "AWS_ENDPOINT_DISCOVERY_ENABLED"),
+        *("AWS_IMDS_USE_IPV6", "AWS_MAX_ATTEMPTS", "AWS_METADATA_SERVICE_NUM_ATTEMPTS"),
+        *("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_REQUEST_MIN_COMPRESSION_SIZE_BYTES", "AWS_RETRY_MODE"),
+        *("AWS_RESPONSE_CHECKSUM_VALIDATION", "AWS_SDK_UA_APP_ID", "AWS_STS_REGIONAL_ENDPOINTS"),
+    }
+    read_here = {"AWS_CA_BUNDLE", "AWS_CONFIG_FILE", "AWS_DEFAULT_REGION", "AWS_SHARED_CREDENTIALS_FILE"}
+    others = {"AWS_ACCOUNT_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_VAULT", "AWS_XRAY_CONTEXT_MISSING"}
+    for name in sorted(name for name in known - read_here | others if name.startswith("AWS_")):
+        alone.setenv(name, "1")
+        is_light = light_module._way("bucket", S3Options(max_attempts=1)) is not None
+        assert is_light == (name in harmless | others), name
+        alone.delenv(name)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 import pytest
 import typer
 
+from tests.support.loaded import loaded
 from tiered_index import IndexService
 from tiered_index.cli.main import app, run
 
@@ -29,34 +30,20 @@ ALWAYS = {
 HEAVY = {"asyncio", "boto3", "botocore", "pandas", "pyarrow", "pydantic_settings", "pyspark", "sqlite3", "starlette"}
 
 
-def loaded(*arguments):
-    """Return the names of the modules that a process of the command line has loaded at its end."""
-    script = (
-        "import json, sys\n"
-        "from tiered_index.cli.__main__ import run\n"
-        "try:\n"
-        "    run()\n"
-        "finally:\n"
-        "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
-    )
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stderr))
-
-
 def own(names):
     return {name for name in names if name.partition(".")[0] == "tiered_index"}
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("spark", "--help")])
 def test_version_and_the_list_of_commands_load_no_command(arguments):
-    names = loaded(*arguments)
+    names, _ = loaded(*arguments)
     assert own(names) == ALWAYS
     assert not names & (HEAVY | {"numpy", *(("rich",) if arguments == ("--version",) else ())})
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
-    names = loaded("query", "t", "k", "--root", root, *more)
+    names, _ = loaded("query", "t", "k", "--root", root, *more)
     assert not names & HEAVY
     assert ("rich" in names) == (not more)
     assert ALWAYS | {"tiered_index.cli.query", "tiered_index.service.reader"} <= own(names)

@@ -30,10 +30,11 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options, place_of, uri_of
 
-# what is read here, and what changes no request; any other variable of Amazon's is boto3's to judge
-_KNOWN = re.compile(
-    r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|(DEFAULT_)?REGION|ENDPOINT_URL(_S3)?|CA_BUNDLE|CONFIG_FILE"
-    r"|SHARED_CREDENTIALS_FILE|EC2_METADATA_DISABLED|EXECUTION_ENV|PAGER|LAMBDA_\w+)"
+# what changes how boto3 or obstore reads a bucket, and is not read here
+_OTHERS = re.compile(
+    r"AWS_((DEFAULT_)?PROFILE|SECURITY_TOKEN|CREDENTIAL_EXPIRATION|USE_(FIPS|DUALSTACK)_ENDPOINT"
+    r"|IGNORE_CONFIGURED_ENDPOINT_URLS|DEFAULTS_MODE|AUTH_SCHEME_PREFERENCE|DATA_PATH|(S3|SIGV4A)_\w+"
+    r"|TOKEN|UNSIGNED_PAYLOAD|CHECKSUM_ALGORITHM|ALLOW_\w+|PROXY_\w+|HTTP\w+|SSE_\w+|\w*TIMEOUT|USER_AGENT)"
 )
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
@@ -101,7 +102,7 @@ def _way(bucket: str, options: S3Options) -> _Way | None:
         or options.addressing_style not in (None, "path")
         or not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= amazons
         or not region
-        or not all(map(_KNOWN.fullmatch, amazons))
+        or any(map(_OTHERS.fullmatch, amazons))
         or any(name.lower() in _PROXIES for name in environment)
         or any(_has_text(environment.get(name, place)) for name, place in _FILES.items())
         or obstore() is None
