@@ -27,8 +27,9 @@ _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
 # of a record's digest, in the name of its checkpoint
 DIGEST_DIGITS = 16
-_CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGITS}}}))?")
-_SUMMARY = re.compile(rf"checkpoint/[0-9]{{20}}-[0-9a-f]{{{DIGEST_DIGITS}}}\.summary")
+_WHOLE = rf"[0-9]{{20}}-[0-9a-f]{{{DIGEST_DIGITS}}}"
+_CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGITS}}})(?:\.({_WHOLE}))?)?")
+_SUMMARY = re.compile(rf"checkpoint/{_WHOLE}\.summary")
 _OBJECT = re.compile(
     rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|{_SUMMARY.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
     rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.log"
@@ -64,11 +65,19 @@ def log_name(number: int) -> str:
     return LOG_PREFIX + f"{number:020d}"
 
 
-def checkpoint_name(number: int, digest: str = "") -> str:
+def checkpoint_name(number: int, digest: str = "", base: str = "") -> str:
     """Return the name of the checkpoint of log records 1..`number`. `digest` is that of record `number`, so that
-    two histories never overwrite each other's checkpoints. Earlier versions wrote it without the digest.
+    two histories never overwrite each other's checkpoints. Earlier versions wrote it without the digest. `base` is the
+    name of the checkpoint that this one has the changes since; empty: it is whole.
     """
-    return CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
+    own = CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
+    return f"{own}.{base.removeprefix(CHECKPOINT_PREFIX)}" if base else own
+
+
+def base_of(name: str) -> str:
+    """Return the `base` in a `checkpoint_name`; empty: it is whole."""
+    match = _CHECKPOINT.fullmatch(name)
+    return f"{CHECKPOINT_PREFIX}{match[3]}" if match and match[3] else ""
 
 
 def summary_name(number: int, digest: str) -> str:

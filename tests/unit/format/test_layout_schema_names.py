@@ -211,7 +211,12 @@ def test_names():
     assert names.log_name(7) == "log/00000000000000000007"
     assert names.checkpoint_name(7) == "checkpoint/00000000000000000007"
     assert names.checkpoint_name(7, "0123456789abcdef" * 2) == "checkpoint/00000000000000000007-0123456789abcdef"
-    for name, found in ((names.checkpoint_name(7), (7, "")), (names.checkpoint_name(7, "a" * 32), (7, "a" * 16))):
+    base = names.checkpoint_name(5, "b" * 32)
+    changes = names.checkpoint_name(7, "a" * 32, base)
+    assert changes == "checkpoint/00000000000000000007-aaaaaaaaaaaaaaaa.00000000000000000005-bbbbbbbbbbbbbbbb"
+    assert [names.base_of(name) for name in (changes, base, names.log_name(7))] == [base, "", ""]
+    whole = (names.checkpoint_name(7), (7, "")), (names.checkpoint_name(7, "a" * 32), (7, "a" * 16))
+    for name, found in (*whole, (changes, (7, "a" * 16))):
         assert (names.checkpoint_of(name), names.number_of(name), names.is_foreign(name)) == (found, 7, False)
     for name in ("checkpoint/7", names.log_name(7), names.checkpoint_name(7, "abc")):
         with pytest.raises(CorruptFile, match="not a checkpoint"):

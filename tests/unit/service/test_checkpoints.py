@@ -4,8 +4,8 @@ middle of what.
 
 from __future__ import annotations
 
-import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,13 +22,27 @@ from tiered_index.errors import (
     ObjectNotFound,
     StorageBehind,
     StorageUnavailable,
+    UnsupportedVersion,
     WriterFenced,
 )
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.format.names import checkpoint_name, checkpoint_of, log_name
+from tiered_index.format.names import base_of, checkpoint_name, checkpoint_of, log_name
+from tiered_index.format.slots import SlotMap
+from tiered_index.service.checks.checks import _check_log
+from tiered_index.service.checks.report import Report
 from tiered_index.service.log import log as log_module
+from tiered_index.service.log import state as state_module
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.records import (
+    LOG_VERSION,
+    ArchivedSegment,
+    IndexDescriptor,
+    LogRecord,
+    StoredObject,
+    TableShard,
+    decode_document,
+    encode_document,
+)
 from tiered_index.service.log.state import CHAINED, LogState
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -206,36 +220,124 @@ def test_a_given_number_of_records_lies_between_them():
     assert stored_checkpoints(storage) == [4, 8, 12]
 
 
-def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
-    monkeypatch.setattr(log_module, "_BYTES_A_RECORD", 5000)
+@pytest.fixture
+def large(monkeypatch):
+    """Take states of more than some objects for large ones: their checkpoints have rows, and changes."""
+    monkeypatch.setattr(state_module, "MOST_DOCUMENTS", 5)
+    monkeypatch.setattr(log_module, "_WHOLE_BYTES", 5000)
+    monkeypatch.setattr(log_module, "_MOST_RECORDS", 20)
+
+
+def a_shard(number):
+    part = TableShard(f"{number // 4:016x}", 3600 * number, 3600, SlotMap(7), number % 4, number % 4 + 1, "writer")
+    return replace(an_object(number), name=f"data/{number}/a.index", file_id=f"{number}", shard=part)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_request_more():
     metered = MeteredStorage(MemoryStorage())
-    log = a_log(metered)
-    written, sizes = [], []
-    for n in range(400):
-        publish(log, EPOCH, (an_object(n),))
-        newest = stored_checkpoints(metered.inner)[-1]
-        if newest not in written:
-            written.append(newest)
-            sizes.append([info.size_bytes for info in metered.inner.list("checkpoint/")][-1])
-    gaps = [after - before for before, after in itertools.pairwise(written)]
-    assert gaps == [min(32, 1 + size // 5000) for size in sizes[: len(gaps)]]
-    assert gaps[0] == 1 < 15 < max(gaps)
-    assert sum(sizes) < 400 * 5000
-    # the next writer goes on in the same step
-    again = StorageLog(metered, ManualClock())
-    again.open()
-    behind = again.state.number - written[-1]
-    for n in range(1 + sizes[-1] // 5000 - behind):
-        assert stored_checkpoints(metered.inner)[-1] == written[-1]
-        publish(again, EPOCH, (an_object(1000 + n),))
-    assert stored_checkpoints(metered.inner)[-1] == again.state.number
+    log = a_log(metered, objects=600, at_once=200)
+    whole, kinds = len(log.state.encode()), []
+    for n in range(100):
+        publish(log, EPOCH, (an_object(1000 + n), a_shard(n)), remove=[an_object(n).name] if n % 3 == 0 else [])
+        name, size_bytes = max((info.name, info.size_bytes) for info in metered.inner.list("checkpoint/"))
+        kinds.append(bool(base_of(name)))
+        state, requests = opened(metered.inner)
+        assert state == log.state and list(state.objects) == list(log.state.objects)
+        assert requests == {"list": 2, "get": 2 if base_of(name) else 1}
+        if base_of(name):
+            assert size_bytes < whole / 7
+        assert len(stored_checkpoints(metered.inner)) < 12
+    assert kinds.count(False) == 100 // 20
+    for _ in range(2):  # the next writers go on with the same whole one
+        log = StorageLog(metered, ManualClock())
+        log.open()
+        publish(log, EPOCH, (an_object(5000 + log.state.number),))
+        assert base_of(max(info.name for info in metered.inner.list("checkpoint/")))
+    report = Report()
+    _check_log(metered.inner, report)
+    assert [found for found in report.findings if found.part == "checkpoint"] == []
+    assert report.checked["checkpoints"] > 1
 
 
-def test_a_reader_never_has_more_than_32_records_to_read(monkeypatch):
-    monkeypatch.setattr(log_module, "_BYTES_A_RECORD", 1)
+@pytest.mark.usefixtures("large")
+def test_a_record_that_changes_much_is_followed_by_a_whole_checkpoint():
     storage = MemoryStorage()
-    a_log(storage, objects=100)
-    assert stored_checkpoints(storage) == [1, 33, 65, 97]
+    log = a_log(storage, objects=400, at_once=100)
+    gone = [an_object(n).name for n in range(200)]
+    publish(log, EPOCH, tuple(an_object(1000 + n) for n in range(100)), remove=gone)
+    assert max(info.name for info in storage.list("checkpoint/")) == named(log.state)
+    assert opened(storage) == (log.state, {"list": 2, "get": 1})
+
+
+@pytest.mark.usefixtures("large")
+def test_segments_and_losses_are_among_the_changes():
+    storage = MemoryStorage()
+    log = a_log(storage, objects=600, at_once=200)
+    for n in range(8):
+        make = LogRecord(0, "a", EPOCH, "", 0, archive=(a_segment(n),), remove=(an_object(n).name,))
+        log.append("s", EPOCH, lambda state, make=make: make)
+        gone = a_segment(n - 1).name if n % 2 else an_object(100 + n).name
+        publish(log, EPOCH, remove=(gone,))
+        assert base_of(max(info.name for info in storage.list("checkpoint/")))
+        assert opened(storage) == (log.state, {"list": 2, "get": 2})
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("lost", ["whole", "changes", "both"])
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_changes_without_their_whole_checkpoint_cost_requests_only(lost, how):
+    storage = MemoryStorage()
+    log = a_log(storage, objects=600, at_once=200)
+    publish(log, EPOCH, (an_object(1000),))
+    names = [info.name for info in storage.list("checkpoint/")]
+    for name in names:
+        if lost == "both" or bool(base_of(name)) == (lost == "changes"):
+            storage.delete(name)
+            if how == "damaged":
+                storage.put(name, b"damaged")
+    assert opened(storage)[0] == log.state
+    next_one = StorageLog(storage, ManualClock())
+    next_one.open()
+    publish(next_one, EPOCH, (an_object(2000),))
+    assert opened(storage)[0] == next_one.state
+    assert opened(storage)[1]["get"] <= 2
+
+
+@pytest.mark.usefixtures("large")
+def test_changes_since_a_checkpoint_of_another_history_are_refused():
+    logs = [a_log(MemoryStorage(), objects=600, at_once=200) for _ in range(2)]
+    bases = [LogState.decode(log.state.encode(), "base") for log in logs]
+    state = publish(logs[0], EPOCH, (an_object(1000),))
+    base = logs[0]._checkpoints._base
+    data = state.encode_since(base)
+    assert LogState.decode(data, "changes", bases[0]) == state
+    for other in (None, bases[1], state):
+        with pytest.raises(CorruptFile, match="since another state"):
+            LogState.decode(data, "changes", other)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_checkpoint_of_rows_is_refused_by_name_in_versions_before():
+    log = a_log(MemoryStorage(), objects=20)
+    data = publish(log, EPOCH, tuple(map(a_shard, range(100, 104)))).encode()
+    assert LogState.decode(data, "checkpoint") == log.state
+    with pytest.raises(UnsupportedVersion):
+        decode_document(data, "checkpoint", newest=LOG_VERSION)
+    document = json.loads(data.rpartition(b"\n#crc32")[0])
+    for place, wrong in ((0, 7), (1, "a/b"), (4, 10**9), (6, 0), (8, 10**9), (14, 99), (16, 0)):
+        rows = [list(row) for row in document["objects"]]
+        rows[-1][place] = wrong
+        with pytest.raises(CorruptFile, match="not what this version writes"):
+            LogState.decode(encode_document({**document, "objects": rows}), "checkpoint")
+
+
+def test_a_document_an_object_takes_three_times_the_bytes_of_its_row(monkeypatch):
+    state = a_log(MemoryStorage()).state
+    state = replace(state, objects={o.name: o for o in map(a_shard, range(1000))})
+    documents = len(state.encode())
+    monkeypatch.setattr(state_module, "MOST_DOCUMENTS", 999)
+    assert len(state.encode()) < documents / 3
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -414,8 +414,9 @@ def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(lif
     decode = records.decode_document
     with monkeypatch.context() as older:
         # a version of before reads records of version 1 alone
-        older.setattr(records, "decode_document", lambda data, file: decode(data, file, 1))
-        older.setattr("tiered_index.service.log.state.decode_document", lambda data, file: decode(data, file, 1))
+        for place in ("records", "state"):
+            where = f"tiered_index.service.log.{place}.decode_document"
+            older.setattr(where, lambda data, file, newest=0: decode(data, file, 1))
         with pytest.raises(UnsupportedVersion, match="newer than this reader"):
             life.reader()
 

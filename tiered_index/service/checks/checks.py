@@ -42,6 +42,7 @@ from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import Checkpoints
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
@@ -359,7 +360,7 @@ def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], n
     for at, names in sorted(checkpoints.items(), reverse=True):
         for name in names if at >= number else ():
             with contextlib.suppress(CorruptFile, ObjectNotFound, ObjectArchived):
-                return LogState.decode(storage.get(name), name)
+                return Checkpoints(storage).state_of(name)
     return None
 
 
@@ -379,7 +380,7 @@ def _refreshed(storage: Storage, state: LogState) -> LogState:
 def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Report) -> None:
     digest = checkpoint_of(name)[1]
     try:
-        if LogState.decode(storage.get(name), name) != state or not state.digest.startswith(digest):
+        if Checkpoints(storage).state_of(name) != state or not state.digest.startswith(digest):
             report.add(
                 name,
                 "checkpoint",

@@ -19,6 +19,7 @@ from pathlib import Path
 from tiered_index.clock import StepTimes
 from tiered_index.errors import (
     BackPressure,
+    CorruptFile,
     DiskFull,
     IndexClosed,
     ObjectNotFound,
@@ -126,6 +127,10 @@ class Lifecycle:
             has_root = self._step("root", self._context.root.check)
             sealed = self._sealed()
             self._staging.begin_clocks(sealed)
+            for file in sealed:
+                # before the first of them is compacted, which takes longer; that names a damaged one
+                with contextlib.suppress(CorruptFile):
+                    file.make_filter()
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
             if progress.compacted:
@@ -332,7 +337,7 @@ class Lifecycle:
     def _compact(self, file: UnsealedFile) -> None:
         root = self._context.root
         target = root.index_path(COMPACTED, file.file_id)
-        pieces = sealed_form(file).compacted(file.entries())
+        pieces = sealed_form(file).compacted(file.entries(), file.filter_bytes)
         root.write_file(target, pieces, f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
         if self._context.config.compaction == "local":

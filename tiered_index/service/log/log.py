@@ -42,6 +42,7 @@ from tiered_index.format.names import (
     DATA_PREFIX,
     DIGEST_DIGITS,
     LOG_PREFIX,
+    base_of,
     checkpoint_name,
     checkpoint_of,
     epoch_name,
@@ -51,18 +52,20 @@ from tiered_index.format.names import (
     number_of,
 )
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
-from tiered_index.service.log.state import LogReplay, LogState
+from tiered_index.service.log.state import CheckpointBase, LogReplay, LogState
 from tiered_index.service.log.summary import EAGER_BYTES, Summary
 from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.service.threads import side_by_side
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.context import active_context
 
-# a state of up to this size, of more than 10,000 objects, is stored after every record: a reader then opens by 3
-# requests; one of k times the size after every k-th
-_BYTES_A_RECORD = 6 << 20
-# records behind a checkpoint, however large it is
-_MOST_RECORDS = 32
+# a state of up to this size, of some 10,000 objects, is stored whole after every record: a reader then opens by 3
+# requests. After one of a larger state, checkpoints have the changes since
+_WHOLE_BYTES = 2 << 20
+# of a whole checkpoint, what changes since may have; and records behind it. Fewer than a state knows the digests of
+_CHANGES_SHARE, _MOST_RECORDS = 8, 256
+# versions before stored a large state after so many bytes of it a record, and 32 records at most
+_BYTES_A_RECORD, _MOST_RECORDS_BEFORE = 6 << 20, 32
 _KEPT = 2
 _SWEPT_AT_ONCE = 8
 # of the checkpoints that are older than the records that the newest one knows
@@ -96,7 +99,9 @@ class _ListedCheckpoint:
 
 @dataclass(eq=False)
 class Checkpoints:
-    """The checkpoints of one log, `every` so many records; None: at some `_BYTES_A_RECORD` a record."""
+    """The checkpoints of one log, one `every` so many records; None: one a record. That of a large state has the
+    changes since a whole one.
+    """
 
     storage: Storage
     every: int | None = None
@@ -107,10 +112,10 @@ class Checkpoints:
     read_ms: int | None = None
     """When it was written, by the storage's clock; 0: there is another one of its number."""
     _number: int = 0  # of the newest one known
-    _size_bytes: int = 0  # its size
+    _base: CheckpointBase | None = None  # the newest whole one known
     summary: Summary = field(init=False)
-    # those that were read or written here
-    _whole: list[int] = field(default_factory=list)
+    # those that were read or written here: number, and the name of the whole one
+    _known: list[tuple[int, str]] = field(default_factory=list)
     # records before this one have no checkpoints, except for listed ones
     _swept: int = 0
 
@@ -135,10 +140,12 @@ class Checkpoints:
             if not is_listed:
                 self.look()
             is_listed = False
+            names = {one.name for one in self.listed}
             for one in reversed([one for one in self.listed if one.name not in passed]):
                 try:
-                    data = self.storage.get(one.name)
-                    state = LogState.decode(data, one.name)
+                    if (whole := base_of(one.name)) and whole not in names:
+                        raise CorruptFile(one.name, "has the changes since a checkpoint that is gone")
+                    base, state = self._read(one.name)
                     CorruptFile.unless_equal(
                         one.name, "checkpoint has another number than its name", one.number, state.number
                     )
@@ -150,15 +157,29 @@ class Checkpoints:
                     if listings_left:
                         break
                 else:
-                    self.name, self._number, self._size_bytes = one.name, one.number, len(data)
-                    self._whole, self._swept = [one.number], one.number
+                    self.name, self._number, self._base = one.name, one.number, base
+                    self._known, self._swept = [(one.number, base.name)], one.number
                     is_alone = sum(other.number == one.number for other in self.listed) == 1
                     self.read_ms = one.modified_ms if is_alone else 0
                     return state
             else:
                 break
-        self.name, self._number, self._size_bytes, self._whole, self._swept, self.read_ms = "", 0, 0, [], 0, None
+        self.name, self._number, self._base, self._known, self._swept, self.read_ms = "", 0, None, [], 0, None
         return LogState()
+
+    def state_of(self, name: str) -> LogState:
+        """Return the state in a stored checkpoint: a GET, two if it has the changes since another one. Raises
+        `CorruptFile`, as the storage.
+        """
+        return self._read(name)[1]
+
+    def _read(self, name: str) -> tuple[CheckpointBase, LogState]:
+        """Return the state in a checkpoint, and the whole one that it is or has the changes since."""
+        whole = base_of(name) or name
+        data, *changes = side_by_side([partial(self.storage.get, one) for one in dict.fromkeys((whole, name))])
+        state = LogState.decode(data, whole)
+        base = _base(whole, state, len(data))
+        return base, LogState.decode(changes[0], name, state) if changes else state
 
     def has_newer(self, number: int) -> bool:
         """Return whether one was listed, or a summary, that is newer than record `number`."""
@@ -188,39 +209,62 @@ class Checkpoints:
         ]
 
     def records_behind(self, size_bytes: int) -> int:
-        """Return how many records a checkpoint of this size and the next one are apart."""
-        return self.every or min(_MOST_RECORDS, 1 + size_bytes // _BYTES_A_RECORD)
+        """Return how many records a checkpoint of this size and the next one are apart, at most."""
+        return self.every or min(_MOST_RECORDS_BEFORE, 1 + size_bytes // _BYTES_A_RECORD)
 
     def write(self, state: LogState) -> None:
-        """Store `state` where it is time to; where that fails, the next record's will be stored."""
-        if state.number - self._number < self.records_behind(self._size_bytes):
+        """Store `state`, or its changes, where it is time to; where that fails, the next record's will be stored."""
+        if state.number - self._number < (self.every or 1):
             return
-        data = state.encode()
+        base, data = self._base, self._changes(state)
+        name = checkpoint_name(state.number, state.digest, base.name if base is not None and data else "")
+        if base is None or not data:
+            data = state.encode()
+            base = _base(name, state, len(data))
         try:
-            self.storage.put(checkpoint_name(state.number, state.digest), data)
-            self._number, self._size_bytes = state.number, len(data)
-            self._whole.append(state.number)
+            self.storage.put(name, data)
+            self._number, self._base = state.number, base
+            self._known.append((state.number, base.name))
             self._sweep(state)
         except (StorageError, DiskFull) as error:
             _log.warning(
                 "checkpoint %d not written or older ones not swept, the next one will do it: %s", state.number, error
             )
 
+    def _changes(self, state: LogState) -> bytes:
+        """Return the bytes of a checkpoint with the changes since the whole one; none where it is time for another."""
+        base = self._base
+        if base is None or base.size_bytes < _WHOLE_BYTES or state.number - base.number >= _MOST_RECORDS:
+            return b""
+        digest = state.digest_at(base.number)
+        if not digest or base.name != checkpoint_name(base.number, digest):
+            return b""  # it is of another history, or of a version that knew no digests
+        data = state.encode_since(base)
+        return data if len(data) * _CHANGES_SHARE <= base.size_bytes else b""
+
     def _sweep(self, state: LogState) -> None:
-        """Delete what is older than the newest two that are known to be whole, also what other processes wrote since
-        this one listed them. Those of another history stay: they tell of it.
+        """Delete what is older than the newest two that are known to be there, and no base of these, also what other
+        processes wrote since this one listed them. Those of another history stay: they tell of it.
         """
-        kept = self._whole[-_KEPT:]
-        old = [one for one in self.listed if one.number < kept[0]]
-        if len(kept) < _KEPT or len({one.number for one in old}.union(self._whole[:-_KEPT])) < _SWEPT_AT_ONCE:
+        kept, over = self._known[-_KEPT:], self._known[:-_KEPT]
+        first, bases = kept[0][0], {base for number, base in self._known if number != number_of(base)}
+        needed = {base for _, base in kept}
+        old = [one for one in self.listed if one.number < first and one.name not in needed]
+        if len(kept) < _KEPT or len({one.number for one in old}.union(number for number, _ in over)) < _SWEPT_AT_ONCE:
             return
-        stays = {one.name for one in (*self.foreign(state), *self.unknown(state))}
-        names = {one.name for one in old} - stays
-        since = ((number, state.digest_at(number)) for number in range(self._swept, kept[0]))
-        names.update(checkpoint_name(number, digest) for number, digest in since if digest)
-        self.storage.delete_many(sorted(names))
-        self.listed = [one for one in self.listed if one.name not in names]
-        self._whole, self._swept = kept, kept[0]
+        names = {one.name for one in old} - {one.name for one in (*self.foreign(state), *self.unknown(state))}
+        names.update(bases)
+        for number in range(self._swept, first):
+            if digest := state.digest_at(number):
+                names.update(checkpoint_name(number, digest, base) for base in ("", *bases))
+        self.storage.delete_many(sorted(names - needed))
+        self.listed = [one for one in self.listed if one.name not in names - needed]
+        self._known, self._swept = kept, first
+
+
+def _base(name: str, state: LogState, size_bytes: int) -> CheckpointBase:
+    objects, archive = tuple(state.objects.values()), tuple(state.archive.values())
+    return CheckpointBase(name, state.number, state.digest, size_bytes, objects, archive)
 
 
 # how often a log that is read or written several times a second is listed: a listing notices another log, and holes

@@ -49,10 +49,12 @@ LOG_VERSION = 4
 """The newest, of documents that name digests or roots. Others have version 3 where they say what was erased, 2 where
 they say what has expired, else 1.
 """
+CHECKPOINT_VERSION = 5
+"""The newest of checkpoints: those of many objects, and those of changes since another one."""
 _CHAINED = 4
 _MARK = b"\n#crc32 "
-# texts of objects, some 350 bytes each: a writer makes checkpoints of them
-_TEXTS_KEPT = 1 << 16
+# texts of objects, some 350 bytes each: a writer makes small checkpoints of them
+_TEXTS_KEPT = 1 << 12
 
 
 def digest_of(data: bytes) -> str:
@@ -384,15 +386,17 @@ def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: 
         )
 
 
-def _table_shard(**fields: Any) -> TableShard:
-    shard = TableShard(**fields)
+def table_shard(*values: Any, **fields: Any) -> TableShard:
+    """Return the shard of such fields. Raises `Malformed`."""
+    shard = TableShard(*values, **fields)
     if shard.slot_low >= shard.slot_high:
         raise Malformed(f"more than {shard.slot_low}", shard.slot_high, ".slot_high")
     return shard
 
 
-def _stored_object(**fields: Any) -> StoredObject:
-    stored = StoredObject(**fields)
+def stored_object(*values: Any, **fields: Any) -> StoredObject:
+    """Return the object of such fields. Raises `Malformed`."""
+    stored = StoredObject(*values, **fields)
     if stored.second_min > stored.second_max:
         raise Malformed(f"no second before {stored.second_min}", stored.second_max, ".second_max")
     if stored.directory_position > stored.size_bytes or stored.count > stored.size_bytes * MOST_ITEMS:
@@ -418,10 +422,10 @@ def _segment(**fields: Any) -> ArchivedSegment:
 
 _PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
 # of an object's name; a record can only name objects below the prefix of their kind
-_DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
+DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
 _SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
 _SHARD = record(
-    _table_shard,
+    table_shard,
     table=FILE_ID,
     begin_s=SECONDS,
     window_s=integer(1, 2**42),
@@ -431,8 +435,8 @@ _SHARD = record(
     origin=Optional(text("build|writer"), None),
 )
 OBJECT = record(
-    _stored_object,
-    name=_DATA_NAME,
+    stored_object,
+    name=DATA_NAME,
     file_id=FILE_ID,
     lane=text(),
     sequence=COUNT,
@@ -462,7 +466,7 @@ _ARCHIVED = record(
 )
 _LOST = record(
     _lost,
-    name=_DATA_NAME,
+    name=DATA_NAME,
     file_id=FILE_ID,
     second_min=SECONDS,
     second_max=SECONDS,

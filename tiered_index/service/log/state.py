@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, record, text
 from tiered_index.errors import CorruptFile, StorageBehind
@@ -16,6 +17,7 @@ from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.service.log.records import (
     ARCHIVE,
     BATCHES,
+    CHECKPOINT_VERSION,
     DESCRIPTOR,
     DIGEST,
     LOST,
@@ -36,7 +38,10 @@ from tiered_index.service.log.records import (
     optional_members,
     sealed_text,
 )
+from tiered_index.service.log.rows import objects_of, rows_of
 
+# objects of a checkpoint that versions before 5 can read; one with more has rows
+MOST_DOCUMENTS = 2_000
 # of the records before a state: more than lie between the checkpoints that a storage keeps
 CHAINED = 320
 # steps from earlier states that a state knows, and files and tables that all of them may have changed
@@ -160,27 +165,81 @@ class LogState:
         return {o.file_id: o for o in reversed(self.objects.values())}
 
     def encode(self) -> bytes:
-        """Return a checkpoint's bytes."""
-        before = {
-            "version": document_version(self.expired, self.digest, self.roots),
-            "kind": "checkpoint",
-            "number": self.number,
-            "epoch": self.epoch,
-            "genesis": self.genesis.to_json() if self.genesis else None,
-        }
+        """Return the bytes of a whole checkpoint."""
+        if len(self.objects) > MOST_DOCUMENTS:
+            return self._by_rows({"kind": "checkpoint"}, self.objects.values(), self.archive.values())
+        version = document_version(self.expired, self.digest, self.roots)
         objects = ",".join(map(object_text, self.objects.values()))
-        behind = {
+        before = json_text({"version": version, "kind": "checkpoint", **self._begin()})
+        behind = json_text(self._end(self.archive.values()))
+        return sealed_text(f'{before[:-1]},"objects":[{objects}],{behind[1:]}')
+
+    def encode_since(self, base: CheckpointBase) -> bytes:
+        """Return the bytes of a checkpoint of what has changed since `base`, a whole one of this history."""
+        objects, gone = _changes(base.objects, self.objects)
+        archive, removed = _changes(base.archive, self.archive)
+        since = {"number": base.number, "digest": base.digest, "removed": [*gone, *removed]}
+        return self._by_rows({"kind": "changes", "since": since}, objects, archive)
+
+    def _by_rows(
+        self, kind: dict[str, Any], objects: Iterable[StoredObject], archive: Iterable[ArchivedSegment]
+    ) -> bytes:
+        document = {"version": CHECKPOINT_VERSION, **kind, **self._begin(), **rows_of(objects), **self._end(archive)}
+        return sealed_text(json_text(document))
+
+    def _begin(self) -> dict[str, Any]:
+        genesis = self.genesis.to_json() if self.genesis else None
+        return {"number": self.number, "epoch": self.epoch, "genesis": genesis}
+
+    def _end(self, archive: Iterable[ArchivedSegment]) -> dict[str, Any]:
+        return {
             "positions": self.positions,
-            **optional_members(self.archive.values(), self.batches, self.lost.values(), self.expired),
+            **optional_members(archive, self.batches, self.lost.values(), self.expired),
             **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
             **({"digest": self.digest, "chain": self.chain} if self.digest else {}),
         }
-        return sealed_text(f'{json_text(before)[:-1]},"objects":[{objects}],{json_text(behind)[1:]}')
 
     @classmethod
-    def decode(cls, data: bytes, file: str) -> LogState:
-        """Return the state in a checkpoint; raises `CorruptFile`."""
-        return checked(_STATE, decode_document(data, file), file, "checkpoint")
+    def decode(cls, data: bytes, file: str, base: LogState | None = None) -> LogState:
+        """Return the state in a checkpoint, of which `base` is the state of the one in its name; raises
+        `CorruptFile`.
+        """
+        document = decode_document(data, file, CHECKPOINT_VERSION)
+        if "since" in document:
+            since = checked(_SINCE, document["since"], file, "checkpoint")
+            if base is None or since[:2] != (base.number, base.digest):
+                raise CorruptFile(file, "checkpoint has the changes since another state", expected=since[0])
+            removed = since[2]
+        else:
+            base, removed = None, ()
+        read = partial(_state, base, removed)
+        return checked(record(read, **(_ROWS if "tables" in document else _DOCUMENTS)), document, file, "checkpoint")
+
+
+@dataclass(frozen=True)
+class CheckpointBase:
+    """A whole checkpoint that is stored, since which others have the changes, and what its state names."""
+
+    name: str
+    number: int
+    digest: str
+    size_bytes: int
+    objects: tuple[StoredObject, ...]
+    archive: tuple[ArchivedSegment, ...]
+
+
+Named = TypeVar("Named", StoredObject, ArchivedSegment)
+
+
+def _changes(before: tuple[Named, ...], now: dict[str, Named]) -> tuple[list[Named], list[str]]:
+    """Return what is in `now` and was not `before`, and the names that are no longer there. A state has what it had
+    `before` in the same order, in front of all that came since.
+    """
+    last = next((one for one in reversed(before) if now.get(one.name) is one), None)
+    added = list(itertools.takewhile(lambda one: one is not last, reversed(now.values())))
+    if len(before) + len(added) == len(now):
+        return added[::-1], []
+    return added[::-1], [one.name for one in before if now.get(one.name) is not one]
 
 
 class LogReplay:
@@ -312,37 +371,53 @@ class LogReplay:
         return tables
 
 
-def _state(**fields: Any) -> LogState:
-    objects, archive, lost, chain = (fields.pop(name) for name in ("objects", "archive", "lost", "chain"))
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _state(base: LogState | None, removed: Sequence[str], **fields: Any) -> LogState:
+    archive, lost, chain = (fields.pop(name) for name in ("archive", "lost", "chain"))
+    rows = fields.pop("tables", None)
+    objects = fields.pop("objects") if rows is None else objects_of(rows, fields.pop("objects"))
     last = fields["digest"][:DIGEST_DIGITS]
     if chain and not (last and chain.endswith(last)):
         raise Malformed(f"digests up to {last!r}", chain[-DIGEST_DIGITS:], ".chain")
+    before, segments = (dict(base.objects), dict(base.archive)) if base is not None else ({}, {})
+    for name in removed:
+        if before.pop(name, None) is None and segments.pop(name, None) is None:
+            raise Malformed("names of objects that were there", name, ".since")
+    names = len(before) + len(objects), len(segments) + len(archive)
+    before.update((o.name, o) for o in objects)
+    segments.update((s.name, s) for s in archive)
     state = LogState(
-        **fields,
-        chain=chain or last,
-        objects={o.name: o for o in objects},
-        archive={s.name: s for s in archive},
-        lost={one.name: one for one in lost},
+        **fields, chain=chain or last, objects=before, archive=segments, lost={one.name: one for one in lost}
     )
-    if len(state.objects) != len(objects) or len(state.archive) != len({segment.place for segment in archive}):
+    if (len(before), len({segment.place for segment in segments.values()})) != names:
         raise Malformed("each object and each segment once", [*objects, *archive], ".objects")
     for stored in objects:
         check_slots(stored, state.genesis, "checkpoint")
     return state
 
 
-_STATE = record(
-    _state,
+_SINCE = record(
+    lambda number, digest, removed: (number, digest, removed),
     number=COUNT,
-    epoch=COUNT,
-    genesis=DESCRIPTOR,
-    objects=list_of(OBJECT),
-    positions=POSITIONS,
-    archive=ARCHIVE,
-    batches=BATCHES,
-    lost=LOST,
-    expired=EXPIRED,
-    roots=ROOTS,
-    digest=DIGEST,
-    chain=Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
+    digest=text("[0-9a-f]{32}"),
+    removed=list_of(text()),
 )
+_DOCUMENTS: dict[str, Any] = {
+    "number": COUNT,
+    "epoch": COUNT,
+    "genesis": DESCRIPTOR,
+    "objects": list_of(OBJECT),
+    "positions": POSITIONS,
+    "archive": ARCHIVE,
+    "batches": BATCHES,
+    "lost": LOST,
+    "expired": EXPIRED,
+    "roots": ROOTS,
+    "digest": DIGEST,
+    "chain": Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
+}
+# read once the tables are known
+_ROWS = _DOCUMENTS | {"tables": _as_it_is, "objects": _as_it_is}

@@ -1,0 +1,115 @@
+"""Stored objects as rows, as checkpoints of many objects hold them. SPEC.md section 9. Pure.
+
+A row names no fields, and names its window table by a number: a third of the bytes of a document an object. Values that
+objects have in common are one value in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from tiered_index.documents import (
+    COUNT,
+    MILLISECONDS,
+    SECONDS,
+    SIZE,
+    Malformed,
+    integer,
+    list_of,
+    nullable,
+    text,
+    tuple_of,
+)
+from tiered_index.format.hashing import HASH_RULES
+from tiered_index.format.metadata import FILE_ID
+from tiered_index.format.names import data_prefix
+from tiered_index.format.slots import SlotMap
+from tiered_index.service.log.records import DATA_NAME, StoredObject, TableShard, stored_object, table_shard
+
+_SLOTS = tuple_of(integer(1, 2**28), integer(1, 2**31), integer(1, 2**28))
+_TABLE = tuple_of(
+    FILE_ID, SECONDS, integer(1, 2**42), lambda value: SlotMap(*_SLOTS(value)), nullable(text("build|writer"))
+)
+_TABLES = list_of(_TABLE)
+_ROW = tuple_of(
+    FILE_ID,
+    text(),
+    text(),
+    COUNT,
+    SECONDS,
+    SECONDS,
+    integer(1, 2**36),
+    *[SIZE] * 5,
+    MILLISECONDS,
+    text("|".join(HASH_RULES)),
+    nullable(COUNT),
+    COUNT,
+    COUNT,
+)
+
+
+def rows_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
+    """Return the members `tables` and `objects` of a document."""
+    tables: dict[tuple[Any, ...], int] = {}
+    rows = []
+    for stored in objects:
+        tail = stored.name.removeprefix(data_prefix(stored.file_id))
+        table, low, high = None, 0, 0
+        if (shard := stored.shard) is not None:
+            key = (shard.table, shard.begin_s, shard.window_s, shard.slots, shard.origin)
+            table, low, high = tables.setdefault(key, len(tables)), shard.slot_low, shard.slot_high
+        rows.append(
+            [
+                stored.file_id,
+                # a tail with a slash would be taken for a whole name
+                stored.name if "/" in tail else tail,
+                stored.lane,
+                stored.sequence,
+                stored.second_min,
+                stored.second_max,
+                stored.count,
+                stored.size_bytes,
+                stored.trailer_position,
+                stored.filter_length,
+                stored.directory_length,
+                stored.metadata_length,
+                stored.published_ms,
+                stored.hash,
+                table,
+                low,
+                high,
+            ]
+        )
+    said = [[name, begin, length, [at.base, at.split, at.join], origin] for name, begin, length, at, origin in tables]
+    return {"tables": said, "objects": rows}
+
+
+def objects_of(tables: Any, rows: Any) -> tuple[StoredObject, ...]:
+    """Return what `rows_of` made rows of. Raises `Malformed`, `ConfigError`."""
+    return list_of(partial(_object, _TABLES(tables), {}))(rows)
+
+
+def _object(tables: tuple[tuple[Any, ...], ...], shared: dict[Any, Any], row: Any) -> StoredObject:
+    file_id, tail, lane, sequence, low_s, high_s, count, *sizes, published_ms, rule, table, low, high = _ROW(row)
+    share = shared.setdefault
+    shard: TableShard | None = None
+    if table is not None:
+        if table >= len(tables):
+            raise Malformed(f"a number below {len(tables)}", table, ".table")
+        name, begin_s, window_s, slots, origin = tables[table]
+        shard = table_shard(name, begin_s, window_s, slots, share(low, low), share(high, high), origin)
+    return stored_object(
+        DATA_NAME(tail if "/" in tail else data_prefix(file_id) + tail),
+        file_id,
+        share(lane, lane),
+        sequence,
+        share(low_s, low_s),
+        share(high_s, high_s),
+        count,
+        *sizes,
+        share(published_ms, published_ms),
+        shard,
+        share(rule, rule),
+    )
