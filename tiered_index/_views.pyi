@@ -21,6 +21,7 @@ class LocalFile:
     ) -> None: ...
     def with_chains(self, heads: Int32, items_at: int, items: int) -> LocalFile: ...
     def within(self, second_min: int, second_max: int) -> None: ...
+    def appended(self, first: int, seconds: Int64) -> None: ...
     def with_groups(
         self, groups: UInt8, crc32: Any, filter_at: int, filter_size: int, filter_crc: int
     ) -> LocalFile: ...
@@ -42,18 +43,6 @@ class LocalFile:
     @property
     def size_bytes(self) -> int: ...
     def with_packing(self, of_keys: int, columns: Int64, line: Int64) -> LocalFile: ...
-    def find_many(
-        self,
-        topics: list[str],
-        topic_index: Int64,
-        key_hash: Int32,
-        fingerprint: UInt32,
-        low: Int64,
-        high: Int64,
-        most: Int64,
-        second_min: int,
-        second_max: int,
-    ) -> tuple[bytearray, bytearray] | None: ...
 
 class ViewRows:
     @property
@@ -89,6 +78,8 @@ class ViewRows:
     @property
     def notes(self) -> list[int]: ...
     @property
+    def steps(self) -> int: ...
+    @property
     def spent_by(self) -> dict[int, tuple[int, int]]: ...
     def __len__(self) -> int: ...
     def items(self, kind: type[Any]) -> tuple[Any, ...]: ...
@@ -97,6 +88,8 @@ class ViewRows:
 
 class View:
     def __init__(self, form: RowForm, files: list[tuple[LocalFile | None, int, int]], handles: list[Any]) -> None: ...
+    @property
+    def bytes_together(self) -> int: ...
     def find(
         self,
         topic: str,
@@ -108,6 +101,23 @@ class View:
         most: int,
         after: tuple[int, ...] | None = None,
     ) -> ViewRows | None: ...
+
+class ViewBatch:
+    def __init__(
+        self,
+        view: View,
+        topics: list[str],
+        topic_index: Int64,
+        key_hash: Int32,
+        masked_hash: Int32,
+        fingerprint: UInt32,
+        low: Int64,
+        high: Int64,
+        most: Int64,
+    ) -> None: ...
+    @property
+    def left(self) -> list[int]: ...
+    def find(self, start: int, stop: int) -> tuple[bytearray, bytearray, bytearray, bytearray]: ...
 
 class Answers:
     def __init__(self, kind: type[Any], fields: Any, most_topic: int, most_key: int, last_millisecond: int) -> None: ...

@@ -5,7 +5,8 @@
 Callers reach it through `tiered_index.kernels`. Every length, place and width that a file states is checked before its
 use. What is not as it should be is declined: the caller's own search of that file tells the damage.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from array import array
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cimport cython
 from cpython.buffer cimport PyBUF_READ
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
@@ -13,8 +14,8 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
-    BUILD, MOST_ITEMS, OFFSET, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, fail, filter_mix, find_in_run, long_at,
-    may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
+    BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, fail, filter_mix, find_in_run,
+    first_one, long_at, may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
 )
 
 cdef extern from "Python.h":
@@ -38,6 +39,8 @@ cdef enum:
     LEFT = -3
     BY_FILTER = -4
     BY_TOPIC = -5
+    # its filter excluded the key together with others: read, or out of range
+    NOT_ASKED = -6
     # rows begin with: second, key hash, topic, queue, offset, size
     ROW_QUEUE = 16
     ROW_OFFSET = 20
@@ -47,8 +50,18 @@ cdef enum:
     GROUP_BYTES = 16384
     STEPS = 256
     SCANNED_A_STEP = 32
+    # entries of an unsealed file whose greatest second is noted together: 1 << 8
+    PEAK_BITS = 8
     AHEAD = 16
     FEW = 32
+    # lookups of a batch whose files are chosen at a time, and pairs of both, unless one lookup has more
+    LOOKUPS = 64
+    PAIRS = 1 << 16
+    # files whose filters are asked together, at most and at least
+    TOGETHER = 64
+    FEWEST_TOGETHER = 32
+    # bytes of such filters in a view
+    MOST_TOGETHER = 64 << 20
 
 
 cdef struct File:
@@ -74,6 +87,10 @@ cdef struct File:
     const int32_t *heads
     int64_t items_at
     int64_t items
+    # the greatest second of all entries up to the end of each 1 << PEAK_BITS; and of those before `known`
+    int64_t *peaks
+    int64_t peak
+    int64_t known
     # of slot groups: the directory's rows, and a sum of each group that has matched its checksum, 0 of others
     const uint8_t *groups
     int64_t group_count
@@ -84,6 +101,8 @@ cdef struct File:
     uint64_t blocks
     uint32_t *sums
     bint filter_damaged
+    # it lies in no map, and has matched its checksum
+    bint filter_held
     uint64_t missed
     uint32_t filter_crc
     void *owner
@@ -99,6 +118,10 @@ cdef struct Place:
     uint64_t blocks
     # as of the file, which a filter that excludes a key leaves alone
     bint stored
+    # an unsealed file: its seconds are the file's
+    bint grows
+    # of a batch: whether the file has a filter by another rule
+    bint asks_file
 
 
 cdef struct Asked:
@@ -113,6 +136,8 @@ cdef struct Asked:
     # of the topic; less than 0: all topics
     const int32_t *ids
     int64_t id_count
+    # rows that it asks for, and one more tells that there are others; 0: all
+    int64_t most
 
 
 cdef struct Found:
@@ -132,6 +157,8 @@ cdef struct Found:
     int64_t group_room
     int64_t requests
     int64_t request_bytes
+    # entries of chains that were looked at
+    int64_t steps
 
 
 cdef inline int64_t row_long(const uint8_t *row, int64_t place) noexcept nogil:
@@ -201,12 +228,23 @@ cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *f
 
 
 cdef int search_chain(const File *file, const Asked *asked, Found *found) noexcept nogil:
-    """Add the rows of an unsealed file. `DECLINED`: the chain is too long, or runs backwards."""
+    """Add the rows of an unsealed file, the newest `most` + 1 at least. `DECLINED`: the chain is too long, or runs
+    backwards.
+    """
     cdef int64_t index = file.heads[asked.key_hash % <uint64_t>file.slots], older, step = 0
     cdef int64_t limit = max(<int64_t>STEPS, 1 + file.items // SCANNED_A_STEP)
+    # what is left of the chain is older than the answer: it was put before, and no entry put before is as new
+    cdef int64_t oldest = asked.low, before = found.count, enough = before + asked.most + 1
     cdef const uint8_t *entry
+    cdef Found part
+    if not asked.most:
+        enough = <int64_t>1 << 62
     while index > 0:
-        if index >= file.items or step == limit:
+        if index >= file.items:
+            return DECLINED
+        if file.peaks[index >> PEAK_BITS] < oldest:
+            return 0
+        if step == limit:
             return DECLINED
         entry = file.data + file.items_at + index * (found.item_size + 4)
         older = <int32_t>word_at(entry + found.item_size)
@@ -215,6 +253,17 @@ cdef int search_chain(const File *file, const Asked *asked, Found *found) noexce
         if older >= index or older < 0:
             return DECLINED
         index, step = older, step + 1
+        found.steps += 1
+        if found.count >= enough:
+            part = found[0]
+            part.rows, part.count = found.rows + before * found.stride, found.count - before
+            if order_rows(&part, asked.most + 1) < 0:
+                # two rows may be one answer: the caller needs all
+                enough, oldest = <int64_t>1 << 62, asked.low
+            else:
+                oldest = max(asked.low, row_long(part.rows + asked.most * part.stride, 0))
+                found.count = before + part.count
+                enough = found.count + asked.most + 1
     return 0
 
 
@@ -462,7 +511,15 @@ cdef inline bint excludes(
 
 cdef inline bint knows_filter(const File *file) noexcept nogil:
     """Return whether a file has a filter that has matched its checksum."""
-    return file.sums != NULL or (file.stored and file.filter != NULL)
+    return file.sums != NULL or (file.filter_held and file.filter != NULL)
+
+
+cdef inline bint knows(Place *place) noexcept nogil:
+    """Return whether a place in a view has the filter of its file; a filter by another rule than abs is asked there."""
+    cdef const File *file = place.file
+    if place.filter == NULL and file.rule == 0 and knows_filter(file):
+        place.blocks, place.sums, place.filter = file.blocks, file.sums, file.filter
+    return place.filter != NULL
 
 
 cdef void check_filter(File *file) noexcept nogil:
@@ -481,29 +538,171 @@ cdef void check_filter(File *file) noexcept nogil:
         free(sums)
 
 
-cdef int search_in(File *file, Asked *asked, Found *found) except -9 nogil:
-    """Add the rows of a file by one hash of the key."""
+cdef inline int search_items_of(File *file, Asked *asked, Found *found) except -9 nogil:
+    """Do as `search_in` without a filter."""
+    cdef int64_t before = found.count
+    cdef int done = search_chain(file, asked, found) if file.kind == CHAINS else search_group(file, asked, found)
+    if done < 0:
+        found.count = before
+    return done
+
+
+cdef int search_in(File *file, Asked *asked, Found *found, bint checks) except -9 nogil:
+    """Add the rows of a file by one hash of the key; with `checks` its filter may be compared with its checksum."""
     cdef uint64_t mixed
     cdef Bits bits
     cdef int64_t before = found.count
     cdef int done
-    if file.kind == CHAINS:
-        done = search_chain(file, asked, found)
-    else:
-        if knows_filter(file):
-            mixed = filter_mix(<uint64_t>asked.key_hash << 32 | (asked.fingerprint if found.fingerprint_at else 0))
-            set_key_bits(&bits, mixed)
-            if excludes(file.filter, file.sums, file.blocks, &bits):
-                return 0
-        done = search_group(file, asked, found)
-        if not file.stored and file.blocks and file.sums == NULL and not file.filter_damaged and found.count == before:
-            # the filter is checked once searches have read as many bytes in vain as it has
-            file.missed += GROUP_BYTES
-            if file.missed >= 32 * file.blocks:
-                check_filter(file)
-    if done < 0:
-        found.count = before
+    if knows_filter(file):
+        mixed = filter_mix(<uint64_t>asked.key_hash << 32 | (asked.fingerprint if found.fingerprint_at else 0))
+        set_key_bits(&bits, mixed)
+        if excludes(file.filter, file.sums, file.blocks, &bits):
+            return 0
+    done = search_items_of(file, asked, found)
+    if checks and file.blocks and not knows_filter(file) and not file.filter_damaged and found.count == before:
+        # the filter is checked once searches have read as many bytes in vain as it has
+        file.missed += GROUP_BYTES
+        if file.missed >= 32 * file.blocks:
+            check_filter(file)
     return done
+
+
+cdef inline void set_bit_numbers(int *numbers, uint64_t mixed) noexcept nogil:
+    """Set which bit of a filter's block a key has in each of its eight words."""
+    cdef int word
+    for word in range(8):
+        numbers[word] = 32 * word + <int>(<uint32_t>(<uint32_t>mixed * SALTS[word]) >> 27)
+
+
+cdef void transpose(uint64_t *rows) noexcept nogil:
+    """Exchange bit m of row n and bit n of row m, of 64 rows."""
+    cdef int step = 32, row
+    cdef uint64_t mask = 0xFFFFFFFF, changed
+    while step:
+        row = 0
+        while row < 64:
+            changed = (rows[row] >> step ^ rows[row | step]) & mask
+            rows[row] ^= changed << step
+            rows[row | step] ^= changed
+            row = ((row | step) + 1) & ~step
+        step >>= 1
+        mask ^= mask << step
+
+
+cdef inline Py_ssize_t following(const uint64_t *set_, Py_ssize_t number, Py_ssize_t count) noexcept nogil:
+    """Return the first number from this one on that is in a set, `count` where none is; of no set itself."""
+    cdef uint64_t word
+    if set_ == NULL or number >= count:
+        return number
+    word = set_[number >> 6] >> (number & 63)
+    if word:
+        return number + first_one(word)
+    number = (number >> 6) + 1
+    while number << 6 < count:
+        if set_[number]:
+            return (number << 6) + first_one(set_[number])
+        number += 1
+    return count
+
+
+@cython.final
+cdef class Slices:
+    """Filters of up to `TOGETHER` files as one. A block of it has a word for each bit of a block: which files have it.
+
+    It has as many blocks as the greatest of them. A block has the bits of all blocks of a file that a key of it may be
+    in, two at most. It is a copy: what is changed in a map later changes nothing.
+    """
+    cdef uint64_t *words
+    cdef uint64_t blocks
+
+    def __dealloc__(self):
+        free(self.words)
+
+    cdef int make(self, const Place *const *places, int count) except -1:
+        """Take in the filters of places in a view, which have matched their checksums, sorted by size."""
+        cdef uint64_t blocks = places[count - 1].blocks, block, first, last, at, number
+        cdef uint64_t[4] words
+        # the words of all files one behind the other: 64 of each quarter
+        cdef uint64_t[256] rows
+        cdef const Place *place
+        cdef int file, quarter
+        self.words = <uint64_t *>malloc(2048 * blocks)
+        if self.words == NULL:
+            raise MemoryError
+        self.blocks = blocks
+        with nogil:
+            for block in range(blocks):
+                # the parts of 2**32 that are in this block
+                first, last = ((block << 32) + blocks - 1) // blocks, ((block + 1 << 32) + blocks - 1) // blocks - 1
+                for file in range(TOGETHER):
+                    for quarter in range(4):
+                        rows[64 * quarter + file] = 0
+                    if file >= count:
+                        continue
+                    place = places[file]
+                    number = first * place.blocks >> 32
+                    at = last * place.blocks >> 32
+                    while number <= at:
+                        memcpy(words, place.filter + 32 * number, 32)
+                        if place.sums != NULL and place.sums[number] != sum_of_block(<const uint8_t *>words):
+                            # it excludes nothing
+                            memset(words, 0xFF, 32)
+                        for quarter in range(4):
+                            rows[64 * quarter + file] |= words[quarter]
+                        number += 1
+                for quarter in range(4):
+                    transpose(&rows[64 * quarter])
+                memcpy(self.words + 256 * block, rows, 2048)
+        return 0
+
+
+@cython.final
+cdef class Together:
+    """Which files of a view have their filters asked together. It never changes.
+
+    `alone` has the numbers of the others, `full` those of slices that have no room, and `seconds` the first and last second of each file. Of each of the slices: which of its files are in the view, and their numbers.
+    """
+    cdef list held
+    cdef bytes seconds
+    cdef Py_ssize_t count
+    cdef Py_ssize_t words
+    cdef const uint64_t **slices
+    cdef uint64_t *blocks
+    cdef uint64_t *present
+    cdef int32_t *numbers
+    cdef uint64_t *alone
+    cdef uint64_t *full
+
+    def __dealloc__(self):
+        free(self.full)
+        free(self.slices)
+        free(self.blocks)
+        free(self.present)
+        free(self.numbers)
+        free(self.alone)
+
+    cdef void ask(self, uint64_t mixed, uint64_t *set_) noexcept nogil:
+        """Set which files may have a key: those that are asked alone, and of the others those whose filters have it."""
+        cdef int[8] bits
+        cdef Py_ssize_t number, place
+        cdef const uint64_t *block
+        cdef uint64_t found
+        cdef uint64_t part = mixed >> 32
+        set_bit_numbers(bits, mixed)
+        memcpy(set_, self.alone, 8 * self.words)
+        for number in range(self.count):
+            block = self.slices[number] + 256 * (part * self.blocks[number] >> 32)
+            found = self.present[number] & block[bits[0]] & block[bits[1]] & block[bits[2]] & block[bits[3]]
+            found &= block[bits[4]] & block[bits[5]] & block[bits[6]] & block[bits[7]]
+            while found:
+                place = self.numbers[TOGETHER * number + first_one(found)]
+                set_[place >> 6] |= <uint64_t>1 << (place & 63)
+                found &= found - 1
+
+
+cdef int by_blocks(const void *a, const void *b) noexcept nogil:
+    cdef uint64_t one = (<const Place *const *>a)[0].blocks, other = (<const Place *const *>b)[0].blocks
+    return (one > other) - (one < other)
 
 
 @cython.final
@@ -532,7 +731,7 @@ cdef class RowForm:
         found.item_size, found.stride = self.item_size, self.item_size + 4
         found.fingerprint_at = self.fingerprint_at
         found.rows, found.count, found.room, found.items, found.items_room = NULL, 0, 0, NULL, 0
-        found.group, found.group_room, found.requests, found.request_bytes = NULL, 0, 0, 0
+        found.group, found.group_room, found.requests, found.request_bytes, found.steps = NULL, 0, 0, 0, 0
         return found
 
     cdef bint equals(self, RowForm other) noexcept:
@@ -558,6 +757,9 @@ cdef class LocalFile:
     cdef object ids
     cdef object source
     cdef bytes held_filter
+    # which of the files of a `Slices` it is
+    cdef Slices slices
+    cdef int bit
     cdef const uint8_t[::1] data
     cdef const uint8_t[::1] groups
     cdef const int32_t[::1] heads
@@ -625,11 +827,13 @@ cdef class LocalFile:
         return True
 
     def with_filter(self, bytes held not None):
-        """Give a file in a storage its filter, which has matched its checksum."""
-        if not self.file.stored or not len(held) or len(held) % 32:
+        """Give a file in a storage its filter, which has matched its checksum; or an unsealed file that takes no more
+        entries the filter of its keys.
+        """
+        if not (self.file.stored or self.file.kind == CHAINS) or not len(held) or len(held) % 32:
             fail("a filter has blocks")
         if self.held_filter is None:
-            self.held_filter, self.file.blocks = held, len(held) // 32
+            self.held_filter, self.file.blocks, self.file.filter_held = held, len(held) // 32, True
             self.file.filter = <const uint8_t *>held
 
     @property
@@ -645,10 +849,11 @@ cdef class LocalFile:
     def __dealloc__(self):
         free(self.file.group_sums)
         free(self.file.sums)
+        free(self.file.peaks)
 
     def with_chains(self, heads, int64_t items_at, int64_t items):
         """Make it an unsealed file with room for `items` entries, and return it."""
-        cdef int64_t entry_size = self.form.item_size + 4
+        cdef int64_t entry_size = self.form.item_size + 4, number
         if self.file.kind:
             fail("it is a file of another kind")
         self.heads = heads
@@ -656,6 +861,13 @@ cdef class LocalFile:
             fail("there are fewer heads than slots, or less than no items")
         if items_at > self.data.shape[0] or items > (self.data.shape[0] - items_at) // entry_size:
             fail("a file is smaller than its entries")
+        self.file.peaks = <int64_t *>malloc(8 * ((items >> PEAK_BITS) + 1))
+        if self.file.peaks == NULL:
+            raise MemoryError
+        # of entries that nobody has told of, nothing is known
+        for number in range((items >> PEAK_BITS) + 1):
+            self.file.peaks[number] = INT64_MAX
+        self.file.peak, self.file.known = INT64_MIN, 1
         self.file.heads, self.file.items_at, self.file.items = &self.heads[0], items_at, items
         self.file.kind = CHAINS
         return self
@@ -663,6 +875,21 @@ cdef class LocalFile:
     def within(self, int64_t second_min, int64_t second_max):
         """Note the seconds of an unsealed file's entries, before those that widen them are in its chains."""
         self.file.second_min, self.file.second_max = second_min, second_max
+
+    def appended(self, int64_t first, const int64_t[::1] seconds):
+        """Note the seconds of an unsealed file's entries from number `first` on, before they are in its chains, so that
+        a lookup need not look at those that are older than its answer.
+        """
+        cdef Py_ssize_t number
+        cdef int64_t peak
+        if self.file.kind != CHAINS or first < 1 or seconds.shape[0] > self.file.items - first:
+            fail("an unsealed file has room for its entries")
+        peak = self.file.peak if first == self.file.known else INT64_MAX
+        with nogil:
+            for number in range(seconds.shape[0]):
+                peak = max(peak, seconds[number])
+                self.file.peaks[(first + number) >> PEAK_BITS] = peak
+        self.file.peak, self.file.known = peak, first + seconds.shape[0]
 
     def with_groups(self, groups, crc32, int64_t filter_at, int64_t filter_size, uint32_t filter_crc):
         """Make it a compacted file of plain items, given its directory's groups and its filter; return it."""
@@ -692,106 +919,6 @@ cdef class LocalFile:
         self.file.kind = PACKED
         return self
 
-    def find_many(
-        self, list topics not None, const int64_t[::1] topic_index, const int32_t[::1] key_hash,
-        const uint32_t[::1] fingerprint, const int64_t[::1] low, const int64_t[::1] high, const int64_t[::1] most,
-        int64_t second_min, int64_t second_max,
-    ):
-        """Return rows that answer lookups, `most` + 1 of each at most, and which lookup (i64) each one answers.
-
-        A lookup has a topic of `topics`, by its place there, a normal hash, and inclusive seconds. The file has
-        entries from `second_min` to `second_max`. None: the caller has to search it. Raises `MemoryError`.
-        """
-        cdef Py_ssize_t count = key_hash.shape[0], topic_count = len(topics), number, ahead, known = 0
-        cdef int64_t before, room = 0, begin, topic
-        cdef int64_t *owners = NULL
-        cdef int64_t *owners_room
-        cdef int64_t *starts = <int64_t *>calloc(topic_count + 1, 8)
-        cdef int32_t *ids = NULL
-        cdef int32_t *ids_room
-        cdef uint64_t mixed
-        cdef int done = 0
-        cdef bint by_topic = self.ids is not None, wrong = False
-        cdef File *file = &self.file
-        cdef Asked asked
-        cdef Found part
-        cdef Found found = self.form.found()
-        cdef dict of_topics = <dict>self.ids
-        asked.has_after = False
-        try:
-            if starts == NULL:
-                raise MemoryError
-            if min(topic_index.shape[0], fingerprint.shape[0], low.shape[0], high.shape[0], most.shape[0]) < count:
-                fail("there are fewer bounds than lookups")
-            for number in range(topic_count):
-                if by_topic:
-                    meant = of_topics.get(topics[number], ())
-                    ids_room = <int32_t *>realloc(ids, 4 * (known + len(meant)) + 4)
-                    if ids_room == NULL:
-                        raise MemoryError
-                    ids = ids_room
-                    for each in meant:
-                        ids[known], known = each, known + 1
-                starts[number + 1] = known
-            with nogil:
-                if file.blocks and file.sums == NULL and not file.filter_damaged:
-                    if count * GROUP_BYTES >= 32 * <int64_t>file.blocks:
-                        check_filter(file)
-                for number in range(count):
-                    ahead = number + AHEAD
-                    if ahead < count and file.kind == CHAINS:
-                        prefetch(&file.heads[<uint32_t>key_hash[ahead] % <uint64_t>file.slots])
-                    elif ahead < count and file.sums != NULL:
-                        mixed = <uint64_t><uint32_t>key_hash[ahead] << 32
-                        mixed = filter_mix(mixed | (fingerprint[ahead] if found.fingerprint_at else 0))
-                        prefetch(file.filter + 32 * ((mixed >> 32) * file.blocks >> 32))
-                    topic = topic_index[number]
-                    if key_hash[number] < 0 or most[number] < 0 or topic < 0 or topic >= topic_count:
-                        wrong = True
-                        break
-                    asked.low, asked.high = low[number], high[number]
-                    begin = starts[topic]
-                    asked.ids, asked.id_count = ids + begin, starts[topic + 1] - begin if by_topic else -1
-                    if max(asked.low, second_min) > min(asked.high, second_max) or asked.id_count == 0:
-                        continue
-                    asked.key_hash = asked.shown_hash = <uint32_t>key_hash[number]
-                    asked.fingerprint, before = fingerprint[number], found.count
-                    done = search_in(file, &asked, &found)
-                    if done == 0 and found.count - before > most[number]:
-                        part = found
-                        part.rows, part.count = found.rows + before * found.stride, found.count - before
-                        done = order_rows(&part, min(most[number], part.count) + 1)
-                        found.count = before + part.count
-                    if done == 0 and found.count > room:
-                        room = 2 * found.count + FEW
-                        owners_room = <int64_t *>realloc(owners, 8 * room)
-                        if owners_room == NULL:
-                            done = NO_MEMORY
-                        else:
-                            owners = owners_room
-                    if done < 0:
-                        break
-                    while before < found.count:
-                        owners[before] = number
-                        before += 1
-            if wrong:
-                fail("a lookup has no topic, no normal hash, or asks for less than no rows")
-            if done == NO_MEMORY:
-                raise MemoryError
-            if done == DECLINED:
-                return None
-            return (
-                PyByteArray_FromStringAndSize(<char *>owners, 8 * found.count),
-                PyByteArray_FromStringAndSize(<char *>found.rows, found.count * found.stride),
-            )
-        finally:
-            free(starts)
-            free(ids)
-            free(owners)
-            free(found.rows)
-            free(found.items)
-            free(found.group)
-
 
 cdef object new = object.__new__
 
@@ -815,6 +942,9 @@ cdef class ViewRows:
     cdef double started
     cdef Found found
     cdef int32_t *noted
+    # of files whose filters were asked together: their seconds, and those that were asked for
+    cdef bytes seconds
+    cdef int64_t low, high
     # requests and bytes of each file, where there were any
     cdef dict spent
 
@@ -878,7 +1008,19 @@ cdef class ViewRows:
         """A number of rows for each file, or `AWAY` (-1, out of range), `SKIPPED` (-2: `max_count` rows are newer),
         `LEFT` (-3: the caller has to search it), `BY_FILTER` (-4: excluded, of files in a storage), or `BY_TOPIC` (-5).
         """
-        return [self.noted[number] for number in range(len(self.handles))]
+        return [self.note_of(number) for number in range(len(self.handles))]
+
+    @property
+    def steps(self):
+        """How many entries of chains were looked at."""
+        return self.found.steps
+
+    cdef int64_t note_of(self, Py_ssize_t number) noexcept:
+        cdef const int64_t *seconds
+        if self.noted[number] != NOT_ASKED:
+            return self.noted[number]
+        seconds = <const int64_t *><const char *>self.seconds
+        return AWAY if seconds[2 * number] > self.high or seconds[2 * number + 1] < self.low else 0
 
 
 @cython.final
@@ -891,6 +1033,9 @@ cdef class View:
     cdef Place *places
     cdef Py_ssize_t count
     cdef RowForm form
+    # None: every file is asked alone; and how many of them have got a filter since
+    cdef Together together
+    cdef Py_ssize_t fresh
 
     def __init__(self, RowForm form not None, list files not None, list handles not None):
         cdef Py_ssize_t number
@@ -909,9 +1054,116 @@ cdef class View:
             if not (one.file.kind or one.file.stored) or not one.form.equals(form):
                 fail("a file has items of another form")
             self.places[number].file, self.places[number].stored = &one.file, one.file.stored
+            self.places[number].grows = one.file.kind == CHAINS
+        if self.count >= FEWEST_TOGETHER:
+            self.join()
 
     def __dealloc__(self):
         free(self.places)
+
+    @property
+    def bytes_together(self):
+        """How many bytes the filters have that are asked together."""
+        cdef Py_ssize_t number
+        cdef uint64_t total = 0
+        if self.together is not None:
+            for number in range(self.together.count):
+                total += 2048 * self.together.blocks[number]
+        return total
+
+    cdef int join(self) except -1:
+        """Ask those filters together that are in slices already, unless most of a slice's files have gone."""
+        cdef dict members = {}
+        cdef Together made = Together.__new__(Together)
+        cdef LocalFile one
+        cdef Slices slices
+        cdef Py_ssize_t number, at
+        cdef list held = []
+        for number in range(self.count):
+            one = (<tuple>self.files[number])[0]
+            if one is not None and one.slices is not None:
+                members.setdefault(one.slices, []).append(number)
+        for slices, numbers in members.items():
+            if len(numbers) >= FEWEST_TOGETHER:
+                held.append(slices)
+        self.together = None
+        if not held:
+            return 0
+        made.held, made.count, made.words = held, len(held), (self.count >> 6) + 1
+        made.seconds = array("q", [each for _, first, last in self.files for each in (first, last)]).tobytes()
+        made.slices = <const uint64_t **>malloc(sizeof(uint64_t *) * made.count)
+        made.blocks = <uint64_t *>malloc(8 * made.count)
+        made.present = <uint64_t *>calloc(made.count, 8)
+        made.numbers = <int32_t *>malloc(4 * TOGETHER * made.count)
+        made.alone = <uint64_t *>malloc(8 * made.words)
+        made.full = <uint64_t *>calloc(made.words, 8)
+        if made.slices == NULL or made.blocks == NULL or made.present == NULL or made.numbers == NULL:
+            raise MemoryError
+        if made.alone == NULL or made.full == NULL:
+            raise MemoryError
+        memset(made.alone, 0xFF, 8 * made.words)
+        if self.count & 63:
+            made.alone[made.words - 1] = (<uint64_t>1 << (self.count & 63)) - 1
+        else:
+            made.alone[made.words - 1] = 0
+        for at in range(made.count):
+            slices = held[at]
+            made.slices[at], made.blocks[at] = slices.words, slices.blocks
+            for each in members[slices]:
+                number = each
+                one = (<tuple>self.files[number])[0]
+                made.present[at] |= <uint64_t>1 << one.bit
+                made.numbers[TOGETHER * at + one.bit] = number
+                made.alone[number >> 6] &= ~(<uint64_t>1 << (number & 63))
+                if len(members[slices]) == TOGETHER:
+                    made.full[number >> 6] |= <uint64_t>1 << (number & 63)
+        # last: who has asked before keeps the former
+        self.together = made
+        return 0
+
+    cdef int gather(self) except -1:
+        """Make slices of filters of about one size: of those that are asked alone, or in slices that have room."""
+        cdef const Place **places = <const Place **>malloc(sizeof(Place *) * (self.count + 1))
+        cdef Py_ssize_t number, count = 0, start = 0, of_slice
+        cdef uint64_t size = 0
+        cdef Together together = self.together
+        cdef Place *place
+        cdef LocalFile one
+        cdef Slices slices
+        if places == NULL:
+            raise MemoryError
+        try:
+            self.fresh = 0
+            for number in range(self.count):
+                place = &self.places[number]
+                if place.file == NULL or place.stored or place.grows:
+                    continue
+                if together is not None and together.full[number >> 6] >> (number & 63) & 1:
+                    size += 32 * place.file.blocks
+                elif knows(place):
+                    places[count] = place
+                    count += 1
+            qsort(places, count, sizeof(Place *), by_blocks)
+            while start + FEWEST_TOGETHER <= count:
+                of_slice = min(count - start, TOGETHER)
+                while of_slice >= FEWEST_TOGETHER and places[start + of_slice - 1].blocks > 2 * places[start].blocks:
+                    of_slice -= 1
+                if of_slice < FEWEST_TOGETHER:
+                    start += 1
+                    continue
+                size += 2048 * places[start + of_slice - 1].blocks
+                if size > MOST_TOGETHER:
+                    break
+                slices = Slices.__new__(Slices)
+                slices.make(&places[start], <int>of_slice)
+                for number in range(of_slice):
+                    one = (<tuple>self.files[places[start + number] - self.places])[0]
+                    one.slices, one.bit = slices, <int>number
+                start += of_slice
+        finally:
+            free(places)
+        self.join()
+        return 0
 
     def find(
         self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
@@ -943,7 +1195,7 @@ cdef class View:
 
     cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, bint whole) except -1:
         """Do as `find`; return whether the rows are all answers of their own. With `whole` end at a file that is left."""
-        cdef Py_ssize_t number, ahead = 0
+        cdef Py_ssize_t number = -1, ahead, under_way = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot, most = rows.max_count, low = rows.second_min, high = rows.second_max
         cdef bint has_cutoff = False, opened
         cdef int done = 0, rule
@@ -957,33 +1209,56 @@ cdef class View:
         cdef LocalFile one
         cdef Asked asked
         cdef Found *found = &rows.found
+        cdef Together together
+        # the files that are asked; NULL: all
+        cdef uint64_t *may = NULL
+        if self.fresh >= FEWEST_TOGETHER:
+            self.gather()
+        together = self.together
+        asked.most = most
         asked.shown_hash, asked.fingerprint, asked.low, asked.high = key_hash, fingerprint, low, high
         asked.has_after = after is not None
         if after is not None:
             asked.after[0], asked.after[1], asked.after[2] = after
-        set_key_bits(&bits, filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0)))
+        block = filter_mix(<uint64_t>key_hash << 32 | (fingerprint if found.fingerprint_at else 0))
+        set_key_bits(&bits, block)
         try:
-            for number in range(self.count):
+            if together is not None:
+                may = <uint64_t *>malloc(8 * together.words)
+                if may == NULL:
+                    raise MemoryError
+                together.ask(block, may)
+                rows.seconds, rows.low, rows.high = together.seconds, low, high
+                for number in range(self.count):
+                    rows.noted[number] = NOT_ASKED
+                number = -1
+            ahead = following(may, 0, self.count)
+            while True:
+                number = following(may, number + 1, self.count)
+                if number >= self.count:
+                    break
                 if whole and rows.has_left:
                     return True
-                while ahead < self.count and ahead < number + AHEAD:
+                while ahead < self.count and under_way < AHEAD:
                     place = &self.places[ahead]
                     file = place.file
                     if place.filter == NULL and file != NULL:
-                        # a filter by another rule than abs is asked with the file
-                        if file.kind == CHAINS:
+                        if knows(place):
+                            if may == NULL or together.alone[ahead >> 6] >> (ahead & 63) & 1:
+                                self.fresh += 1
+                        elif file.kind == CHAINS:
                             prefetch(&file.heads[key_hash % <uint64_t>file.slots])
-                        elif file.rule == 0 and knows_filter(file):
-                            place.blocks, place.sums, place.filter = file.blocks, file.sums, file.filter
                     if place.filter != NULL:
                         block = bits.part * place.blocks >> 32
                         prefetch(place.filter + 32 * block)
                         if place.sums != NULL:
                             prefetch(&place.sums[block])
-                    ahead += 1
+                    ahead = following(may, ahead + 1, self.count)
+                    under_way += 1
+                under_way -= 1
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
-                if place.filter == NULL and file != NULL and file.kind == CHAINS:
+                if place.grows:
                     # it may have grown
                     first, last = file.second_min, file.second_max
                 if first > high or last < low:
@@ -1059,7 +1334,7 @@ cdef class View:
                     if rule == 1 and (file.rule == 0 or masked_hash == key_hash):
                         continue
                     asked.key_hash = masked_hash if rule else key_hash
-                    done = search_in(file, &asked, found)
+                    done = search_in(file, &asked, found, True)
                     if done < 0:
                         break
                 if done == NO_MEMORY:
@@ -1090,12 +1365,311 @@ cdef class View:
                     return False
                 if done < 0:
                     raise MemoryError
+            number = 0
+            while may != NULL and not rows.knows_topic and number < self.count:
+                # of files that were not asked
+                if rows.note_of(number) != AWAY:
+                    one = <LocalFile>(<tuple>self.files[number])[0]
+                    rows.knows_topic = one is not None and (one.ids is None or rows.topic in <dict>one.ids)
+                number += 1
             return True
         finally:
+            free(may)
             free(many)
             free(found.items)
             free(found.group)
             found.items, found.items_room, found.group, found.group_room = NULL, 0, NULL, 0
+
+
+cdef struct Part:
+    # of a batch: rows with the lookup of each, pairs of files and lookups that are left, rows of each file
+    Found found
+    int64_t *owners
+    int64_t owners_room
+    int64_t *left
+    int64_t left_count
+    int64_t left_room
+    int64_t *matched
+
+
+cdef inline int make_room(int64_t **numbers, int64_t *room, int64_t wanted) noexcept nogil:
+    """Make room for as many numbers. `NO_MEMORY`: there is none."""
+    cdef int64_t *made
+    if wanted > room[0]:
+        made = <int64_t *>realloc(numbers[0], 8 * (2 * wanted + FEW))
+        if made == NULL:
+            return NO_MEMORY
+        numbers[0], room[0] = made, 2 * wanted + FEW
+    return 0
+
+
+@cython.final
+cdef class ViewBatch:
+    """Many lookups in the files of a view. `find` searches the files for some of them, and may run in several threads.
+
+    A lookup has a topic of `topics`, by its place there, normal hashes by rule abs and by mask, and inclusive seconds.
+    """
+    cdef View view
+    cdef Together together
+    cdef Place *places
+    cdef Py_ssize_t count
+    cdef const int64_t[::1] topic_index
+    cdef const int32_t[::1] key_hash
+    cdef const int32_t[::1] masked_hash
+    cdef const uint32_t[::1] fingerprint
+    cdef const int64_t[::1] low
+    cdef const int64_t[::1] high
+    cdef const int64_t[::1] most
+    # of each file where its topics begin, -1 where it names none, and end: a topic's place, and where its ids begin
+    cdef int64_t *ranges
+    cdef int64_t *topics
+    cdef int32_t *ids
+
+    def __init__(
+        self, View view not None, list topics not None, topic_index, key_hash, masked_hash, fingerprint, low, high, most
+    ):
+        cdef Py_ssize_t number, count, topic_count = len(topics)
+        cdef Place *place
+        self.view, self.count = view, view.count
+        self.topic_index, self.key_hash, self.masked_hash = topic_index, key_hash, masked_hash
+        self.fingerprint, self.low, self.high, self.most = fingerprint, low, high, most
+        count = self.topic_index.shape[0]
+        if min(self.key_hash.shape[0], self.masked_hash.shape[0], self.fingerprint.shape[0]) < count:
+            fail("there are fewer hashes than lookups")
+        if min(self.low.shape[0], self.high.shape[0], self.most.shape[0]) < count:
+            fail("there are fewer bounds than lookups")
+        for number in range(count):
+            if self.key_hash[number] < 0 or self.masked_hash[number] < 0 or self.most[number] < 0:
+                fail("a lookup has no normal hash, or asks for less than no rows")
+            if self.topic_index[number] < 0 or self.topic_index[number] >= topic_count:
+                fail("a lookup has no topic")
+        for number in range(self.count):
+            place = &view.places[number]
+            if place.file == NULL or place.stored:
+                continue
+            if place.file.sums == NULL and not (place.file.filter_held or place.file.filter_damaged):
+                if place.file.blocks and count * GROUP_BYTES >= 32 * <int64_t>place.file.blocks:
+                    check_filter(place.file)
+            if place.filter == NULL and knows(place):
+                view.fresh += 1
+        if view.fresh >= FEWEST_TOGETHER:
+            view.gather()
+        self.together = view.together
+        self.places = <Place *>malloc(sizeof(Place) * (self.count + 1))
+        self.ranges = <int64_t *>malloc(16 * (self.count + 1))
+        if self.places == NULL or self.ranges == NULL:
+            raise MemoryError
+        memcpy(self.places, view.places, sizeof(Place) * self.count)
+        self.name_topics(topics)
+
+    cdef int name_topics(self, list topics) except -1:
+        """Note the ids of the topics in each file."""
+        cdef Py_ssize_t number, known = 0, id_count = 0
+        cdef int64_t topics_room = 0, ids_room = 0
+        cdef int32_t *room
+        cdef Place *place
+        cdef LocalFile one
+        cdef dict of_topics, where = {topic: number for number, topic in enumerate(topics)}
+        for number in range(self.count):
+            place = &self.places[number]
+            self.ranges[2 * number] = -1
+            if place.file == NULL or place.stored:
+                place.file = NULL
+                continue
+            if place.grows:
+                place.second_min, place.second_max = place.file.second_min, place.file.second_max
+            place.asks_file = place.filter == NULL and knows_filter(place.file)
+            one = <LocalFile>(<tuple>self.view.files[number])[0]
+            if one.ids is None:
+                continue
+            of_topics, self.ranges[2 * number] = one.ids, known
+            wanted = range(len(topics))
+            if len(of_topics) < len(topics):
+                # a file that grows may get topics meanwhile
+                wanted = sorted([where[topic] for topic in tuple(of_topics) if topic in where])
+            for topic in wanted:
+                meant = of_topics.get(topics[topic])
+                if not meant:
+                    continue
+                if make_room(&self.topics, &topics_room, 2 * known + 4) < 0:
+                    raise MemoryError
+                self.topics[2 * known], self.topics[2 * known + 1] = topic, id_count
+                known += 1
+                if id_count + len(meant) > ids_room:
+                    ids_room = 2 * (id_count + len(meant)) + FEW
+                    room = <int32_t *>realloc(self.ids, 4 * ids_room)
+                    if room == NULL:
+                        raise MemoryError
+                    self.ids = room
+                for each in meant:
+                    self.ids[id_count], id_count = each, id_count + 1
+            self.ranges[2 * number + 1] = known
+            # where the ids of the last one end
+            if make_room(&self.topics, &topics_room, 2 * known + 4) < 0:
+                raise MemoryError
+            self.topics[2 * known], self.topics[2 * known + 1] = -1, id_count
+            known += 1
+        return 0
+
+    def __dealloc__(self):
+        free(self.places)
+        free(self.ranges)
+        free(self.topics)
+        free(self.ids)
+
+    @property
+    def left(self):
+        """The numbers of the files that the caller has to search for all lookups: those in no map."""
+        return [number for number in range(self.count) if self.places[number].file == NULL]
+
+    def find(self, Py_ssize_t start, Py_ssize_t stop):
+        """Search the files for the lookups from `start` up to `stop`. Return bytes: the lookup (i64) of each row, the
+        rows, `most` + 1 of each file and lookup at most; (file, lookup) pairs (i64) that the caller has to search; the
+        number of rows (i64) of each file. Raises `MemoryError`.
+        """
+        cdef Part part
+        cdef int done
+        part.found, part.owners, part.owners_room = self.view.form.found(), NULL, 0
+        part.left, part.left_count, part.left_room = NULL, 0, 0
+        if start < 0 or stop > self.topic_index.shape[0]:
+            fail("there are fewer lookups")
+        part.matched = <int64_t *>calloc(self.count + 1, 8)
+        try:
+            if part.matched == NULL:
+                raise MemoryError
+            with nogil:
+                done = self.search(start, stop, &part)
+            if done < 0:
+                raise MemoryError
+            return (
+                PyByteArray_FromStringAndSize(<char *>part.owners, 8 * part.found.count),
+                PyByteArray_FromStringAndSize(<char *>part.found.rows, part.found.count * part.found.stride),
+                PyByteArray_FromStringAndSize(<char *>part.left, 16 * part.left_count),
+                PyByteArray_FromStringAndSize(<char *>part.matched, 8 * self.count),
+            )
+        finally:
+            free(part.owners)
+            free(part.left)
+            free(part.matched)
+            free(part.found.rows)
+            free(part.found.items)
+            free(part.found.group)
+
+    cdef int search(self, Py_ssize_t start, Py_ssize_t stop, Part *part) except -9 nogil:
+        """Do as `find`. `NO_MEMORY`: there is none."""
+        cdef Py_ssize_t size = min(<Py_ssize_t>LOOKUPS, max(<Py_ssize_t>1, PAIRS // (self.count + 1)))
+        # which files are asked for which lookups, one lookup after the other
+        cdef int32_t *pairs = <int32_t *>malloc(8 * size * (self.count + 1))
+        cdef uint64_t *may = NULL
+        cdef int done = 0
+        if self.together is not None:
+            may = <uint64_t *>malloc(8 * self.together.words)
+        if pairs == NULL or (may == NULL and self.together is not None):
+            done = NO_MEMORY
+        while start < stop and done == 0:
+            done = self.search_some(start, min(start + size, stop), pairs, may, part)
+            start += size
+        free(pairs)
+        free(may)
+        return done
+
+    cdef int search_some(
+        self, Py_ssize_t start, Py_ssize_t stop, int32_t *pairs, uint64_t *may, Part *part
+    ) except -9 nogil:
+        cdef uint64_t mixed
+        cdef Bits[LOOKUPS] bits
+        cdef Py_ssize_t lookup, number, count = 0, pair
+        cdef Place *place
+        cdef bint keyed = self.view.form.fingerprint_at > 0
+        cdef int done
+        for lookup in range(start, stop):
+            mixed = <uint64_t><uint32_t>self.key_hash[lookup] << 32
+            mixed = filter_mix(mixed | (self.fingerprint[lookup] if keyed else 0))
+            set_key_bits(&bits[lookup - start], mixed)
+            if may != NULL:
+                self.together.ask(mixed, may)
+            number = following(may, 0, self.count)
+            while number < self.count:
+                pairs[count], pairs[count + 1] = <int32_t>(lookup - start), <int32_t>number
+                count += 2
+                number = following(may, number + 1, self.count)
+        for pair in range(0, count, 2):
+            if pair + 2 * AHEAD < count:
+                place, mixed = &self.places[pairs[pair + 2 * AHEAD + 1]], bits[pairs[pair + 2 * AHEAD]].part
+                if place.filter != NULL:
+                    mixed = mixed * place.blocks >> 32
+                    prefetch(place.filter + 32 * mixed)
+                    if place.sums != NULL:
+                        prefetch(&place.sums[mixed])
+                elif place.grows and place.file != NULL:
+                    lookup = start + pairs[pair + 2 * AHEAD]
+                    prefetch(&place.file.heads[<uint32_t>self.key_hash[lookup] % <uint64_t>place.file.slots])
+            place = &self.places[pairs[pair + 1]]
+            if place.filter != NULL and excludes(place.filter, place.sums, place.blocks, &bits[pairs[pair]]):
+                continue
+            if place.file != NULL:
+                done = self.search_pair(pairs[pair + 1], start + pairs[pair], part)
+                if done < 0:
+                    return done
+        return 0
+
+    cdef int search_pair(self, Py_ssize_t number, Py_ssize_t lookup, Part *part) except -9 nogil:
+        """Add the rows of a file for a lookup."""
+        cdef Place *place = &self.places[number]
+        cdef Found *found = &part.found
+        cdef Found ordered
+        cdef Asked asked
+        cdef int64_t at = self.ranges[2 * number], end = self.ranges[2 * number + 1], middle, before = found.count
+        cdef uint32_t key_hash = <uint32_t>self.key_hash[lookup], masked_hash = <uint32_t>self.masked_hash[lookup]
+        cdef int rule, done = 0, kind = place.file.rule
+        asked.low, asked.high = self.low[lookup], self.high[lookup]
+        asked.most = min(self.most[lookup], <int64_t>1 << 60)
+        if max(asked.low, place.second_min) > min(asked.high, place.second_max):
+            return 0
+        asked.has_after, asked.ids, asked.id_count = False, NULL, -1
+        if at >= 0:
+            while end - at > 1:
+                middle = (at + end) >> 1
+                if self.topics[2 * middle] <= self.topic_index[lookup]:
+                    at = middle
+                else:
+                    end = middle
+            if at == end or self.topics[2 * at] != self.topic_index[lookup]:
+                return 0
+            asked.ids = self.ids + self.topics[2 * at + 1]
+            asked.id_count = self.topics[2 * at + 3] - self.topics[2 * at + 1]
+        asked.shown_hash, asked.fingerprint = key_hash, self.fingerprint[lookup]
+        for rule in range(2):
+            # as in `View.seek`
+            if (rule == 0 and kind == 1 and masked_hash != key_hash) or (
+                rule == 1 and (kind == 0 or masked_hash == key_hash)
+            ):
+                continue
+            asked.key_hash = masked_hash if rule else key_hash
+            if place.asks_file:
+                done = search_in(place.file, &asked, found, False)
+            else:
+                done = search_items_of(place.file, &asked, found)
+            if done < 0:
+                break
+        if done == 0 and found.count - before > asked.most:
+            ordered = found[0]
+            ordered.rows, ordered.count = found.rows + before * found.stride, found.count - before
+            done = order_rows(&ordered, min(asked.most, ordered.count) + 1)
+            found.count = before + ordered.count
+        if done == DECLINED:
+            found.count, done = before, 0
+            if make_room(&part.left, &part.left_room, 2 * part.left_count + 2) < 0:
+                return NO_MEMORY
+            part.left[2 * part.left_count], part.left[2 * part.left_count + 1] = number, lookup
+            part.left_count += 1
+        if done < 0 or make_room(&part.owners, &part.owners_room, found.count) < 0:
+            return NO_MEMORY
+        part.matched[number] += found.count - before
+        while before < found.count:
+            part.owners[before] = lookup
+            before += 1
+        return 0
 
 
 @cython.final

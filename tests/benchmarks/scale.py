@@ -30,12 +30,12 @@ from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.format.names import CHECKPOINT_PREFIX, checkpoint_name, is_summary, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.expiry import plan_expiry
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.log.log import Checkpoints, StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import plan_merge
@@ -143,13 +143,11 @@ def _written(folder: str, count: int) -> list[Row]:
         path = Path(folder) / stored.name
         path.parent.mkdir(parents=True)
         path.touch()
-    apart = Checkpoints(storage).records_behind(len(checkpoint))
     return [
         Row("objects in the log", "", len(objects)),
         Row("entries they stand for", "", sum(stored.count for stored in objects)),
         Row("checkpoint", "MB", len(checkpoint) / 1e6),
         Row("checkpoint: of one object", "bytes", len(checkpoint) / len(objects)),
-        Row("checkpoints written a record", "MB", len(checkpoint) / 1e6 / apart),
         Row("plan a merge into 30 days", "CPU s", _cpu_s(partial(_plan_merge, state))),
         Row("plan an expiry after 5 years", "CPU s", _cpu_s(partial(_plan_expiry, state))),
     ]
@@ -213,14 +211,22 @@ def _refreshed(folder: str, _: int) -> list[Row]:
     reader = IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6)
     log = StorageLog(LocalStorage(folder), SystemClock())
     epoch = log.open().epoch
-    appended, refreshed = [], []
+    appended, refreshed, written = [], [], []
     for number in range(_REPEATED):
         stored = _object((1 << 40) + number, _END_S, _END_S + 1, None)
         appended.append(_cpu_s(partial(publish, log, epoch, (stored,))))
         refreshed.append(_cpu_s(reader.refresh))
+        # by their names, the newest one is the last
+        written.append(
+            max((i.name, i.size_bytes) for i in storage.list(CHECKPOINT_PREFIX) if not is_summary(i.name))[1]
+        )
     reader.close()
+    with IndexReader.open(storage_backend=storage, environment=False, refresh_interval_s=10**6) as again:
+        requests = again.storage.total.requests
     return [
+        Row("open a reader after these records: requests", "", requests),
         Row("append a record", "CPU ms", statistics.median(appended) * 1e3),
+        Row("checkpoint behind a record", "MB", statistics.median(written) / 1e6),
         Row("refresh after one record", "CPU ms", statistics.median(refreshed) * 1e3),
     ]
 

@@ -18,6 +18,7 @@ from tiered_index.format.hashing import lookup_numbers
 from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.files.view import LocalView
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.types import Lookup
 
 T = 1_700_000_000
 NEVER = 2**40
@@ -98,11 +99,26 @@ def compare(core: Any, index: IndexService, random_: random.Random) -> None:
         following = index.query(*asked, found.cursor)
         with using(None):
             assert following.items == index.query(*asked, found.cursor).items
+    compare_batches(core, index, random_)
     reports = [{report.file: report.matched for report in one.explain.files} for one in (found, expected)]
     assert reports[0].keys() == reports[1].keys()
     if found.status == expected.status == "complete":
         assert reports[0] == reports[1]
         assert found.explain.files_read == expected.explain.files_read
+
+
+def compare_batches(core: Any, index: IndexService, random_: random.Random) -> None:
+    asked = [
+        Lookup(random_.choice(TOPICS), random_.choice([*KEYS, "absent"]), *times, max_count=random_.choice([1, 5, 64]))
+        for times in [(None, None), (T * 1000, None), ((T + 200) * 1000, (T + 400) * 1000)] * 3
+    ]
+    with using(core):
+        found = index.query_many(asked)
+    with using(None):
+        expected = index.query_many(asked)
+    assert [one.items for one in found] == [one.items for one in expected]
+    assert [(one.status, one.cursor) for one in found] == [(one.status, one.cursor) for one in expected]
+    assert found.unknown == expected.unknown and found.explain.files_read == expected.explain.files_read
 
 
 @pytest.mark.parametrize(("items", "walks"), [(300 * 32, True), (299 * 32, False)])

@@ -11,7 +11,6 @@ import pytest
 
 from tests.stress.crew import Crew
 from tests.support.storage_faults import FaultStorage
-from tiered_index.service.files import compacted, unsealed
 from tiered_index.service.files.view import LocalView
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
@@ -25,9 +24,9 @@ ASK = {
 # what each kind of look-up calls inside a search, by the state of the file that it reads
 INSIDE = {
     ("unsealed", "query"): (LocalView, "find"),
-    ("unsealed", "query_many"): (unsealed, "search_batch"),
+    ("unsealed", "query_many"): (LocalView, "find_many"),
     ("compacted", "query"): (LocalView, "find"),
-    ("compacted", "query_many"): (compacted, "search_batch"),
+    ("compacted", "query_many"): (LocalView, "find_many"),
 }
 
 

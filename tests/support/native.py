@@ -25,6 +25,7 @@ _TESTS = (
     "tests/unit/format",
     "tests/regressions/rocketmq/test_long_chains.py",
     "tests/regressions/rocketmq/test_puts_with_more_keys_than_a_file.py",
+    "tests/unit/service/test_many_local_files.py",
     "tests/unit/service/test_plain_lookups.py",
     "tests/unit/service/test_stored_lookups.py",
     "tests/unit/service/test_lookups_beside_changes.py",

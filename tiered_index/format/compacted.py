@@ -31,6 +31,7 @@ from tiered_index.format.metadata import (
     topic_table,
 )
 from tiered_index.format.packed import Packing
+from tiered_index.format.schema import Schema
 from tiered_index.format.slots import newest_first, order_chunk, order_giant, pieces_of
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
@@ -52,11 +53,13 @@ class Compaction:
     """The compacted form of one file's entries.
 
     `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `begin_ms` and
-    `end_ms` are the header's; `packed` files have no slot table. Raises `InvalidArgument` for no entries, and for
-    `packed` ones of preset ``rocketmq``.
+    `end_ms` are the header's; `packed` files have no slot table. `filter_` is what `filter_of` made of them, if it is
+    known. Raises `InvalidArgument` for no entries, and for `packed` ones of preset ``rocketmq``.
     """
 
-    def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int, *, packed: bool = False) -> None:
+    def __init__(
+        self, entries: Array, layout: Layout, begin_ms: int, end_ms: int, *, packed: bool = False, filter_: bytes = b""
+    ) -> None:
         n = len(entries)
         if not n:
             raise InvalidArgument("an empty file is not compacted")
@@ -102,7 +105,7 @@ class Compaction:
         self.second_max = begin_ms // 1000 + int(differences.max())
         self._line = TimeLine.through(entries) if packed else None
         self.directory: Directory | None = None
-        self.filter_bytes = b""
+        self.filter_bytes = filter_
 
     def slot_table(self) -> memoryview:
         """Return the slot table's bytes: position and length of each slot's array, also where that is empty."""
@@ -117,11 +120,12 @@ class Compaction:
         `filter_bytes` are set.
         """
         groups, cuts = self._runs()
-        held = FilterBuilder(self.count)
+        held = None if self.filter_bytes else FilterBuilder(self.count)
         yield from (self._plain if self._line is None else self._packed)(groups, cuts, self._ordered(held))
         # frees 4 bytes an entry before the filter is built
         del self._order
-        self.filter_bytes = held.build()
+        if held is not None:
+            self.filter_bytes = held.build()
 
     def pieces(self, **about: Any) -> Iterator[bytes | memoryview]:
         """Yield the whole file: header, slot table, arrays and trailer; `about` are the metadata's other fields."""
@@ -153,7 +157,7 @@ class Compaction:
         last = self.directory.groups[-1]
         yield build_trailer(int(last["offset"]) + int(last["length"]), self.directory, metadata, self.filter_bytes)
 
-    def _ordered(self, held: FilterBuilder) -> Iterator[Array]:
+    def _ordered(self, held: FilterBuilder | None) -> Iterator[Array]:
         """Yield the items in their order in the file, in pieces of less than 2 * `CHUNK`; `held` gets their keys. A
         gather with `take` on a void dtype copies whole records and lets other threads run between chunks.
         """
@@ -165,7 +169,8 @@ class Compaction:
                 picked = picked.take(order_chunk(picked.view(schema.entry), self.layout))
             rows = picked.view(np.uint8).reshape(-1, schema.entry.itemsize)
             items = np.ascontiguousarray(rows[:, : schema.item.itemsize]).reshape(-1).view(schema.item)
-            held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
+            if held is not None:
+                held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
             yield items
 
     def _plain(self, groups: Array, cuts: Int64, pieces: Iterator[Array]) -> Iterator[memoryview]:
@@ -257,6 +262,15 @@ class Compaction:
         return groups, np.array(cuts, np.int64).reshape(-1, 2)
 
 
+def filter_of(entries: Array, schema: Schema) -> bytes:
+    """Return the filter of the keys of entries, whose compacted form has the same. Memory: 16 bytes an entry."""
+    held = FilterBuilder(len(entries))
+    for start in range(0, len(entries), CHUNK):
+        part = entries[start : start + CHUNK]
+        held.add(filter_hashes(part["key_hash"], part["fingerprint"] if schema.keyed else None))
+    return held.build()
+
+
 def _parts(starts: Int64, ends: Int64, position: int, size: int) -> Iterator[tuple[int, int, int]]:
     """Yield the index of each of ascending ranges that `size` bytes from `position` touch, and where in those bytes."""
     first, last = int(np.searchsorted(ends, position, "right")), int(np.searchsorted(starts, position + size, "left"))
@@ -313,9 +327,10 @@ class SealedFile:
             packed=metadata.packing is not None,
         )
 
-    def compacted(self, entries: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
-        """Yield the compacted file in pieces, the trailer last; `entries` as `Compaction` takes them."""
-        return Compaction(entries, self.layout, self.begin_ms, self.end_ms, packed=self.packed).pieces(
+    def compacted(self, entries: npt.NDArray[Any], filter_: bytes = b"") -> Iterator[bytes | memoryview]:
+        """Yield the compacted file in pieces, the trailer last; `entries` and `filter_` as `Compaction` takes them."""
+        times = self.begin_ms, self.end_ms
+        return Compaction(entries, self.layout, *times, packed=self.packed, filter_=filter_).pieces(
             file_id=self.file_id,
             topics=self.topics,
             source_positions=self.positions,

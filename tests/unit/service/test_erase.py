@@ -310,7 +310,7 @@ def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(nat
         for place in ("records", "state"):
             # a version of before reads records up to version 2
             where = f"tiered_index.service.log.{place}.decode_document"
-            older.setattr(where, lambda data, file: decode(data, file, 2))
+            older.setattr(where, lambda data, file, newest=0: decode(data, file, 2))
         with pytest.raises(UnsupportedVersion, match="newer than this reader"):
             life.reader()
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ from tiered_index.errors import TieredIndexError
 from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.schema import Schema
-from tiered_index.kernels import compiled
+from tiered_index.format.schema import Schema, row_form
+from tiered_index.kernels import compiled, compiled_views
 from tiered_index.retention import Expired
 from tiered_index.service.answers.asked import LookupColumns
 from tiered_index.service.answers.rows import (
@@ -37,6 +37,9 @@ from tiered_index.service.answers.rows import (
     tie_keys,
 )
 from tiered_index.types import MAX_KEY_UNITS, Lookup
+
+if TYPE_CHECKING:
+    from tiered_index._views import View, ViewBatch
 
 NEVER = -(2**63)
 """A second before all others."""
@@ -76,13 +79,22 @@ def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int,
     """
     if file is None or batch.queues:
         return None
+    core = compiled_views()
+    assert core is not None
+    view = core.View(row_form(schema), [(file, second_min, second_max)], [file])
+    lookups, rows, left, _ = in_core(view, batch, batch.key_hash).find(0, len(batch))
+    return None if left else Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
+
+
+def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32]) -> ViewBatch:
+    """Return a batch as the compiled core looks it up in the files of a view. `masked_hash` (i32, n) is looked for in
+    files of hash rule ``mask``.
+    """
+    core = compiled_views()
+    assert core is not None
     bounds = batch.second_min, batch.second_max, batch.max_count
-    asked = batch.topic_index, batch.key_hash, batch.fingerprint, *bounds
-    found = file.find_many(batch.topics, *map(np.ascontiguousarray, asked), second_min, second_max)
-    if found is None:
-        return None
-    lookups, rows = found
-    return Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, schema.row))
+    asked = batch.topic_index, batch.key_hash, masked_hash, batch.fingerprint, *bounds
+    return core.ViewBatch(view, batch.topics, *map(np.ascontiguousarray, asked))  # type: ignore[no-any-return]
 
 
 class _Matched(NamedTuple):
@@ -165,6 +177,13 @@ class LookupBatch:
         made.second_min = np.maximum(self.second_min, np.array(seconds, np.int64)[self.topic_index])
         return made
 
+    def only(self, numbers: npt.NDArray[np.int64]) -> Self:
+        """Return the batch of some lookups, by number; the others have a range without a second."""
+        made = self._copy()
+        made.second_min, made.second_max = np.full(len(self), -NEVER - 1), np.full(len(self), NEVER)
+        made.second_min[numbers], made.second_max[numbers] = self.second_min[numbers], self.second_max[numbers]
+        return made
+
     def without(self, expired: Expired) -> Self:
         """Return the batch of what was not erased, by the hashes that are looked for."""
         if not expired.tombstones:
@@ -199,11 +218,7 @@ class LookupBatch:
 
     @cached_property
     def _masked_where_different(self) -> Self:
-        made = copy.copy(self._masked)
-        made.second_min, made.second_max = np.full(len(self), -NEVER - 1), np.full(len(self), NEVER)
-        different = self._two_hashes
-        made.second_min[different], made.second_max[different] = self.second_min[different], self.second_max[different]
-        return made
+        return self._masked.only(self._two_hashes)
 
     @cached_property
     def _by_hash(self) -> npt.NDArray[np.int64]:

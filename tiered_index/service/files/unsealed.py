@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
+from tiered_index.format.compacted import filter_of
 from tiered_index.format.hashing import HASH_RULES
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
@@ -142,12 +143,16 @@ class UnsealedFile(LocalHandle):
         self._allocated = self.layout.entry_position(journal.count + 1)
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
+        # the filter of the keys, once there are no further ones
+        self.filter_bytes = b""
         self._in_core: Any = None
         if (core := compiled_views()) is not None:
             layout, rule = self.layout, HASH_RULES.index(self.hash)
             made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, begin_s, layout.slots)
             made.within(self.second_min, self.second_max)
             self._in_core = made.with_chains(table.heads, layout.items_position, layout.items)
+            if table.count:
+                made.appended(1, self._seconds_of(entries_view(self._map, layout, table.count)))
 
     @classmethod
     def begin(cls, root: Root, reserve: Reserve, journal: Journal) -> UnsealedFile:
@@ -276,6 +281,7 @@ class UnsealedFile(LocalHandle):
             self.label.second_min, self.label.second_max = low, high
             if self._in_core is not None:
                 self._in_core.within(low, high)
+                self._in_core.appended(batch.first, np.ascontiguousarray(seconds, np.int64))
         self.table.commit(batch)
         self.batches.append(record)
         self.positions = max_positions(self.positions, positions)
@@ -378,6 +384,14 @@ class UnsealedFile(LocalHandle):
     def in_core(self) -> Any:
         """Return the file as the compiled core searches it, with what is appended later; None: there is no core."""
         return self._in_core if compiled_views() is not None else None
+
+    def make_filter(self) -> None:
+        """Give a sealed file the filter that its compacted form has, so that lookups need not follow a chain for every
+        key. Raises `CorruptFile`.
+        """
+        if self._in_core is not None and self.sealed and self.count and not self.filter_bytes:
+            self.filter_bytes = filter_of(self.entries(), self.layout.schema)
+            self._in_core.with_filter(self.filter_bytes)
 
     @property
     def known_topics(self) -> Collection[str]:

@@ -8,12 +8,17 @@ and files that the core declines (damage, slot groups in blocks, long chains). T
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled_views
+from tiered_index.service.answers.batch import LookupBatch, Matches, in_core
 from tiered_index.service.answers.rows import MOST_ROWS, PreparedLookup
 from tiered_index.service.catalog.catalog import FileLabel, Handle, label_of
 from tiered_index.service.files.compacted import CompactedFile
@@ -47,7 +52,52 @@ class ViewNote(NamedTuple):
     spent: tuple[int, int] | None
 
 
-def notes_of(found: ViewRows) -> Iterator[ViewNote]:
+Part = tuple[bytearray, bytearray, bytearray, bytearray]
+"""The result of `ViewBatch.find` for some of a batch's lookups."""
+Partly = tuple[npt.NDArray[np.int64] | None, int]
+"""The lookups that a file has to be searched for, None: all; and how many rows it had for others."""
+InParts = Callable[[Callable[[int, int], Part], int], Sequence[Part]]
+"""Calls a function for the parts of so many lookups, and returns the results in their order."""
+
+
+class Noted(Protocol):
+    """The notes of a lookup, or of a batch, as `ViewRows` has them."""
+
+    @property
+    def handles(self) -> Sequence[FileLabel]: ...
+    @property
+    def notes(self) -> Sequence[int]: ...
+    @property
+    def spent_by(self) -> Mapping[int, tuple[int, int]]: ...
+    @property
+    def knows_topic(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class BatchNotes:
+    """The notes of a batch, which keep no file open."""
+
+    handles: Sequence[FileLabel]
+    notes: Sequence[int]
+    spent_by: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    knows_topic: bool = True
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of a view for a batch. The caller has to search the files that are `left`; those of them that are
+    `partly` searched, by place in `left`, for the lookups of these numbers beside so many rows. `seen` are the
+    files in range.
+    """
+
+    matches: Sequence[Matches]
+    left: Sequence[Handle]
+    partly: Mapping[int, Partly]
+    seen: Sequence[Handle]
+    noted: BatchNotes
+
+
+def notes_of(found: Noted) -> Iterator[ViewNote]:
     """Yield a note for each file in range, except those that are `left`."""
     spent_by = found.spent_by
     for number, (label, note) in enumerate(zip(found.handles, found.notes, strict=True)):
@@ -122,6 +172,7 @@ class LocalView:
             for file in _stored_in_core(handle, schema) if stored else [_in_core(handle, schema)]:
                 files.append((file, handle.second_min, handle.second_max))
                 labels.append(label)
+        self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
@@ -135,6 +186,36 @@ class LocalView:
             high = min(high, after[0])
         hashes = lookup.key_hash, lookup.masked_hash, lookup.fingerprint
         return self.core.find(lookup.topic, *hashes, lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after)
+
+    def find_many(self, batch: LookupBatch, in_parts: InParts) -> BatchRows:
+        """Return the rows of the files for a batch: at most `max_count` + 1 of each file and lookup."""
+        asked = in_core(self.core, batch, batch.under("mask")[0].key_hash)
+        parts = in_parts(asked.find, len(batch))
+        matches = [
+            Matches(np.frombuffer(lookups, np.int64), np.frombuffer(rows, self.schema.row))
+            for lookups, rows, _, _ in parts
+        ]
+        matched = np.sum([np.frombuffer(counts, np.int64) for *_, counts in parts], axis=0).tolist()
+        lookups_of: dict[int, list[int]] = {}
+        for *_, left, _ in parts:
+            for number, lookup in np.frombuffer(left, np.int64).reshape(-1, 2).tolist():
+                lookups_of.setdefault(number, []).append(lookup)
+        low, high = int(batch.second_min.min()), int(batch.second_max.max())
+        away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
+        whole = [number for number in asked.left if not away[number]]
+        partly = [(np.array(some), matched[number]) for number, some in lookups_of.items()]
+        # the search of these lookups notes the file
+        for number in (*whole, *lookups_of):
+            matched[number] = _LEFT
+        return BatchRows(
+            matches,
+            [self.handles[number] for number in (*whole, *lookups_of)],
+            dict(enumerate(partly, len(whole))),
+            [handle for handle, is_away in zip(self.handles, away, strict=True) if not is_away],
+            BatchNotes(
+                self.labels, [_AWAY if is_away else count for is_away, count in zip(away, matched, strict=True)]
+            ),
+        )
 
     def left(self, found: ViewRows) -> list[Handle]:
         """Return the files that the caller of `find` has to search."""

@@ -17,7 +17,7 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_range, check_topic, unseen
+from tiered_index.service.answers.rows import check_range, check_topic, encode_cursor, query_digest, unseen
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
@@ -31,7 +31,7 @@ from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
-from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
+from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,6 +180,11 @@ class Lookups(ABC, Generic[ItemT]):
                 return MessageLookup(
                     self.query, lookup, allow_partial, source, order_key, budget, max_message_bytes
                 ).run()
+
+    def cursor_after(self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, item: IndexItem) -> str:
+        """Return the cursor for the page that begins behind `item`, an entry of the answer to this lookup."""
+        second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
+        return encode_cursor(self._engine.order_key(item), query_digest(topic, key, second_min, second_max))
 
     def topics(
         self,

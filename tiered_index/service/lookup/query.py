@@ -41,7 +41,7 @@ from tiered_index.service.answers.rows import (
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import About, LocalView, notes_of
+from tiered_index.service.files.view import About, BatchNotes, LocalView, Noted, Partly, notes_of
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
@@ -247,7 +247,7 @@ class QueryEngine:
         missing: MissingObjects,
         budget: LookupBudget | None,
     ) -> QueryResults[Any]:
-        """Answer many lookups; arguments and errors as `query`. No file is skipped: each is read once for all."""
+        """Answer many lookups; arguments and errors as `query`. No file is skipped for the answers of others."""
         started = time.perf_counter()
         batch = LookupBatch(lookups, allow_partial=allow_partial)
         matches = MatchAccumulator(batch, self.schema)
@@ -255,9 +255,10 @@ class QueryEngine:
         lacking: dict[tuple[str | None, str], set[int]] = {}
 
         def look(handle: Handle) -> int:
-            matched = 0
             damage: list[Damage] = []
-            for one in kept.get((handle.source, handle.hash)) or batch.under(handle.hash):
+            some, matched = partly.get(id(handle), (None, 0))
+            asked = batch if some is None else batch.only(some)
+            for one in kept.get((handle.source, handle.hash)) or asked.under(handle.hash):
                 found = handle.search_many(one)
                 if len(found.rows):
                     check_schema(found.rows, self.schema, handle.file_id)
@@ -295,23 +296,42 @@ class QueryEngine:
         handles: Sequence[Handle] = ()
         begins: list[dict[str | None, int]] = []
         kept: dict[tuple[str | None, HashRule], tuple[LookupBatch, ...]] = {}
+        # of files that a view has searched for the other lookups
+        partly: dict[int, Partly] = {}
+        needed: Sequence[Handle] = ()
+        noted: BatchNotes | None = None
         if len(lookups) > len(pages):
-            handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
-            everywhere = self.expired()
+            within = int(batch.second_min.min()), int(batch.second_max.max())
+            # a call of the core has no deadline
+            timed = budget is not None and budget.deadline_s is not None
+            beside, view = ((), None) if timed else files.viewed(*within)
+            if view is None or self.expired():
+                handles = needed = files.handles(*within)
+            else:
+                viewed = view.find_many(batch, self._files.in_parts)
+                noted = viewed.noted
+                for found in viewed.matches:
+                    matches.add(found)
+                partly = {id(viewed.left[place]): some for place, some in viewed.partly.items()}
+                handles, needed = [*beside, *viewed.seen], [*beside, *viewed.left]
+            everywhere = self.expired() if noted is None else ()
             begins = [_begins(everywhere, topic) for topic in batch.topics]
             for source, gone in everywhere:
                 since = batch.since([one.get(source, NEVER) for one in begins])
                 # of all rules: what takes the place of an object that is gone may have another one
                 for rule in HASH_RULES:
                     kept[source, rule] = tuple([one.without(gone) for one in since.under(rule)])
-            self._read(scan, handles, missing)
+            self._read(scan, needed, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         failed = tuple([report for report, _ in scan.errors])
         unknown = frozenset(_unknown(batch.topics, handles))
         alone = [page.explain for page in pages.values()]
-        explain = _explain(scan, missing, started, RequestStats.of(*alone), self._fold(matches.folded))()
-        if alone:
-            explain = add_up([explain, *alone], (), explain.elapsed_ms)
+        told = _explain(scan, missing, started, RequestStats.of(*alone), self._fold(matches.folded), noted)
+
+        def explain() -> Explain:
+            found = told()
+            return add_up([found, *alone], (), found.elapsed_ms) if alone else found
+
         lost = self.lost_objects()
 
         def given_up(number: int) -> tuple[LostFile, ...]:
@@ -491,7 +511,7 @@ def _explain(
     started: float,
     elsewhere: RequestStats,
     folded: int,
-    viewed: ViewRows | None = None,
+    viewed: Noted | None = None,
 ) -> Callable[[], Explain]:
     """Return what tells what a pass did since `started`; what it spent beyond files and `elsewhere` went to the log."""
     # all is counted now, the budget first: a search that was given up may still make a request
@@ -510,7 +530,7 @@ def _explained(
     stats: RequestStats,
     elapsed_ms: float,
     folded: int,
-    viewed: ViewRows | None = None,
+    viewed: Noted | None = None,
     prices: PriceTable = _NO_PRICES,
 ) -> Explain:
     reports = [*(note.report() for note in notes), *outdated]
@@ -537,7 +557,7 @@ def _explained(
     )
 
 
-def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: ViewRows | None = None) -> tuple[str, ...]:
+def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...]:
     """Return which of the topics none of the files has, nor a view; none where the topics of a file are not known."""
     if viewed is not None and (viewed.knows_topic or (not handles and not any(notes_of(viewed)))):
         return ()

@@ -9,6 +9,8 @@ index.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import queue
 import threading
 import time
@@ -38,6 +40,9 @@ from tiered_index.types import FileReport
 
 # requests of a search in a file whose directory is in no cache
 _REQUESTS = 2
+# cores, and lookups of a batch that are worth another one
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_LOOKUPS_A_PART = 500
 # stored files that are searched at first
 _FIRST_FILES = 2
 # files whose filters are asked at once
@@ -254,6 +259,24 @@ class FileReader:
         # queued searches run and find the engine closed: a cancelled one would leave its lookup waiting permanently
         self._closed = True
         self._pool.close(until_s)
+
+    def in_parts(self, find: Callable[[int, int], T], count: int) -> list[T]:
+        """Return `find(start, stop)` for all of `count` lookups: of the parts of a large batch, which run side by side
+        where `find` lets other threads run.
+        """
+        parts = max(1, min(_CORES, self._threads, count // _LOOKUPS_A_PART))
+        ends = [count * number // parts for number in range(parts + 1)]
+        futures: list[tuple[tuple[int, int], Future[T] | None]] = []
+        for span in itertools.pairwise(ends[1:]):
+            try:
+                futures.append((span, self._pool.submit(find, *span)))
+            except NoThread:
+                futures.append((span, None))
+        found = [find(*ends[:2])]
+        for span, future in futures:
+            # no thread had time for it
+            found.append(find(*span) if future is None or future.cancel() else future.result())
+        return found
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search those of `handles` that need it. `scan` then has a report of each file looked at, and every error."""

@@ -1,0 +1,334 @@
+"""Lookups over many local files: filters that are asked together, chains that end early, batches in several threads."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.reliability.core_mutations import InMemory
+from tests.support.core import compiled_core, using
+from tiered_index.errors import CorruptFile
+from tiered_index.format.compacted import Compaction, filter_of
+from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.schema import row_form
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.unsealed import UnsealedTable
+from tiered_index.kernels import compiled_views
+from tiered_index.service.answers.batch import LookupBatch, in_core
+from tiered_index.service.answers.rows import PreparedLookup
+from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.files.view import LocalView
+from tiered_index.service.lookup import scan
+from tiered_index.types import Lookup
+
+T = 1_700_000_000
+NEVER = 2**40
+LAYOUT = Layout(NATIVE, NATIVE.schema, 16, 400)
+# keys that are in one file each, in every third file, and in none
+ALL = tuple(reversed(range(170)))
+KEYS = [*(f"of{number}" for number in range(0, 170, 7)), "third", *(f"no{number}" for number in range(60))]
+
+
+def entries_of(keys, second):
+    columns = {name: np.zeros(len(keys), np.int64) for name in ("topic_id", "queue_id")}
+    numbers = [lookup_numbers("t", key) for key in keys]
+    columns["offset"] = columns["size"] = 1_000 * second + np.arange(len(keys))
+    columns["fingerprint"] = np.array([fingerprint for *_, fingerprint in numbers], np.uint32)
+    hashes = np.array([key_hash for key_hash, *_ in numbers], np.int32)
+    return (
+        UnsealedTable(LAYOUT, T * 1000)
+        .prepare(hashes, np.full(len(keys), (T + second) * 1000, np.int64), columns)
+        .entries
+    )
+
+
+def file_of(number, keys=None):
+    """Return the compacted file of second `number`, in memory that a test can change."""
+    keys = keys or [f"of{number}", *(["third"] if number % 3 == 0 else []), *(f"{number}-{n}" for n in range(90))]
+    made = Compaction(entries_of(keys, number), LAYOUT, T * 1000, (T + number) * 1000, packed=True)
+    about = {"source_positions": {}, "lane": "main", "offset_space": "", "writer": ""}
+    data = b"".join(made.pieces(file_id=f"file{number}", topics=((0, "t"),), **about))
+    return InMemory(data, parse_trailer(data, "file", len(data)))
+
+
+@pytest.fixture(scope="module")
+def files():
+    """170 files, a second each, the newest first; of several sizes."""
+    compiled_core()
+    return [file_of(number) for number in ALL]
+
+
+@pytest.fixture
+def fresh(files):
+    """The same files, whose filters nobody has asked yet."""
+    return [InMemory(bytes(file.data), file.trailer()) for file in files]
+
+
+def view_of(files):
+    core = compiled_views()
+    seconds = [file.trailer().metadata.second_max for file in files]
+    found = [(file.in_core(), second, second) for file, second in zip(files, seconds, strict=True)]
+    return core.View(row_form(LAYOUT.schema), found, [f"label{second}" for second in seconds])
+
+
+def find(view, key, low=0, high=NEVER, most=64, topic="t"):
+    key_hash, masked_hash, fingerprint = lookup_numbers("t", key)
+    found = view.find(topic, key_hash, masked_hash, fingerprint, low, high, most)
+    assert found is not None and not found.has_left
+    return found
+
+
+def expected(numbers, key, low=0, high=NEVER, most=64):
+    """Return (second, offset) of the answers out of the files of these numbers."""
+    found = [(T + number, 1_000 * number) for number in numbers if key == f"of{number}"]
+    if key == "third":
+        found = [(T + number, 1_000 * number + 1) for number in numbers if number % 3 == 0]
+    return [one for one in found if low <= one[0] <= high][:most]
+
+
+def rows_of(found, most=64):
+    rows = np.frombuffer(found.rows, LAYOUT.schema.row)
+    return list(zip(rows["second"].tolist(), rows["offset"].tolist(), strict=True))[:most]
+
+
+def warm(view):
+    """Make a view know its filters: searches in vain check them."""
+    for number in range(40):
+        find(view, f"warm{number}")
+    assert view.bytes_together
+    return view
+
+
+def test_filters_that_are_asked_together_change_no_answer(fresh):
+    view = view_of(fresh)
+    for key in KEYS:
+        assert rows_of(find(view, key)) == expected(ALL, key)
+    assert view.bytes_together
+    for key, most in itertools.product(KEYS, (1, 5, 64)):
+        assert rows_of(find(view, key, most=most), most) == expected(ALL, key, most=most)
+        assert rows_of(find(view, key, T + 60, T + 99, most), most) == expected(ALL, key, T + 60, T + 99, most)
+
+
+def test_files_that_were_excluded_together_are_read_or_out_of_range(fresh):
+    view = warm(view_of(fresh))
+    found = find(view, "no1", T + 10, T + 49)
+    assert found.notes == [0 if 10 <= second <= 49 else -1 for second in reversed(range(170))]
+    assert found.knows_topic and not find(view, "no1", topic="other").knows_topic
+    assert not find(view, "no1", T + 1_000, NEVER).knows_topic
+
+
+def test_a_later_view_takes_them_over_and_reads_no_filter_again(fresh):
+    view = warm(view_of(fresh[1:]))
+    size, bytes_of_files = view.bytes_together, sum(file.trailer().tail.filter_length for file in fresh[1:])
+    assert bytes_of_files / 2 < size < 4 * bytes_of_files
+    # a new file comes, and the oldest ones go
+    later = view_of(fresh[:-5])
+    assert later.bytes_together == size
+    for key in KEYS:
+        assert rows_of(find(later, key)) == expected(ALL[:-5], key)
+    # most files have gone: the others are asked alone
+    few = view_of(fresh[70:90])
+    assert few.bytes_together == 0
+    assert rows_of(find(few, "third")) == expected(ALL[70:90], "third")
+
+
+def test_they_are_few_files_or_of_one_size(fresh):
+    assert warm(view_of(fresh[:32])).bytes_together
+    view = view_of(fresh[32:63])
+    for number in range(99):
+        find(view, f"warm{number}")
+    assert view.bytes_together == 0
+    # each has twice as many keys as the one before
+    other = [file_of(number, [f"{number}-{n}" for n in range(1 + 12 * 2 ** (number % 5))]) for number in range(40)]
+    view = view_of(other[::-1])
+    for number in range(99):
+        find(view, f"warm{number}")
+    assert view.bytes_together == 0
+
+
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_a_filter_that_changes_in_the_map_hides_no_key(fresh, is_gathered):
+    view = view_of(fresh)
+    # checked, and not gathered yet
+    find(view, "no1")
+    if is_gathered:
+        warm(view)
+    for file in fresh:
+        tail = file.trailer().tail
+        np.frombuffer(file.data, np.uint8)[tail.position : tail.directory_position] = 0
+    for key in KEYS[:26]:
+        assert rows_of(find(view, key)) == expected(ALL, key)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_batch_has_the_rows_of_its_lookups(fresh, together):
+    view = warm(view_of(fresh)) if together else view_of(fresh)
+    lookups = [Lookup("t", key, max_count=2 + number % 9) for number, key in enumerate(KEYS)]
+    lookups += [Lookup("other", "third"), Lookup("t", "third", (T + 30) * 1000, (T + 50) * 1000)]
+    batch = LookupBatch(lookups)
+    asked = in_core(view, batch, batch.key_hash)
+    assert asked.left == []
+    counts = np.zeros(len(fresh), np.int64)
+    found = []
+    for span in itertools.pairwise((0, 30, 31, len(lookups))):
+        owners, rows, left, matched = asked.find(*span)
+        assert not left
+        counts += np.frombuffer(matched, np.int64)
+        table = np.frombuffer(rows, LAYOUT.schema.row)
+        numbers = np.frombuffer(owners, np.int64)
+        found += zip(numbers.tolist(), table["second"].tolist(), table["offset"].tolist(), strict=True)
+    wanted = [
+        (number, *row)
+        for number, one in enumerate(lookups)
+        if one.topic == "t"
+        for row in expected(ALL, one.key, *((T + 30, T + 50) if one.begin_ms else ()), most=len(ALL))
+    ]
+    assert found == wanted and counts.sum() == len(wanted)
+    for bad in ((-1, 1), (0, len(lookups) + 1)):
+        with pytest.raises(ValueError, match="fewer lookups"):
+            asked.find(*bad)
+
+
+def put(index, count, key="k", first=0, step=1, topic="t"):
+    index.put_batch(
+        {
+            "topic": [topic] * count,
+            "key": [key] * count,
+            "queue_id": [0] * count,
+            "offset": range(first, first + count),
+            "size": [1] * count,
+            "timestamp_ms": [(T + step * number) * 1000 for number in range(first, first + count)],
+        }
+    )
+    index.flush()
+
+
+def steps(index, key="k", most=64, low=0):
+    (handle,) = index.files()
+    lookup = PreparedLookup("t", key, *lookup_numbers("t", key), low, NEVER, most)
+    found = LocalView(handle.layout.schema, [handle]).find(lookup)
+    assert found is not None
+    return found.steps
+
+
+def test_the_newest_of_a_long_chain_take_few_steps(open_index):
+    compiled_core()
+    index = open_index("root", slots=1, items=20_000)
+    for part in range(6):
+        put(index, 2_000, first=2_000 * part)
+    for most in (1, 64, 1_000):
+        assert steps(index, most=most) <= 2 * most + 300
+        assert [item.offset for item in index.query("t", "k", max_count=most)] == list(range(11_999, 11_999 - most, -1))
+    # nothing before a time is looked at
+    assert steps(index, most=10**6, low=T + 11_000) <= 1_300
+    assert steps(index, "none", low=T + 11_900) <= 400
+    # what comes late is among the newest
+    put(index, 1, first=30_000, step=0)
+    index.put("t", 0, "k", 40_000, 1, (T + 20_000) * 1000)
+    put(index, 600, first=0, step=0)
+    assert [item.offset for item in index.query("t", "k", max_count=3)] == [40_000, 11_999, 11_998]
+    index.abandon()
+    assert [item.offset for item in open_index("root", slots=1, items=20_000).query("t", "k", max_count=2)] == [
+        40_000,
+        11_999,
+    ]
+
+
+def test_repeats_in_a_long_chain_leave_the_answer_whole(open_index):
+    core = compiled_core()
+    index = open_index(slots=1, items=9_000)
+    for _ in range(3):
+        put(index, 500)
+    with using(core):
+        found = index.query("t", "k", max_count=100)
+        (many,) = index.query_many([("t", "k")], max_count=100)
+    assert [item.offset for item in found] == [item.offset for item in many] == list(range(499, 399, -1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"preset": "rocketmq"}, {"preset": "rocketmq", "hash": "mask"}])
+def test_a_sealed_file_has_the_filter_of_its_compacted_form(open_index, faulty, settings):
+    compiled_core()
+    index = open_index(items=900, slots=5, storage_backend=faulty, **settings)
+    for key in range(150):
+        put(index, 5, f"k{key}", 5 * key)
+    index.seal()
+    (handle,) = index.files()
+    assert isinstance(handle, UnsealedFile) and steps(index, "none") > 100
+    handle.make_filter()
+    assert sum(steps(index, f"none{number}") == 0 for number in range(100)) > 90
+    assert [item.offset for item in index.query("t", "k7")] == list(range(39, 34, -1))
+    asked = [("t", f"k{number}") for number in range(160)]
+    assert [len(one) for one in index.query_many(asked)] == [5] * 150 + [0] * 10
+    entries = handle.entries()
+    index.run_lifecycle()
+    (handle,) = index.files()
+    tail = handle.local.trailer().tail
+    assert handle.local.data[tail.position : tail.directory_position] == filter_of(entries, index.schema)
+
+
+def test_a_round_gives_sealed_files_their_filters_first(open_index, monkeypatch):
+    compiled_core()
+    index = open_index(items=100)
+    for number in range(3):
+        put(index, 5, f"k{number}")
+        index.seal()
+    sealed, had = list(index.files()), []
+
+    def make(self, *arguments, **named):
+        had.append([bool(file.filter_bytes) for file in sealed])
+        return made(self, *arguments, **named)
+
+    made = Compaction.__init__
+    monkeypatch.setattr(Compaction, "__init__", make)
+    index.run_lifecycle()
+    assert had == [[True] * 3] * 3
+
+
+def test_damage_of_a_sealed_file_is_told_by_its_compaction(open_index, monkeypatch):
+    compiled_core()
+    index = open_index(items=100)
+    put(index, 5)
+    index.seal()
+    (handle,) = index.files()
+
+    def damaged(self):
+        raise CorruptFile("file", "damaged")
+
+    monkeypatch.setattr(UnsealedFile, "entries", damaged)
+    with pytest.raises(CorruptFile, match="damaged"):
+        index.run_lifecycle()
+    assert not handle.filter_bytes and len(index.query("t", "k")) == 5
+
+
+def test_a_large_batch_runs_in_parts(open_index, monkeypatch):
+    core = compiled_core()
+    monkeypatch.setattr(scan, "_CORES", 3)
+    monkeypatch.setattr(scan, "_LOOKUPS_A_PART", 10)
+    index = open_index(items=12_000, slots=50, query_threads=4)
+    for number in range(4):
+        for key in range(40):
+            put(index, 3, f"k{key}", 100 * number + 3 * key)
+        if number < 3:
+            index.seal()
+            index.run_lifecycle() if number else None
+    # in a slot group of blocks, which the core leaves to the search of the file
+    put(index, 9_000, "giant")
+    index.seal()
+    index.run_lifecycle()
+    asked = [("t", key) for key in ("giant", "none", *(f"k{key}" for key in range(40)), "giant")]
+    with using(core):
+        found = index.query_many(asked, max_count=30)
+        files = sorted(index.files(), key=lambda file: -file.second_max)
+        rows = LocalView(files[0].metadata().layout.schema, files).find_many(
+            LookupBatch([Lookup(*one) for one in asked]), lambda search, count: [search(0, count)]
+        )
+        assert [some.tolist() for some, _ in rows.partly.values()] == [[0, len(asked) - 1]]
+    with using(None):
+        reference = index.query_many(asked, max_count=30)
+    assert [one.items for one in found] == [one.items for one in reference]
+    assert len(found[0]) == 30 and len(found[5]) == 12
+    reports = [{report.file: report.outcome for report in one.explain.files} for one in (found, reference)]
+    assert reports[0] == reports[1] and found.explain.files_read == len(reports[0])
