@@ -884,6 +884,8 @@ cdef class LocalFile:
         cdef int64_t peak
         if self.file.kind != CHAINS or first < 1 or seconds.shape[0] > self.file.items - first:
             fail("an unsealed file has room for its entries")
+        if seconds.shape[0] and <uint64_t>&seconds[0] & 7:
+            fail("seconds are aligned")
         peak = self.file.peak if first == self.file.known else INT64_MAX
         with nogil:
             for number in range(seconds.shape[0]):

@@ -281,7 +281,8 @@ class UnsealedFile(LocalHandle):
             self.label.second_min, self.label.second_max = low, high
             if self._in_core is not None:
                 self._in_core.within(low, high)
-                self._in_core.appended(batch.first, np.ascontiguousarray(seconds, np.int64))
+                # a column of one row is contiguous, but not aligned
+                self._in_core.appended(batch.first, np.require(seconds, np.int64, ["C", "A"]))
         self.table.commit(batch)
         self.batches.append(record)
         self.positions = max_positions(self.positions, positions)
