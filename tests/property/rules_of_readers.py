@@ -109,20 +109,23 @@ class ReadingMachine(IndexMachine):
 
     # What they must say
 
-    def model_of(self, who):
-        """Return the model of what an asker saw when it answered last."""
+    def state_of(self, who):
+        """Return the log as an asker sees it now."""
+        index = self.index(who)
+        return index._views[-1].log_state if who in SOURCED else index.log_state
+
+    def model_of(self, who, state=None):
+        """Return the model of what an asker saw when it answered last, or of what it sees at a state of the log."""
         if who == "service":
             return self.model
         if who == "beside":
             return self.durable
-        index = self.index(who)
+        published = self.published.model(state or self.state_of(who))
         if who not in SOURCED:
-            return self.published.model(index.log_state)
+            return published
         joined = ReferenceModel(keyed=self.keyed, extra=["source"], identity=["source"])
         number = source_number(self.service.index_id)
-        models = {number: self.published.model(index._views[-1].log_state)} | (
-            {self.second_number: self.beyond} if who == "two" else {}
-        )
+        models = {number: published} | ({self.second_number: self.beyond} if who == "two" else {})
         for source, model in models.items():
             for e in model.entries:
                 joined.put(e.topic, e.queue_id, e.key, e.offset, e.size, e.second * 1000, source=source)

@@ -225,3 +225,19 @@ def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(open_index, 
         assert (answer.status, [t.entries for t in answer.topics], len(answer.failed)) == ("partial", [1], 1)
         with pytest.raises(BudgetExceeded):
             reader.topics(max_requests=0)
+
+
+def test_a_log_that_a_spent_budget_left_half_read_is_not_shown(open_index, storage, clock):
+    """The reader's log, files and answers are of one state."""
+    index = open_index("root", storage_backend=storage)
+    publish(index, 1)
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
+        before = reader.log_state.number
+        publish(index, 2)
+        publish(index, 3)
+        clock.advance(11)
+        # of five requests a refresh has two: it lists the log and reads a record
+        assert [item.offset for item in reader.query("t", "k", max_requests=5, allow_partial=True)] == [1]
+        assert (reader.log_state.number, len(reader.files())) == (before, 1)
+        assert [item.offset for item in reader.query("t", "k")] == [3, 2, 1]
+        assert (reader.log_state.number, len(reader.files())) == (index.log_state.number, 3)

@@ -241,8 +241,8 @@ class IndexView(Refreshed):
 
     @property
     def log_state(self) -> LogState:
-        """The storage's log as far as it was read."""
-        return self._log.state
+        """The storage's log as far as lookups see it: records that a spent budget left unshown are not in it."""
+        return self._shown
 
     def refresh(self) -> LogState:
         """Read what the log has gained; return its state."""
@@ -307,10 +307,16 @@ class IndexView(Refreshed):
 
     def _show(self, state: LogState) -> None:
         """Bring the catalog up to `state`; nobody else changes it."""
-        if state is self._shown:
+        before = self._shown
+        if state is before:
             return
-        apply_changes(self.catalog, self._shown, state, self.cold)
+        # before the files: what has expired in between is in no answer
         self._shown = state
+        try:
+            apply_changes(self.catalog, before, state, self.cold)
+        except BaseException:
+            self._shown = before
+            raise
         if self._root_view is None:
             self.freshness = self._published(state)
 
