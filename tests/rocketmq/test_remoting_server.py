@@ -28,7 +28,7 @@ from tiered_index.rocketmq.remoting.frames import BINARY, JSON, MAX_FRAME_BYTES,
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
 from tiered_index.storage.context import active_context
 
-AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN = 34, 12, 33, 106, 206
+AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN, BROKEN_AT_ONCE = 34, 12, 33, 106, 206, 105
 
 
 class FakeBroker:
@@ -43,6 +43,8 @@ class FakeBroker:
         self._lock = threading.Lock()
 
     def answer_at_once(self, request, local):
+        if request.code == BROKEN_AT_ONCE:
+            raise RuntimeError("a defect")
         return request.answered(0, str(local), body=request.body) if request.code == AT_ONCE else None
 
     def look_up(self, request, local, sees):
@@ -135,23 +137,72 @@ async def test_oneway_requests_get_no_answer_and_responses_are_no_requests():
         assert server.broker.most == 1
 
 
-@run
-async def test_oneway_requests_count_and_are_told_to_the_audit_log_though_their_client_has_gone():
+@asynccontextmanager
+async def accounting(**limits):
+    """A server, and what its requests were accounted for as: opaque and code of the response."""
     audited, observed = [], []
     async with RemotingServer(
         FakeBroker(),
         "127.0.0.1",
         0,
-        audit=lambda request, response, is_known: audited.append((request.code, request.opaque, response.code)),
-        observe=lambda request, response, seconds: observed.append(request.opaque),
+        limits=RemotingLimits(**limits),
+        audit=lambda request, response, is_known: audited.append((request.opaque, response.code)),
+        observe=lambda request, response, seconds: observed.append((request.opaque, response.code)),
     ) as server:
+        try:
+            yield server, audited, observed
+        finally:
+            server.broker.release.set()
+
+
+@run
+async def test_oneway_requests_count_and_are_told_to_the_audit_log_though_their_client_has_gone():
+    async with accounting() as (server, audited, observed):
         async with Client.open(server) as client:
             codes = [AT_ONCE, LOOKED_UP] * 3
             await client.send(*[Command(code=code, opaque=n, flag=ONEWAY) for n, code in enumerate(codes)])
             client.writer.write_eof()
             assert await client.ended()
-        assert audited == [(code, n, 0) for n, code in enumerate(codes)]
-        assert observed == list(range(6))
+        assert audited == observed == [(n, 0) for n in range(6)]
+
+
+@run
+async def test_requests_that_wait_for_a_thread_count_once_though_their_client_has_gone():
+    async with accounting(threads=1) as (server, audited, observed):
+        async with Client.open(server) as client:
+            await client.send(*[Command(code=HELD, opaque=n) for n in range(4)])
+            await held(server)
+            await until(lambda: server._requests == 4)
+        await until(lambda: server.connections == 0)
+        # the one in the thread is still under way
+        assert sorted(audited) == sorted(observed) == [(n, 2) for n in range(1, 4)]
+        server.broker.release.set()
+        await until(lambda: len(observed) == 4)
+        async with Client.open(server) as client:
+            assert (await client.ask(LOOKED_UP)).code == 0
+        assert len(audited) == len(observed) == 5 and (0, 0) in audited[3:] and (0, 0) in observed[3:]
+
+
+@run
+async def test_a_request_counts_that_comes_with_the_end_of_its_connection():
+    async with accounting() as (server, audited, observed):
+        async with Client.open(server) as client:
+            sent = [Command(code=code, opaque=n) for n, code in enumerate((AT_ONCE, LOOKED_UP, AT_ONCE))]
+            client.writer.write(b"".join(map(encode_frame, sent)))
+            client.writer.write_eof()
+            await client.ended()
+        await until(lambda: len(observed) == 3)
+        assert sorted(opaque for opaque, _ in audited) == sorted(opaque for opaque, _ in observed) == [0, 1, 2]
+
+
+@run
+async def test_a_defect_counts_and_is_told_to_the_audit_log():
+    async with accounting() as (server, audited, observed):
+        for opaque, code in enumerate((BROKEN, BROKEN_AT_ONCE)):
+            async with Client.open(server) as client:
+                await client.send(Command(code=code, opaque=opaque))
+                assert await client.ended()
+        assert audited == observed == [(0, 1), (1, 1)]
 
 
 GARBAGE = {

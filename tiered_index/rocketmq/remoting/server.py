@@ -15,16 +15,26 @@ import logging
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from tiered_index.errors import InvalidArgument, SetupUnavailable, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy, waits_for_messages
-from tiered_index.rocketmq.remoting.frames import EVERY_TOPIC, AccessKey, Command, decode_frame, encode_frame, signer_of
+from tiered_index.rocketmq.remoting.frames import (
+    EVERY_TOPIC,
+    AccessKey,
+    Command,
+    ResponseCode,
+    decode_frame,
+    encode_frame,
+    signer_of,
+)
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.messages import pause_s
@@ -71,10 +81,10 @@ class RemotingServer:
     """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
 
     With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
-    topics that it is for. With `tls` every connection is encrypted. `audit`, of any thread, is called once with every
-    request, its response, and whether it was signed with one of the keys (True without `keys`), also if the client is
-    gone. `observe`, of the loop's thread, is called with every request, its response and the seconds between them.
-    `bound` is a socket that has the address already.
+    topics that it is for. With `tls` every connection is encrypted. `audit` is called once with every request, its
+    response, and whether it was signed with one of the keys (True without `keys`). `observe` is called once with every
+    request, its response and the seconds between them. Both are called in any thread, also if the client is gone or the
+    request failed. `bound` is a socket that has the address already.
     """
 
     def __init__(
@@ -192,43 +202,57 @@ class RemotingServer:
 
     async def respond(self, request: Command, local: Host, peer: str = "somewhere") -> Command:
         """Return the response to a request that came in at `local` from `peer`."""
-        began_s = time.monotonic()
-        key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
-        if key is None:
-            response = self._audited(request, self.broker.refuse(request, peer), is_known=False)
-        elif (at_once := self.broker.answer_at_once(request, local)) is not None:
-            response = self._audited(request, at_once)
-        elif self._requests >= self.limits.requests or self._unsent_bytes >= self.limits.unsent_bytes:
-            response = self._audited(request, busy(request))
-        else:
-            response = await self._looked_up(request, local, key)
+        account = partial(self._account, request, time.monotonic())
+        try:
+            key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
+            response = self.broker.refuse(request, peer) if key is None else self.broker.answer_at_once(request, local)
+        except Exception:
+            account(_failed(request))
+            raise
+        if response is not None or key is None:
+            return account(response or _failed(request), is_known=key is not None)
+        if self._requests >= self.limits.requests or self._unsent_bytes >= self.limits.unsent_bytes:
+            return account(busy(request))
+        return await self._looked_up(request, local, key, account)
+
+    def _account(self, request: Command, began_s: float, response: Command, is_known: bool = True) -> Command:
+        if self._audit is not None:
+            self._audit(request, response, is_known)
         if self._observe is not None:
             self._observe(request, response, time.monotonic() - began_s)
         return response
 
-    def _audited(self, request: Command, response: Command, is_known: bool = True) -> Command:
-        if self._audit is not None:
-            self._audit(request, response, is_known)
-        return response
-
-    async def _looked_up(self, request: Command, local: Host, key: AccessKey) -> Command:
+    async def _looked_up(
+        self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
+    ) -> Command:
         limits, received_s = self.limits, time.monotonic()
+        # held by the one who accounts for the request: the thread that begins it, or else the loop
+        begun = threading.Lock()
 
         def look_up() -> Command:
-            if time.monotonic() - received_s > limits.queued_s:
-                return self._audited(request, busy(request))
-            sees = None if key.topics is None else key.sees
+            if not begun.acquire(blocking=False):
+                return busy(request)  # nobody waits for it any more
+            try:
+                waited = time.monotonic() - received_s > limits.queued_s
+                sees = None if key.topics is None else key.sees
+                response = busy(request) if waited else self.broker.look_up(request, local, sees)
+            except BaseException:
+                account(_failed(request))
+                raise
             # in this thread, since nobody waits for the response once the client is gone
-            return self._audited(request, self.broker.look_up(request, local, sees))
+            return account(response)
 
         self._requests += 1
         try:
             response = await run_in_thread(self._threads, look_up)
         except StorageUnavailable as error:  # no thread could be started
             self.broker.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
-            return self._audited(request, busy(request))
+            return busy(request)
         finally:
             self._requests -= 1
+            if begun.acquire(blocking=False):
+                # no thread began it, and none will
+                account(busy(request))
         if response.withheld:
             # the time must not tell what is at a place, either
             await asyncio.sleep(pause_s(time.monotonic() - received_s))
@@ -285,6 +309,8 @@ class _Connection:
                 await self._answer(request)
             else:
                 requests.create_task(self._answer(request))
+                # the task has begun before the connection can end: one that has not would never account for it
+                await asyncio.sleep(0)
 
     async def _frame(self) -> bytes:
         length = int.from_bytes(await self._exactly(_LENGTH_BYTES), "big")
@@ -318,6 +344,10 @@ class _Connection:
         finally:
             self._requests -= 1
             self._free.release()
+
+
+def _failed(request: Command) -> Command:
+    return request.answered(ResponseCode.SYSTEM_ERROR, "the request failed unexpectedly; the server's log says why")
 
 
 def _host_of(name: tuple[Any, ...]) -> Host:

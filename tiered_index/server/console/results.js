@@ -105,10 +105,12 @@ export function timed(ms, shown) {
 export const ndjson = (rows) => rows.map(({ found, asked: _, ...item }) =>
   `${JSON.stringify({ ...item, state: found?.state ?? null, message: messageOf({ found }) ?? null })}\n`).join("");
 
+// Where a spreadsheet would begin a formula: at the beginning of a cell, or behind what it may take for a cell's end.
+const FORMULA = /^(?=\s*[=+\-@\t\r\n＝＋－＠])|(?<=[;\t\r\n])(?=[^\S\t\r\n]*[=+\-@＝＋－＠])/g;
+
 function cell(value) {
-  // a spreadsheet would take such a text for a formula
-  const text = typeof value === "string" && /^\s*[=+\-@\t\r\n＝＋－＠]/.test(value) ? `'${value}` : String(value ?? "");
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const text = typeof value === "string" ? value.replace(FORMULA, "'") : String(value ?? "");
+  return /[",;\t\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 export const csv = (rows, columns) => [columns.map(({ title }) => title),
