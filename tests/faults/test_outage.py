@@ -328,7 +328,8 @@ def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_an
         storage.fail("get", nth=3, times=None)
         (after,) = reader.query("orders", "a").freshness
         assert after.not_asked is not None
-        assert reader._views[0].log_state.newest_ms > before.as_of_ms
+        # a record was read behind those that the files show
+        assert reader._views[0]._log.state.newest_ms > before.as_of_ms == reader.log_state.newest_ms
         assert (after.as_of_ms, after.positions) == (before.as_of_ms, before.positions)
 
 
