@@ -119,13 +119,13 @@ NATIVE_ARGS ?=
 
 test-all: ready ## as test, the slow soaks, more examples of Hypothesis, and the mutants
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
-	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
-# for example --only 'journal-*'; --help shows the rest
+# for example -k journal
 MUTANTS_ARGS ?=
 
 mutants: $(VENV)/.stamp-test ## put seeded defects into copies of the code, one by one: each must turn a named test red
-	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/mutants/red.py $(MUTANTS_ARGS)
 
 test-s3: $(VENV)/.stamp-test ## tests against a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m pytest -m real_s3 tests/real_s3 --durations=15 $(PYTEST_ARGS)

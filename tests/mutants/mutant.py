@@ -1,15 +1,14 @@
-"""One seeded defect, and what became of it. Pure."""
+"""A seeded defect, and the text of the file that holds it. Pure."""
 
 from __future__ import annotations
 
 import ast
 import re
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["Mutant", "OutOfDate", "Result", "Verdict", "mutate"]
+__all__ = ["PACKAGE", "Mutant", "OutOfDate", "mutate"]
 
 PACKAGE = "tiered_index"
 
@@ -34,33 +33,8 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-class Verdict(Enum):
-    """What the tests said."""
-
-    RED = "red"
-    TIMEOUT = "red by timeout"
-    SURVIVED = "SURVIVED"
-    INVALID = "invalid"
-
-    @property
-    def is_red(self) -> bool:
-        """Whether the defect was noticed."""
-        return self in (Verdict.RED, Verdict.TIMEOUT)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One mutant's verdict; `detail` is the first failed test, or why the mutant proves nothing."""
-
-    mutant: Mutant
-    verdict: Verdict
-    detail: str
-    seconds: float
-    line: int = 0
-
-
-def mutate(mutant: Mutant, package: Path) -> tuple[Path, str, int]:
-    """Return the file of the defect below `package`, its text with the defect in it, and the defect's line.
+def mutate(mutant: Mutant, package: Path) -> tuple[Path, str]:
+    """Return the file of the defect below `package`, and its text with the defect in it.
 
     Raises `OutOfDate`.
     """
@@ -94,7 +68,7 @@ def mutate(mutant: Mutant, package: Path) -> tuple[Path, str, int]:
         raise OutOfDate("out of date: no Python with the defect in it")
     if mutated == source:
         raise OutOfDate("out of date: it changes nothing")
-    return path, mutated, source[:first].count("\n") + 1
+    return path, mutated
 
 
 def _is_python(text: str) -> bool:

@@ -175,6 +175,24 @@ def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
     assert StorageLog(storage, clock).open() == log.state
 
 
+def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, storage, clock):
+    epoch = log.claim_epoch()
+    other = StorageLog(storage, clock)
+    other.open()
+
+    def make(state):
+        # another record takes the number between the writer's reading and its put
+        if other.state.number == state.number:
+            publish(other, epoch, (an_object(1),))
+        return LogRecord(0, "upload", epoch, "", 0, add=(an_object(2),))
+
+    first = log.state.number + 1
+    assert log.append("upload", epoch, make).number == first + 1
+    assert [list(log.record(number).add) for number in (first, first + 1)] == [[an_object(1)], [an_object(2)]]
+    assert StorageLog(storage, clock).open() == log.state
+    assert len(log.state.objects) == 2
+
+
 @pytest.mark.parametrize("error", [lambda text: CorruptFile("db", text), InvalidArgument])
 def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_is(log, storage, clock, error):
     """Callers take back what they uploaded only after errors that are none of the storage's."""
