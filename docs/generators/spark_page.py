@@ -14,12 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from docs.generators.measured_pages import ROOT, about, markdown, rewrite, table_rows
+from docs.generators.measured_pages import ROOT, about, markdown, rewrite
 from docs.generators.sizing_page import PAGE as SIZING
 from docs.generators.sizing_page import main as compute_sizing
 
-PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
-FRESH = ", nothing known"
 _PAGE = ROOT / "docs" / "spark-cluster.md"
 
 
@@ -36,38 +34,6 @@ def spent(document: dict[str, Any]) -> str:
     alone = [(way, value) for way, value in _figures(document).items() if way.endswith(", one process")]
     parts.append(markdown(("the same without Spark", "CPU s"), alone))
     return "\n".join(parts)
-
-
-def lookups(document: dict[str, Any]) -> str:
-    """Return GETs, LISTs and KiB a lookup, by who reads and what is asked."""
-    cells = {tuple(row[:3]): row[4:] for row in table_rows(document, "requests and bytes a lookup")}
-    asked = [("one day", "one day"), ("one day", "all days"), ("all days", "all days"), ("no day", "all days")]
-    columns = ["read by", "bytes an entry, stored"]
-    columns += [f"key in {kind}, range of {span}: GETs (KiB)" for kind, span in asked]
-    figures = _figures(document)
-    rows = []
-    for who in dict.fromkeys(way[0] for way in cells):
-        plain = who.removesuffix(FRESH).partition(", filters")[0]
-        row: list[str] = [
-            f"DuckDB, {who}" if who.startswith("Parquet") else who,
-            f"{figures[f'{plain}: bytes an entry']:.1f}",
-        ]
-        for kind, span in asked:
-            cell = cells.get((who, kind, span))
-            row.append("" if cell is None else _cell(*cell))
-        rows.append(row)
-    return markdown(columns, rows)
-
-
-def _cell(gets: float, lists: float, kib: float) -> str:
-    listed = f" + {lists:.3g} LIST" if lists else ""
-    return (
-        f"{gets:.3g}{listed} ({kib:,.0f})"
-        if kib >= 1
-        else f"{gets:.2g}{listed} (0)"
-        if not kib
-        else f"{gets:.2g}{listed} (<1)"
-    )
 
 
 def year(document: dict[str, Any]) -> str:
@@ -114,10 +80,10 @@ def write(document: dict[str, Any]) -> None:
 
 def _write_bench(bench: dict[str, Any]) -> None:
     head = f"{about(bench['machine'])}. "
-    if not any(table["title"].startswith("requests") for table in bench["tables"]):
+    if not any(table["title"].startswith("GETs a lookup") for table in bench["tables"]):
         rewrite(_PAGE, {"spark at scale": head + spent(bench)})
         return
-    rewrite(_PAGE, {"spark": head + spent(bench), "spark lookups": f"{head}\n\n{lookups(bench)}"})
+    rewrite(_PAGE, {"spark": head + spent(bench)})
     rewrite(ROOT / "docs" / "lifetime.md", {"year": year(bench)})
     rewrite(SIZING, {"inputs": inputs(bench)})
     compute_sizing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import replace
 from enum import StrEnum
@@ -12,7 +13,6 @@ import typer
 from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
 from tests.benchmarks.cold_peers.command import cold_peers
 from tests.benchmarks.drill import drill
-from tests.benchmarks.lookups import missing_packages, place_of_uri
 from tests.benchmarks.machine.cold import check_storage
 from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
 from tests.benchmarks.machine.setting import ColdAmounts
@@ -69,7 +69,7 @@ def benchmarks(
 
     Everything happens in a temporary folder, which is deleted at the end. A goal is for two quiet cores. A missed goal
     is no error: the report shows its ratio and a profile. Goals of whole files count at 20,000,000 items only. Wrong
-    answers end the run. Suites spark and cold, each alone, also read from --storage, where they delete what they made.
+    answers end the run. Suite cold, alone, also reads from --storage, where it deletes what it made.
 
     [bold]Examples[/bold]
 
@@ -89,7 +89,7 @@ def benchmarks(
 
       python -m tests.benchmarks scale
     """
-    check_places(session, suites, {"cold": check_storage, "spark": place_of_uri})
+    check_places(session, suites, {"cold": check_storage})
     names = _chosen(session, suites)
     layout = layout_of(preset, slots, items, quick=quick)
     setting = replace(
@@ -103,6 +103,15 @@ def benchmarks(
     if set(names) & set(_ON_SPARK):
         space_bytes = max(space_bytes, SparkAmounts.of(setting).space_bytes)
     return measure(session, [SUITES[name] for name in names], setting, root_dir, out, space_bytes)
+
+
+_WANTED = {"pyspark": "spark", "pandas": "spark", "duckdb": "bench"}
+"""The packages that suites of Spark need -> the extra that has each."""
+
+
+def missing_packages() -> dict[str, str]:
+    """Return the packages of `_WANTED` that are not installed, with their extras."""
+    return {name: extra for name, extra in _WANTED.items() if importlib.util.find_spec(name) is None}
 
 
 def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:

@@ -28,7 +28,6 @@ from tests.benchmarks.machine.setting import require
 from tests.benchmarks.memory import ProcessWatch
 from tests.benchmarks.messages import (
     DAY_S,
-    hashes_of,
     keys_folder,
     message_frame,
     sum_of,
@@ -76,8 +75,7 @@ class Job:
     instead, of builds and merges, or of bulk lookups of `counts` keys.
 
     `prepare`: write the source, the index that merges are measured on, and what is joined. `counts` keys are looked up
-    and joined; `keys` are asked for by their hashes; with `duck` DuckDB writes Parquet, too; without `all_ways` what is
-    `LEFT_OUT` is.
+    and joined; with `duck` DuckDB writes Parquet, too; without `all_ways` what is `LEFT_OUT` is.
     """
 
     master: str
@@ -90,8 +88,6 @@ class Job:
     prepare: bool = False
     scale: int = 0
     counts: Sequence[int] = ()
-    topic: str = ""
-    keys: Sequence[str] = ()
     duck: bool = True
     all_ways: bool = True
 
@@ -164,7 +160,6 @@ def run_job(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> N
     folder = Path(job.folder)
     if job.prepare:
         _prepare(spark, job, folder)
-        tell("prepared", hashes=hashes_of(spark, job.topic, job.keys))
     with tempfile.TemporaryDirectory(dir=folder) as warm:
         few = replace(job, folder=warm, entries=_FEW_ENTRIES, days=1, counts=(_FEW_KEYS,), duck=False)
         _prepare(spark, few, Path(warm))

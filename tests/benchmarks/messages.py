@@ -15,7 +15,6 @@ to a local folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,6 @@ __all__ = [
     "BEGIN_S",
     "DAY_S",
     "TOPIC",
-    "hashes_of",
-    "key_in_all",
     "key_in_one",
     "keys_folder",
     "message_columns",
@@ -50,11 +47,6 @@ BEGIN_S = 1_700_000_000 // (30 * DAY_S) * (30 * DAY_S)
 """The beginning of a window, whether of an hour, a day or 30 days."""
 ABSENT = 1 << 50
 """Numbers from here on are no message's."""
-
-
-def key_in_all(number: int) -> str:
-    """Return a key that every day holds."""
-    return f"shared-{number % SHARED}"
 
 
 def key_in_one(number: int) -> str:
@@ -191,14 +183,6 @@ def write_by_duckdb(source: str, target: Path, cores: int | None) -> None:
     ) as db:
         rows = f"SELECT * EXCLUDE (key), hash(topic, key) AS key_hash FROM read_parquet('{source}/*.parquet')"
         db.sql(f"COPY ({rows} ORDER BY key_hash) TO '{target}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd)")
-
-
-def hashes_of(spark: SparkSession, topic: str, keys: Sequence[str]) -> list[int]:
-    """Return the hashes that the tuned layout has for keys."""
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-    rows = spark.createDataFrame([(topic, key) for key in keys], "topic string, key string")
-    return [row[0] for row in rows.coalesce(1).select(_hash(F.col("topic"), F.col("key"))).collect()]
 
 
 def _hash(topic: Column, key: Column) -> Column:

@@ -71,7 +71,6 @@ class SparkAmounts:
     days: int
     rounds: int
     masters: tuple[str, ...]
-    lookups: int
     weeks: int
     scale: tuple[int, ...]
     counts: tuple[int, ...]
@@ -88,7 +87,6 @@ class SparkAmounts:
             days=_DAYS,
             rounds=setting.rounds,
             masters=setting.masters or ((SCALE_MASTER,) if setting.scale else MASTERS),
-            lookups=4 if setting.quick else 8,
             weeks=_QUICK_WEEKS if setting.quick else _YEAR_WEEKS,
             scale=setting.scale,
             # no more keys than half of the messages have
@@ -104,8 +102,8 @@ class SparkAmounts:
 
     @property
     def measures_all(self) -> bool:
-        """Whether requests of lookups are counted, and `LEFT_OUT` measured, too: with more messages these would be the
-        same, or as many times as much, and take long.
+        """Whether a year of files is merged, and `LEFT_OUT` measured, too: with more messages these would be the same,
+        or as many times as much, and take long.
         """
         return self.entries <= _FULL
 

@@ -1,10 +1,9 @@
 """Suite `spark`: CPU seconds of builds, audits, merges and bulk lookups by Spark, beside Spark's own jobs on Parquet,
-DuckDB and one process; requests of lookups beside DuckDB, and of a year of hourly files.
+DuckDB and one process; requests of lookups in a year of hourly files.
 
 CPU seconds are Java's and the Python workers' together, since times of a busy machine say little. Each master is
-measured in a process of its own, on as many cores as it has; everything is written to local folders, and for lookups
-copied to an S3 server. With `--scale` the suite measures memory instead: of each Python worker, by the
-number of entries.
+measured in a process of its own, on as many cores as it has; everything is written to local folders. With `--scale` the
+suite measures memory instead: of each Python worker, by the number of entries.
 
 One process without Spark does the same work by `put_batch` and the life cycle, and by the code of `tiered-index merge`.
 It stays on one core, or for merges by two threads on two. Its build's files are published, not yet merged to days: what
@@ -25,10 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
-from tests.benchmarks.lookups import LookupKeys, keys_by_kind, lookups_table, measure_lookups, place_of_uri
 from tests.benchmarks.machine.figures import Meter, Spec, Table, at_most, pinned
 from tests.benchmarks.machine.setting import FLUSH_ENTRIES, require
-from tests.benchmarks.messages import TOPIC
 from tests.benchmarks.setting import (
     AUDIT,
     BUILD,
@@ -46,7 +43,6 @@ from tests.benchmarks.setting import (
     SparkSetting,
 )
 from tests.benchmarks.year import year_table
-from tests.demo.command import place_of
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.index import IndexService
@@ -123,17 +119,11 @@ class Spark:
         if amounts.scale:
             _run_scale(amounts, folder, meter)
             return
-        by_kind = keys_by_kind(amounts)
-        flat = [key for pairs in by_kind.values() for key, _ in pairs]
-        hashes: list[int] = []
         for number, master in enumerate(amounts.masters):
             spent = _Spent()
 
             def told(name: str, values: dict[str, Any], master: str = master, spent: _Spent = spent) -> None:
-                nonlocal hashes
-                if name == "prepared":
-                    hashes = values["hashes"]
-                elif name == "started":
+                if name == "started":
                     spent.few[_START] = [values]
                 elif values["few"]:
                     spent.few.setdefault(name, []).append(values)
@@ -143,7 +133,7 @@ class Spark:
                     spent.rounds.setdefault((name, values["keys"]), []).append(values)
                     meter.record(f"{_named(name, values['keys'])}, {master}", values["java_s"] + values["python_s"])
 
-            run_process(_job(amounts, folder, master, prepare=number == 0, keys=flat, counts=amounts.counts), told)
+            run_process(_job(amounts, folder, master, prepare=number == 0, counts=amounts.counts), told)
             meter.tables.append(_cpu_table(spent, amounts, master))
         config = index_config(_job(amounts, folder, ""))
         for _ in meter.rounds():
@@ -152,18 +142,9 @@ class Spark:
                 meter.record(f"{way}, {_ALONE}", _merge_alone(folder, config, amounts.entries, amounts.days, threads))
         if not amounts.measures_all:
             return
-        with place_of(_s3_or_none(setting), folder) as place:
-            os.environ.update(place.environment)
-            keys = LookupKeys(by_kind, dict(zip(flat, hashes, strict=True)))
-            cells = measure_lookups(folder, place_of_uri(place.uri), amounts, keys)
-            meter.tables.append(lookups_table(cells, amounts, place.label))
         table, exact = year_table(amounts.weeks)
         meter.tables.append(table)
         meter.record(_YEAR_EXACT, 0 if exact else 1)
-
-
-def _s3_or_none(setting: SparkSetting) -> str | None:
-    return setting.storage if setting.storage is not None and setting.storage.startswith("s3://") else None
 
 
 def _job(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
@@ -175,7 +156,6 @@ def _job(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
         amounts.rounds,
         amounts.preset,
         amounts.slots,
-        topic=TOPIC,
         all_ways=amounts.measures_all,
         **more,
     )

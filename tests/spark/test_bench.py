@@ -15,26 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from docs.generators import spark_page
 from docs.generators.sizing_page import inputs_of
 from tests.benchmarks.bulk import NEWEST, SPREAD, KeyBatch, check_answers, counts_of
-from tests.benchmarks.lookups import (
-    FILTERS,
-    FRESH,
-    OURS,
-    LookupKeys,
-    Place,
-    keys_by_kind,
-    measure_lookups,
-    place_of_uri,
-)
-from tests.benchmarks.messages import (
-    ABSENT,
-    BEGIN_S,
-    TOPIC,
-    hashes_of,
-    key_in_all,
-    key_in_one,
-    message_frame,
-    write_parquet,
-)
+from tests.benchmarks.messages import ABSENT, BEGIN_S, TOPIC, key_in_one, message_frame
 from tests.benchmarks.setting import (
     AUDIT,
     BUILD,
@@ -44,15 +25,12 @@ from tests.benchmarks.setting import (
     MASTERS,
     MERGE,
     SCALE_MASTER,
-    TUNED,
     SparkAmounts,
     SparkSetting,
     cores_of,
 )
 from tests.benchmarks.year import DAY_S, YearOfFiles
-from tests.support.s3_server import REGION
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build, look_up
 
 LAYOUT = IndexConfig(slots=64, items=2_000).geometry()
@@ -64,16 +42,11 @@ def test_amounts_follow_from_the_setting():
     assert (AMOUNTS.entries, AMOUNTS.days, AMOUNTS.masters) == (3_840, 4, MASTERS)
     assert AMOUNTS.counts == (1_000, 1_920)
     assert [cores_of(master) for master in (*MASTERS, SCALE_MASTER, "yarn")] == [2, 2, None]
-    with pytest.raises(InvalidArgument, match="through a proxy"):
-        place_of_uri("s3://b/p?endpoint_url=https://s3")
-    assert place_of_uri("s3://b/p/q?endpoint_url=http://h:1/&region=r") == Place("http://h:1", "b", "p/q", "r")
 
 
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
-    """The folder with the index and the tuned Parquet files of the same messages, and the hashes of the keys that are
-    asked for.
-    """
+    """The URI of an index of the messages."""
     folder = tmp_path_factory.mktemp("bench")
     source = message_frame(spark, AMOUNTS.entries, AMOUNTS.days, 2)
     built = build(
@@ -84,15 +57,12 @@ def made(spark, tmp_path_factory):
         config=IndexConfig(slots=64, items=2_000, max_late_s=1e10),
     )
     assert (built.entries, len(built.windows)) == (AMOUNTS.entries, AMOUNTS.days)
-    write_parquet(source, folder / TUNED, TUNED, AMOUNTS.days, AMOUNTS.a_day)
-    keys = keys_by_kind(AMOUNTS)
-    flat = [key for pairs in keys.values() for key, _ in pairs]
-    return folder, LookupKeys(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
+    return f"file://{folder}/index"
 
 
 def test_messages_are_where_their_numbers_say(made):
-    with IndexReader.open(f"file://{made[0]}/index") as reader:
-        shared = reader.query(TOPIC, key_in_all(3), max_count=100)
+    with IndexReader.open(made) as reader:
+        shared = reader.query(TOPIC, "shared-3", max_count=100)
         assert [item.timestamp_ms // 1000 // DAY_S - BEGIN_S // DAY_S for item in shared] == [3, 2, 1, 0]
         (own,) = reader.query(TOPIC, key_in_one(1_001))
         assert own.timestamp_ms // 1000 == BEGIN_S + 1_001 * AMOUNTS.days * DAY_S // AMOUNTS.entries
@@ -117,7 +87,7 @@ def test_keys_of_bulk_lookups_are_of_whom_they_say():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [SPREAD, NEWEST])
 def test_answers_of_bulk_lookups_are_compared_with_the_messages(spark, made, tmp_path, kind):
-    storage, answers = f"file://{made[0]}/index", str(tmp_path / "answers")
+    storage, answers = made, str(tmp_path / "answers")
     batch = KeyBatch(kind, 400, AMOUNTS.entries, AMOUNTS.days)
     result = look_up(spark, batch.frame(spark), storage=storage)
     result.frame.write.parquet(answers)
@@ -134,25 +104,6 @@ def test_answers_of_bulk_lookups_are_compared_with_the_messages(spark, made, tmp
         rows.withColumn(name, F.when(F.col("number") == number, wrong).otherwise(F.col(name))).write.parquet(changed)
         with pytest.raises(RuntimeError, match=told):
             check_answers(spark, changed, batch, storage)
-
-
-@pytest.mark.slow
-def test_lookups_are_counted_by_the_proxy(made, s3):
-    folder, asked = made
-    cells = measure_lookups(folder, Place(s3.endpoint_url, s3.new_bucket(), "", REGION), AMOUNTS, asked, (TUNED,))
-    gets = {way: cell.gets / cell.lookups for way, cell in cells.items()}
-    for kind in ("one day", "all days", "no day"):
-        assert gets[OURS, kind, "all days"] == AMOUNTS.days
-        assert gets[OURS, kind, "one day"] == 1
-        # a lookup that knows nothing opens the log, too
-        assert gets[OURS + FRESH, kind, "all days"] > AMOUNTS.days
-        assert gets[TUNED, kind, "all days"] >= (AMOUNTS.days if kind == "all days" else 1)
-        assert cells[TUNED + FRESH, kind, "all days"].lists >= 1
-        assert cells[TUNED, kind, "all days"].lists == 0
-    assert gets[FILTERS, "no day", "all days"] < 1
-    assert gets[FILTERS, "one day", "all days"] < 2
-    assert gets[FILTERS, "all days", "all days"] == AMOUNTS.days
-    assert all(cell.bytes > 0 for (_, kind, _), cell in cells.items() if kind == "all days")
 
 
 def test_gets_equal_the_windows_in_range():
@@ -203,13 +154,11 @@ def test_the_whole_command(tmp_path):
     assert [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]] == [  # type: ignore[attr-defined]
         "CPU seconds, median",
         "CPU seconds, median",
-        "requests and bytes a lookup",
         "GETs a lookup",
     ]
     jobs = {row[0]: row for row in measured["tables"][0]["rows"]}  # type: ignore[index]
     assert {BUILD, BUILD_FRAME, AUDIT, MERGE, f"{LOOKUP}, 1,000 keys", f"{JOIN}, 1,000 keys"} <= set(jobs)
     assert jobs[BUILD][1] > jobs[BUILD][2] > 0 and "of Parquet, tuned" in jobs[BUILD][-1]
-    assert "DuckDB, Parquet, tuned" in spark_page.lookups(measured)
     assert f"| {BUILD} |" in spark_page.spent(measured)
     assert set(inputs_of(spark_page.inputs(measured))) == {"build", "merge", "bytes an entry"}
     scaled = run("--master", "local[2]", "--scale", "5000", "--scale", "10000")
