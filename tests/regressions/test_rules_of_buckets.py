@@ -14,7 +14,7 @@ from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.s3.retry import translate
+from tiered_index.storage.s3.client import translate
 
 BEGIN_MS = 1_700_000_000_000
 

@@ -34,7 +34,7 @@ from tiered_index.service.lifecycle.publication import MAX_AGE_S
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
-from tiered_index.storage.s3 import storage as s3
+from tiered_index.storage.s3 import reads as s3
 from tiered_index.storage.s3.options import S3Options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
-from tiered_index.storage.s3.retry import translate
+from tiered_index.storage.s3.client import translate
 
 
 class Denying(WrapperStorage):

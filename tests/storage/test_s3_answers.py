@@ -24,9 +24,9 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
+from tiered_index.storage.s3.client import build_client, may_pass, translate
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.storage.s3.retry import may_pass, translate
-from tiered_index.storage.s3.storage import S3Storage, build_client
+from tiered_index.storage.s3.storage import S3Storage
 
 DATA = bytes(range(256)) * 4
 HANDLE = UploadHandle("object", "upload-id", 0)

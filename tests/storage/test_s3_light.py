@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
@@ -20,9 +20,9 @@ from tests.support.loaded import loaded
 from tests.support.s3_server import S3Server
 from tiered_index import IndexService, merge
 from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageError, StorageMisconfigured
+from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3 import light as light_module
-from tiered_index.storage.s3.light import LightS3
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 
@@ -123,12 +123,17 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch
 
 
 @pytest.fixture
-def light(alone: pytest.MonkeyPatch, answering: ScriptedServer) -> LightS3:
+def light(alone: pytest.MonkeyPatch, answering: ScriptedServer) -> S3Storage:
     answering.reset()
     options = S3Options(endpoint_url=answering.endpoint_url, max_attempts=1, transfer_attempts=1)
     storage = open_storage("s3://bucket/p", options=options)
-    assert isinstance(storage, LightS3)
+    assert is_light(storage)
     return storage
+
+
+def is_light(storage: Storage) -> TypeGuard[S3Storage]:
+    assert isinstance(storage, S3Storage)
+    return storage._loaded is None
 
 
 def heavy(server: ScriptedServer) -> list[bool]:
@@ -162,8 +167,8 @@ def test_a_variable_that_changes_no_read_leaves_boto3_alone(alone: pytest.Monkey
     others = {"AWS_ACCOUNT_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_VAULT", "AWS_XRAY_CONTEXT_MISSING"}
     for name in sorted(name for name in known - read_here | others if name.startswith("AWS_")):
         alone.setenv(name, "1")
-        is_light = light_module._way("bucket", S3Options(max_attempts=1)) is not None
-        assert is_light == (name in harmless | others), name
+        found = light_module.of_environment("bucket", S3Options(max_attempts=1), 10)
+        assert (found is not None) == (name in harmless | others), name
         alone.delenv(name)
 
 
@@ -188,11 +193,11 @@ def test_what_the_environment_does_not_say_alone_is_boto3s(
     alone: pytest.MonkeyPatch, uri: str, change: Callable[[pytest.MonkeyPatch], object] | None
 ) -> None:
     with open_storage("s3://bucket") as storage:
-        assert isinstance(storage, LightS3)
+        assert is_light(storage)
     if change is not None:
         change(alone)
     with open_storage(uri) as storage:
-        assert isinstance(storage, S3Storage)
+        assert not is_light(storage)
 
 
 def without_home(patch: pytest.MonkeyPatch) -> None:
@@ -216,7 +221,7 @@ def test_a_home_that_cannot_be_read_has_no_files_of_amazons(
 ) -> None:
     change(alone)
     with open_storage("s3://bucket") as storage:
-        assert isinstance(storage, LightS3)
+        assert is_light(storage)
 
 
 def test_an_endpoint_that_is_no_url_is_refused_by_boto3(alone: pytest.MonkeyPatch) -> None:
@@ -228,7 +233,7 @@ def test_an_endpoint_that_is_no_url_is_refused_by_boto3(alone: pytest.MonkeyPatc
 def test_certificates_are_those_that_boto3_trusts(alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chosen, further = tmp_path / "chosen.pem", tmp_path / "further.pem"
     taken: list[object] = []
-    alone.setattr(light_module, "bucket_store", lambda *given, **_: taken.append(given[4]))
+    alone.setattr(light_module, "open_store", lambda *given, **_: taken.append(given[3]))
     alone.setenv("REQUESTS_CA_BUNDLE", str(further))
     open_storage("s3://bucket").close()
     alone.setenv("AWS_CA_BUNDLE", str(chosen))
@@ -236,7 +241,7 @@ def test_certificates_are_those_that_boto3_trusts(alone: pytest.MonkeyPatch, tmp
     assert taken == [str(further), str(chosen)]
 
 
-def test_reads_of_every_kind_are_light(light: LightS3, answering: ScriptedServer) -> None:
+def test_reads_of_every_kind_are_light(light: S3Storage, answering: ScriptedServer) -> None:
     listing = LIST.format(ITEM.format("p/log/1") + ITEM.format("p/log/2"))
     answering.answers(
         Answer(200, DATA), part(DATA, 3, 9), Answer(200, listing.encode()), Answer(403), part(DATA, 1000, 1024)
@@ -259,7 +264,7 @@ def test_reads_of_every_kind_are_light(light: LightS3, answering: ScriptedServer
     "answer", [error(503, "SlowDown"), error(403, "AccessDenied"), Answer(200, DATA), part(DATA, 3, 9, total=8)]
 )
 def test_what_obstore_does_not_take_is_asked_by_boto3(
-    light: LightS3, answering: ScriptedServer, answer: Answer
+    light: S3Storage, answering: ScriptedServer, answer: Answer
 ) -> None:
     answering.answers(answer, part(DATA, 3, 9), Answer(200, DATA))
     assert light.get_range("a", 3, 6) == DATA[3:9]
@@ -268,7 +273,7 @@ def test_what_obstore_does_not_take_is_asked_by_boto3(
 
 
 def test_a_missing_object_is_told_at_once_and_a_missing_bucket_by_boto3(
-    light: LightS3, answering: ScriptedServer
+    light: S3Storage, answering: ScriptedServer
 ) -> None:
     answering.answers(error(404, "NoSuchKey"))
     with pytest.raises(ObjectNotFound):
@@ -290,7 +295,9 @@ def test_a_missing_object_is_told_at_once_and_a_missing_bucket_by_boto3(
     ],
     ids=["a whole page", "no order", "another folder", "an empty part"],
 )
-def test_a_listing_that_may_not_be_whole_is_boto3s(light: LightS3, answering: ScriptedServer, keys: list[str]) -> None:
+def test_a_listing_that_may_not_be_whole_is_boto3s(
+    light: S3Storage, answering: ScriptedServer, keys: list[str]
+) -> None:
     """obstore takes a page without the token of the next one for the last."""
     truncated = LIST.format("".join(map(ITEM.format, keys))).replace(">false<", ">true<")
     answering.answers(Answer(200, truncated.encode()), Answer(200, truncated.encode()), error(500, "InternalError"))
@@ -299,7 +306,7 @@ def test_a_listing_that_may_not_be_whole_is_boto3s(light: LightS3, answering: Sc
     assert heavy(answering)[:2] == [False, True]
 
 
-def test_a_write_is_boto3s_and_so_is_all_after_it(light: LightS3, answering: ScriptedServer) -> None:
+def test_a_write_is_boto3s_and_so_is_all_after_it(light: S3Storage, answering: ScriptedServer) -> None:
     answering.answers(Answer(200, b"", {"ETag": '"x"'}), Answer(200, DATA))
     light.put("a", DATA)
     assert light.get("a") == DATA

@@ -18,8 +18,8 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar, cast
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
 
 from tiered_index.errors import (
     ConfigError,
@@ -31,12 +31,10 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.storage.base import (
-    MAX_NAME_BYTES,
     PAGE,
     Bytes,
     ObjectInfo,
     PartInfo,
-    Storage,
     StorageOptions,
     UploadHandle,
     check_name,
@@ -47,15 +45,13 @@ from tiered_index.storage.base import (
     check_suffix,
     chosen_uploads,
 )
+from tiered_index.storage.buckets import FEWEST_CONNECTIONS, BucketStorage
 from tiered_index.storage.context import sending
-from tiered_index.storage.disk import Disk
-from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore, went_elsewhere
+from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, errors, obstore, went_elsewhere
 from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 
 _UPLOADS = "~uploads/"
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,221}")
-_MAX_KEY_BYTES = 1024
 _CHUNK_BYTES = 8 << 20
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "AccountIsDisabled"}
@@ -82,45 +78,31 @@ class AzureOptions(StorageOptions):
     endpoint_url: str | None = None
 
 
-class CloudStorage(Storage):
-    """The objects of a bucket or container whose keys start with `prefix` and a slash (no prefix: all of it)."""
+class CloudStorage(BucketStorage):
+    """A bucket or container."""
 
-    scheme: ClassVar[str]
+    # those of an upload's number, and of the numbers of its parts
+    _further_bytes = len(_UPLOADS) + 40
     # requests that begin an upload in chunks
     _starts: ClassVar[int]
 
-    @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
-        """Return the storage in a bucket; a URI's parameters are among the options."""
-        return cls(uri.netloc, unquote(uri.path), options, connections=(parallel_reads or 6) + 4)
-
-    def __init__(self, bucket: str, prefix: str = "", options: Any = None, *, connections: int = 10) -> None:
+    def __init__(
+        self, bucket: str, prefix: str = "", options: Any = None, *, connections: int = FEWEST_CONNECTIONS
+    ) -> None:
         """Open the storage; no request is sent. Raises `ConfigError`, also where obstore is missing."""
-        self.options = cast(Any, options or self.options_type())
-        prefix = prefix.strip("/")
-        if not _BUCKET.fullmatch(bucket):
-            raise ConfigError(f"not a bucket's name: {bucket!r}: {self.scheme}://bucket/prefix")
-        if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
-            raise ConfigError(f"a prefix has no empty, '.' or '..' part: {prefix!r}")
-        if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - len(_UPLOADS) - 40:
-            raise ConfigError("the prefix leaves no room for names within a key's 1,024 bytes")
+        super().__init__(bucket, prefix, options or self.options_type(), connections=connections)
         module = obstore()
         if module is None:
             raise ConfigError(
                 f"{self.scheme}:// needs obstore (pip install 'tiered_index[object]'), loaded by no process that this "
                 "one was forked from"
             )
-        self.bucket = bucket
-        self._base = f"{prefix}/" if prefix else ""
-        named = {name: value for name in self.options.uri_parameters if (value := getattr(self.options, name))}
-        folder = f"/{quote(prefix)}" if prefix else ""
-        self.uri = f"{self.scheme}://{bucket}{folder}" + (f"?{urlencode(named, safe=':/')}" if named else "")
         endpoint = self.options.endpoint_url
         host = urlsplit(endpoint).hostname if endpoint else None
         client = client_options(
             [*([host] if host else []), *self._hosts()],
+            connections,
             allow_http=endpoint is not None and endpoint.startswith("http://"),
-            connections=connections,
         )
         try:
             self._store = self._opened(module, {"client_options": client, "retry_config": NO_RETRIES})
@@ -129,8 +111,7 @@ class CloudStorage(Storage):
             raise StorageMisconfigured(
                 f"opening {self.uri}: obstore refuses the settings of the environment"
             ) from error
-        errors = (module.exceptions.BaseError, OSError, ValueError)
-        self._loop = RetryLoop(self.uri, 5, 4, 0.1, errors=errors, translate=_translate)
+        self._loop = RetryLoop(self.uri, 5, 4, 0.1, errors=errors(), translate=_translate)
 
     def _hosts(self) -> Iterable[str]:
         """Return the hosts that requests and their credentials may go to, beside the endpoint's."""
@@ -267,20 +248,10 @@ class CloudStorage(Storage):
             begun.setdefault(upload_id, UploadHandle(rest.partition("/")[2], upload_id, _epoch_ms(found)))
         return chosen_uploads(begun.values(), prefix, older_than_ms)
 
-    def _key(self, name: str) -> str:
-        return self._base + check_name(name)
-
     def _part_key(self, handle: UploadHandle, number: int) -> str:
         if not _UPLOAD_ID.fullmatch(handle.upload_id):
             raise ObjectNotFound(handle.name, f"the unfinished uploads of {self.uri}")
         return f"{self._base}{_UPLOADS}{handle.upload_id}/{number:05}/{check_name(handle.name)}"
-
-    def _name(self, key: str) -> str | None:
-        """Return the object name of `key`; None for a key that is no object of ours."""
-        try:
-            return check_name(key.removeprefix(self._base))
-        except InvalidArgument:
-            return None
 
     def _call(self, doing: str, name: str, act: Callable[[Any], _T], *, is_further: bool = False) -> _T:
         """Return what `act` returns, one request by obstore's module, repeated as `RetryLoop` says. `is_further`: it is

@@ -45,13 +45,18 @@ def obstore() -> Any:
     return None if _forked_after_loading else _loaded()
 
 
+def errors() -> tuple[type[Exception], ...]:
+    """Return what obstore raises for a request that failed, or settings that it refuses."""
+    return obstore().exceptions.BaseError, OSError, ValueError
+
+
 def client_options(
     hosts: Iterable[str],
+    connections: int,
     *,
     allow_http: bool,
     connect_timeout_s: float = 5.0,
     read_timeout_s: float = 30.0,
-    connections: int = 10,
 ) -> dict[str, Any]:
     """Return obstore's `client_options`. Requests to hosts other than `hosts` end in this machine."""
     return {

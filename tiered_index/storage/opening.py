@@ -52,7 +52,7 @@ _BUILT_IN: dict[str, tuple[str, type[StorageOptions]]] = {
     "file": ("tiered_index.storage.local.storage:LocalStorage", StorageOptions),
     "gs": ("tiered_index.storage.clouds:GoogleStorage", GoogleOptions),
     "memory": ("tiered_index.storage.memory:MemoryStorage", StorageOptions),
-    "s3": ("tiered_index.storage.s3.light:LightS3", S3Options),
+    "s3": ("tiered_index.storage.s3.storage:S3Storage", S3Options),
     "sqlite": ("tiered_index.storage.sqlite.storage:SqliteStorage", StorageOptions),
 }
 # Only a word is repeated in a message; anything else may be a secret

@@ -58,7 +58,7 @@ def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
         "service.opening",
         "service.writing",
         "spark",
-        "storage.s3.storage",
+        "storage.s3.client",
         "storage.sqlite",
         "testing",
     )

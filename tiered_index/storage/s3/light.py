@@ -1,8 +1,7 @@
-"""Reads of a bucket without boto3, which takes as long to load as the rest of a lookup: a light start of a process.
+"""Reads of a bucket through obstore, and the way to a bucket as the environment alone says it.
 
-Where the environment gives key, secret and region, and nothing else says how to reach the bucket, whole objects, ranges
-and listings go through obstore. The first call that obstore does not answer as expected, and each call that it does not
-make, goes to `S3Storage`, which is loaded then and used from then on. docs/decisions/0090. Threads: any number.
+Where that gives key, secret and region, and nothing else says how to reach the bucket, a process that only reads needs
+no boto3, which takes as long to load as the rest of a lookup. docs/decisions/0090. Threads: any number.
 """
 
 from __future__ import annotations
@@ -10,25 +9,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import pkgutil
 import re
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
-from tiered_index.errors import InvalidArgument, ObjectNotFound
-from tiered_index.storage.base import PAGE, ObjectInfo, Storage, WrapperStorage, check_name, check_prefix, check_range
-from tiered_index.storage.context import check_deadline, sending, wasted
-from tiered_index.storage.disk import Disk
-from tiered_index.storage.obstores import NO_RETRIES, answered, client_options, obstore
-from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options, place_of, uri_of
+from tiered_index.storage.base import PAGE
+from tiered_index.storage.context import check_deadline, sending
+from tiered_index.storage.obstores import NO_RETRIES, client_options, errors, obstore
+from tiered_index.storage.s3.options import S3Options
 
 # what changes how boto3 or obstore reads a bucket, and is not read here
 _OTHERS = re.compile(
@@ -53,26 +47,49 @@ _NOT_OF_ENVIRONMENT: Any = {
 }
 
 
-class _Way(NamedTuple):
-    """The access to a bucket: its address, the region to sign for, the credentials, a file of certificates."""
+class Light(NamedTuple):
+    """A bucket that obstore reads: its store, its address, and the file of certificates that its host is checked by."""
 
+    store: Any
     base_url: str
-    region: str
-    credentials: dict[str, str]
     certificates: str | None
 
+    def now_ms(self, timeout_s: float) -> int | None:
+        """Return the service's time (whole seconds): the date of its answer to an unsigned HEAD. None: not known."""
+        check_deadline("asking for the time")
+        sending()
+        # together a twentieth of boto3
+        client, ssl = importlib.import_module("http.client"), importlib.import_module("ssl")
+        address = urlsplit(self.base_url)
+        given: dict[str, Any] = {"timeout": timeout_s}
+        try:
+            if address.scheme == "https":
+                given["context"] = ssl.create_default_context(cafile=self.certificates)
+            kind = client.HTTPSConnection if address.scheme == "https" else client.HTTPConnection
+            with closing(kind(address.netloc, **given)) as connection:
+                connection.request("HEAD", address.path or "/")
+                return round(parsedate_to_datetime(connection.getresponse().headers["Date"]).timestamp() * 1000)
+        except (OSError, client.HTTPException, TypeError, ValueError):
+            return None
 
-def bucket_store(
-    bucket: str, base_url: str, region: str, options: S3Options, certificates: str | None, **credentials: Any
+
+def open_store(
+    bucket: str,
+    base_url: str,
+    region: str,
+    certificates: str | None,
+    options: S3Options,
+    connections: int,
+    **credentials: Any,
 ) -> Any:
     """Return obstore's store for a bucket at `base_url`. Raises obstore's errors, `OSError`, `ValueError`."""
     host = urlsplit(base_url)
     client = client_options(
         [host.hostname or ""],
+        connections,
         allow_http=host.scheme == "http",
         connect_timeout_s=options.connect_timeout_s,
         read_timeout_s=options.read_timeout_s,
-        connections=options.max_pool_connections or FEWEST_CONNECTIONS,
     )
     if certificates is not None:
         client["root_certificate"] = Path(certificates).read_bytes()
@@ -89,8 +106,36 @@ def bucket_store(
     )
 
 
-def _way(bucket: str, options: S3Options) -> _Way | None:
-    """Return how the environment alone says to reach a bucket; None: boto3 has to find out."""
+def get(store: Any, key: str, asked: Mapping[str, Any], length: int | None = None) -> tuple[bytes, int]:
+    """Return the bytes that are there of what is `asked`, by one GET, and the object's size.
+
+    One byte more than `length` (None: than the object's size) is read: it shows a body that is too long. Raises
+    obstore's errors.
+    """
+    check_deadline("sending GetObject")
+    sending()
+    answer = obstore().get(store, key, options=asked)
+    size = int(answer.meta["size"])
+    return next(iter(answer.stream((size if length is None else length) + 1)), b""), size
+
+
+def listed(store: Any, folder: str, start: str | None) -> list[tuple[str, dict[str, Any]]] | None:
+    """Return key and description of what is in a folder after the key `start`, by one request. None: it may be more.
+
+    obstore takes a page that lacks the token of the next one for the last. A page of S3 has 1,000 keys, so a shorter
+    listing is whole. Raises obstore's errors.
+    """
+    check_deadline("sending ListObjectsV2")
+    sending()
+    page = next(obstore().list(store, folder.rstrip("/"), offset=start, chunk_size=PAGE), ())
+    found = [(str(one["path"]), one) for one in page]
+    keys = [start or folder, *(key for key, _ in found)]
+    is_whole = len(found) < PAGE and all(one < other for one, other in pairwise(keys)) and keys[-1].startswith(folder)
+    return found if is_whole or not found else None
+
+
+def of_environment(bucket: str, options: S3Options, connections: int) -> Light | None:
+    """Return a bucket as the environment alone says to reach it; None: boto3 has to find out."""
     environment = {name: value for name, value in os.environ.items() if value}
     amazons = {name for name in environment if name.startswith("AWS_")}
     region = options.region or environment.get("AWS_DEFAULT_REGION", "")
@@ -127,8 +172,15 @@ def _way(bucket: str, options: S3Options) -> _Way | None:
     }
     if token := environment.get("AWS_SESSION_TOKEN"):
         credentials["session_token"] = token
-    certificates = environment.get("AWS_CA_BUNDLE") or environment.get("REQUESTS_CA_BUNDLE") or _certificates()
-    return _Way(base_url, region, credentials, certificates if endpoint.scheme == "https" else None)
+    certificates = None
+    if endpoint.scheme == "https":
+        certificates = environment.get("AWS_CA_BUNDLE") or environment.get("REQUESTS_CA_BUNDLE") or _certificates()
+    try:
+        store = open_store(bucket, base_url, region, certificates, options, connections, **credentials)
+    except errors():
+        # boto3 says it in its words
+        return None
+    return Light(store, base_url, certificates)
 
 
 def _has_text(place: str) -> bool:
@@ -148,168 +200,3 @@ def _certificates() -> str | None:
     except ImportError:
         found = importlib.util.find_spec("botocore")
         return str(Path(found.origin).parent / "cacert.pem") if found is not None and found.origin else None
-
-
-class LightS3(WrapperStorage):
-    """A bucket that is read through obstore until something else is asked for, then an `S3Storage`."""
-
-    options_type = S3Options
-
-    @classmethod
-    def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Storage:
-        """Return the storage in a bucket: a light one if the environment says how to reach it, else an `S3Storage`."""
-        bucket, prefix = place_of(uri)
-        sized = options.sized_for(parallel_reads)
-        way = _way(bucket, sized)
-        if way is not None:
-            try:
-                store = bucket_store(bucket, way.base_url, way.region, sized, way.certificates, **way.credentials)
-                return cls(bucket, prefix, sized, way, store)
-            except (obstore().exceptions.BaseError, OSError, ValueError):
-                # boto3 says it in its words
-                pass
-        return _heavy(bucket, prefix, sized)
-
-    def __init__(self, bucket: str, prefix: str, options: S3Options, way: _Way, store: Any) -> None:
-        self._place = bucket, prefix, options
-        self._base = f"{prefix}/" if prefix else ""
-        self._way = way
-        self.uri = uri_of(bucket, prefix, options)
-        self.min_part_bytes = 5 << 20
-        # None: `S3Storage` is used
-        self._store: Any = store
-        self._inner: Storage | None = None
-        self._loading = threading.Lock()
-
-    @property
-    def inner(self) -> Storage:  # type: ignore[override]
-        """The storage by boto3, opened by the first call that needs it."""
-        with self._loading:
-            if self._inner is None:
-                self._store, self._inner = None, _heavy(*self._place)
-            return self._inner
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.uri!r})"
-
-    def get(self, name: str) -> bytes:
-        """Return the whole object. Its checksum is for the caller to check, as those of ranges."""
-        if (answer := self._answer("GetObject", name, {})) is None:
-            return self.inner.get(name)
-        return answer[0]
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `start`, by one verified range GET."""
-        check_name(name)
-        check_range(start, length)
-        if not length:
-            return b""
-        answer = self._answer("GetObject", name, {"range": (start, start + length)}, length)
-        if answer is None:
-            return self.inner.get_range(name, start, length)
-        if start + length > answer[1]:
-            what = f"reading bytes {start}-{start + length - 1} of {name!r}"
-            raise InvalidArgument(f"{what} in {self.uri}: the object has {answer[1]} bytes")
-        return answer[0]
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects in order of name; one request for each 1,000."""
-        check_prefix(prefix, start_after)
-        return self._listed(prefix, start_after)
-
-    def now_ms(self) -> int:
-        """Return the service's time (whole seconds): the date of its answer to an unsigned HEAD, or else as boto3's."""
-        if self._store is None:
-            return self.inner.now_ms()
-        check_deadline("asking for the time")
-        sending()
-        # together a twentieth of boto3
-        client, ssl = importlib.import_module("http.client"), importlib.import_module("ssl")
-        address = urlsplit(self._way.base_url)
-        given: dict[str, Any] = {"timeout": self._place[2].connect_timeout_s}
-        try:
-            if address.scheme == "https":
-                secure = ssl.create_default_context(cafile=self._way.certificates)
-                connection = client.HTTPSConnection(address.netloc, context=secure, **given)
-            else:
-                connection = client.HTTPConnection(address.netloc, **given)
-            with closing(connection):
-                connection.request("HEAD", address.path or "/")
-                return round(parsedate_to_datetime(connection.getresponse().headers["Date"]).timestamp() * 1000)
-        except (OSError, client.HTTPException, TypeError, ValueError):
-            return self.inner.now_ms()
-
-    def close(self) -> None:
-        """Close the connections."""
-        with self._loading:
-            if self._inner is not None:
-                self._inner.close()
-
-    def _answer(self, doing: str, name: str, options: Any, length: int | None = None) -> tuple[bytes, int] | None:
-        """Return bytes and size of an object, `length` of its bytes if given; None: boto3 has to ask."""
-        store, key = self._store, self._base + check_name(name)
-        module = obstore()
-        if store is None or module is None:
-            return None
-        check_deadline(f"sending {doing}")
-        sending()
-        try:
-            answer = module.get(store, key, options=options)
-            size = int(answer.meta["size"])
-            expected = size if length is None else length
-            # one byte more than asked would show a body that is too long, whose rest is not read
-            data: bytes = next(iter(answer.stream(expected + 1)), b"")
-            if len(data) == expected or (length is not None and options["range"][1] > size):
-                return data, size
-            wasted(len(data))
-        except (module.exceptions.BaseError, OSError, ValueError) as error:
-            told = answered(str(error))
-            if told is not None and told[0] == HTTPStatus.NOT_FOUND and "<Code>NoSuchKey</Code>" in told[1]:
-                raise ObjectNotFound(name, self.uri) from error
-        self._store = None
-        return None
-
-    def _listed(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        found = self._page(prefix, start_after)
-        yield from found if found is not None else self.inner.list(prefix, start_after=start_after)
-
-    def _page(self, prefix: str, start_after: str) -> Sequence[ObjectInfo] | None:
-        """Return a listing of less than a page; None: boto3 has to ask.
-
-        obstore takes a page that lacks the token of the next one for the last. A page of S3 has 1,000 keys, so a
-        shorter listing is whole.
-        """
-        store, module = self._store, obstore()
-        # obstore lists folders
-        if store is None or module is None or not prefix.endswith("/"):
-            return None
-        check_deadline("sending ListObjectsV2")
-        sending()
-        folder, start = self._base + prefix, self._base + start_after if start_after else None
-        try:
-            page = next(module.list(store, folder.rstrip("/"), offset=start, chunk_size=PAGE), ())
-            keys = [str(one["path"]) for one in page]
-            is_in_order = all(one < other for one, other in pairwise([start or folder, *keys]))
-            if len(keys) < PAGE and is_in_order and all(key.startswith(folder) for key in keys[-1:]):
-                found = zip(keys, page, strict=True)
-                return [_info(name, one) for key, one in found if (name := self._name(key)) is not None]
-        except (module.exceptions.BaseError, OSError, ValueError):
-            pass
-        self._store = None
-        return None
-
-    def _name(self, key: str) -> str | None:
-        """Return the object name of `key`; None for a key that is no object of ours."""
-        try:
-            return check_name(key.removeprefix(self._base))
-        except InvalidArgument:
-            return None
-
-
-def _info(name: str, found: dict[str, Any]) -> ObjectInfo:
-    return ObjectInfo(name, int(found["size"]), round(found["last_modified"].timestamp() * 1000))
-
-
-def _heavy(bucket: str, prefix: str, options: S3Options) -> Storage:
-    storage: Storage = pkgutil.resolve_name("tiered_index.storage.s3.storage:S3Storage")(bucket, prefix, options)
-    return storage

@@ -5,23 +5,17 @@ They hold no credentials: these come from the usual chain (environment, profile,
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
-from tiered_index.storage.base import MAX_NAME_BYTES, StorageOptions
+from tiered_index.storage.base import StorageOptions
 
+NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
 _POSITIVE = ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts")
-FEWEST_CONNECTIONS = 10
-_MAX_KEY_BYTES = 1024
-# Beside lookups: the log, uploads, the lease
-_SPARE_CONNECTIONS = 4
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
-_URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +25,7 @@ class S3Options(StorageOptions):
     The comments are the meanings in docs/settings.md.
     """
 
-    uri_parameters: ClassVar[tuple[str, ...]] = ("addressing_style", "endpoint_url", "profile", "region")
+    uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url", "region", "profile", "addressing_style")
     # URL of the service; None: that of `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
     endpoint_url: str | None = None
     # Region of the bucket; None: that of the environment or the profile.
@@ -77,12 +71,6 @@ class S3Options(StorageOptions):
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
 
-    def sized_for(self, parallel_reads: int | None) -> S3Options:
-        """Return options whose pool has a connection for each read and a few more, where nobody set its size."""
-        if self.max_pool_connections is not None or parallel_reads is None:
-            return self
-        return replace(self, max_pool_connections=max(FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))
-
 
 def check_endpoint(endpoint_url: str) -> None:
     """Raise `ConfigError` for what is no endpoint's URL, or holds credentials; then it is not repeated."""
@@ -98,34 +86,3 @@ def check_endpoint(endpoint_url: str) -> None:
             raise ConfigError("endpoint_url must not hold credentials; use the environment or a profile")
     if not plain:
         raise ConfigError("endpoint_url must look like https://host[:port]")
-
-
-def place_of(uri: SplitResult) -> tuple[str, str]:
-    """Return the bucket and the prefix that a URI names. Raises `ConfigError`."""
-    if not _BUCKET.fullmatch(uri.netloc):
-        short = 0 < len(uri.netloc) < 3
-        problem = (
-            f"bucket {uri.netloc!r} is too short: a bucket's name has 3 characters at least"
-            if short
-            else "an s3 URI names a bucket"
-        )
-        raise ConfigError(f"{problem}: s3://bucket/prefix")
-    prefix = unquote(uri.path).strip("/")
-    if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
-        raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
-    return uri.netloc, checked_prefix(prefix)
-
-
-def checked_prefix(prefix: str) -> str:
-    """Return a prefix without slashes around it. Raises `ConfigError` for one that is too long."""
-    prefix = prefix.strip("/")
-    if len(prefix.encode()) > _MAX_KEY_BYTES - MAX_NAME_BYTES - 1:
-        raise ConfigError("the prefix leaves no room for names within a key's 1,024 bytes")
-    return prefix
-
-
-def uri_of(bucket: str, prefix: str, options: S3Options) -> str:
-    """Return the URI that opens the same place."""
-    query = {name: value for name in _URI_OPTIONS if (value := getattr(options, name)) is not None}
-    folder = f"/{quote(prefix)}" if prefix else ""
-    return f"s3://{bucket}{folder}" + (f"?{urlencode(query, safe=':/')}" if query else "")

@@ -1,4 +1,4 @@
-"""Reads of S3 objects: the exact range that was requested, or an error.
+"""Reads of S3 objects by boto3's client, and of ranges through obstore: what was requested, or an error.
 
 Ranges are read through obstore (Rust's object_store) where it is installed, because boto3 spends most of a GET's
 processor time in Python (docs/decisions/0085). A GET by boto3's client shows the way: the address of the bucket, its
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote, urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -29,13 +29,12 @@ from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.storage.context import check_deadline, sending
-from tiered_index.storage.obstores import answered, obstore, went_elsewhere
-from tiered_index.storage.retry import PassingFault, RequestFault
-from tiered_index.storage.s3.light import bucket_store
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.obstores import answered, errors, obstore, went_elsewhere
+from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
+from tiered_index.storage.s3 import light
+from tiered_index.storage.s3.client import REQUEST_ERRORS, S3Calls, build_client, is_elsewhere, may_pass, translate
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.storage.s3.retry import S3Calls, is_elsewhere, may_pass
 
 if TYPE_CHECKING:
     from botocore.model import Shape
@@ -51,6 +50,7 @@ _ERRORS = create_parser("rest-xml")
 # before they end, so none that obstore uses has ended.
 _CREDENTIALS_HOLD = timedelta(minutes=6)
 _XML = re.compile(r"\s*($|<\?xml|<Error)")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,92 +70,157 @@ class _Way:
         return {**named, "expires_at": datetime.now(UTC) + _CREDENTIALS_HOLD}
 
 
-class RangeGets:
-    """GETs of ranges, each an attempt within `S3Calls.run`; without `client` all go by the client's own method."""
+class Reads:
+    """Reads of one bucket; `calls` are all other requests to it."""
 
-    def __init__(self, calls: S3Calls, bucket: str, client: S3Client | None, options: S3Options) -> None:
-        self._calls = calls
-        self._bucket = bucket
-        self._options = options
+    def __init__(self, calls: S3Calls, bucket: str, options: S3Options, connections: int, *, is_lean: bool) -> None:
+        self.calls = calls
+        self._bucket, self._options, self._connections = bucket, options, connections
         # None: the client's method is used
         self._way: _Way | None = None
         # the store of the way that was used last
         self._opened: tuple[_Way | None, Any] = None, None
         self._signed: _Way | None = None
         self._lost = 0
-        self._events: Any = None
+        self._shape = cast("Shape", calls.client.meta.service_model.operation_model("GetObject").output_shape)
         self._handler_id = f"tiered-index-way-{id(self)}"
-        if client is not None:
-            self._shape = cast("Shape", client.meta.service_model.operation_model("GetObject").output_shape)
-            self._events = client.meta.events
-            self._events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
+        if is_lean:
+            calls.client.meta.events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
 
-    def light(self, what: str, key: str, asked: object, length: int) -> tuple[bytes, int] | None:
-        """Return at most `length + 1` bytes of `asked`, a range as obstore takes it, and the object's size. None: ask
-        the client, which tells errors, too. Raises what botocore raises, or `PassingFault`.
+    @classmethod
+    def opened(
+        cls,
+        uri: str,
+        bucket: str,
+        options: S3Options,
+        connections: int,
+        client: S3Client | None,
+        is_lean: bool,
+        sleep: Callable[[float], None],
+        uniform: Callable[[float, float], float],
+    ) -> Self:
+        """Return the reads by `client`, which repeats requests by itself, or by one that is built from `options`."""
+        attempts = (options.max_attempts if client is None else 1, options.transfer_attempts)
+        loop = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
+        calls = S3Calls(client or build_client(options, uri, connections), bucket, loop)
+        return cls(calls, bucket, options, connections, is_lean=is_lean)
+
+    def close(self) -> None:
+        """Close the client's connections, and leave its handlers. Idempotent."""
+        self._way, self._opened = None, (None, None)
+        self.calls.client.meta.events.unregister(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
+        self.calls.client.close()
+
+    def whole(self, name: str, key: str) -> bytes:
+        """Return the whole object."""
+        what = f"reading {name!r}"
+
+        def attempt() -> bytes:
+            answer = self.calls.once("get_object", Key=key)
+            return self._body(answer, answer.get("ContentLength"), what)
+
+        return self.calls.run(what, name, attempt)
+
+    def range(self, what: str, name: str, key: str, asked: tuple[int, int]) -> tuple[bytes, int]:
+        """Return the bytes from start to end, and the object's size or that end. None are read where the object ends
+        before.
         """
-        way = self._way
-        if way is None or obstore() is None:
-            return None
-        # loaded and opened by the second GET: a process of one lookup needs neither
-        opened, store = self._opened
-        if opened != way:
+        return self.calls.run(what, name, lambda: self._range(what, key, *asked))
+
+    def suffix(self, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
+        """Return the last `length` (at least 1) bytes, and the object's size.
+
+        An empty object has no suffix for HTTP: the service answers 416, and `size_bytes` asks for the object's size.
+        """
+        what = f"reading the last {length} bytes of {name!r}"
+
+        def attempt() -> tuple[bytes, int]:
             try:
-                store = self._open(way)
-            except (obstore().exceptions.BaseError, OSError, ValueError):
-                # a variable of the environment, say, that obstore alone reads
-                self._way, self._lost = None, _LOST_AT_MOST
-                return None
-            self._opened = way, store
-        check_deadline("sending GetObject")
-        sending()
+                return self._suffix(what, key, length)
+            except ClientError as error:
+                if _status(error.response) != 416:
+                    raise
+                if size_bytes() == 0:
+                    return b"", 0
+                raise PassingFault(
+                    f"reading the end of {name!r} in {self.calls.uri}: it was replaced between two requests"
+                ) from error
+
+        return self.calls.run(what, name, attempt)
+
+    def _range(self, what: str, key: str, start: int, end: int) -> tuple[bytes, int]:
+        if found := self._light(what, key, (start, end), end - start):
+            return found if end > found[1] else (self._whole(what, found[0], end - start), found[1])
+        answer = self.calls.once("get_object", Key=key, Range=f"bytes={start}-{end - 1}")
+        first, behind, total = self._extent(answer, what)
+        if total is not None and end > total:
+            answer["Body"].close()
+            return b"", total
+        if (first, behind) != (start, end):
+            raise self._refused(answer, f"{what} in {self.calls.uri}: the answer is {answer['ContentRange']}")
+        return self._worked(answer, end - start, what), total or end
+
+    def _suffix(self, what: str, key: str, length: int) -> tuple[bytes, int]:
+        if found := self._light(what, key, {"suffix": length}, length):
+            return self._whole(what, found[0], min(length, found[1])), found[1]
+        answer = self.calls.once("get_object", Key=key, Range=f"bytes=-{length}")
+        size = answer.get("ContentLength")
+        if _status(answer) == 200 and size is not None and size <= length:
+            return self._body(answer, size, what), size  # the whole object, which is what was asked for
+        first, behind, total = self._extent(answer, what)
+        if total is None or behind != total or behind - first != min(length, total):
+            raise self._refused(answer, f"{what} in {self.calls.uri}: the answer is {answer['ContentRange']}")
+        return self._worked(answer, behind - first, what), total
+
+    # by the client's method
+
+    def _extent(self, answer: dict[str, Any], what: str) -> tuple[int, int, int | None]:
+        """Return start and end of the bytes that the answer says it holds, and the object's size or None."""
+        status, header = _status(answer), str(answer.get("ContentRange", ""))
+        match = _CONTENT_RANGE.fullmatch(header)
+        if status != 206 or match is None:
+            answer["Body"].close()
+            problem = f"status {status} instead of 206" if status != 206 else f"Content-Range {header!r}"
+            raise StorageUnavailable(f"{what} in {self.calls.uri}: the service does not honour ranges ({problem})")
+        return int(match[1]), int(match[2]) + 1, None if match[3] == "*" else int(match[3])
+
+    def _body(self, answer: dict[str, Any], length: int | None, what: str) -> bytes:
+        """Return the body, which must have exactly `length` bytes (None: what botocore verifies by itself)."""
+        body, announced = answer["Body"], answer.get("ContentLength")
+        if announced != length:
+            raise self._refused(answer, f"{what} in {self.calls.uri}: a body of {announced} bytes instead of {length}")
         try:
-            answer = obstore().get(store, key, options={"range": asked})
-            self._lost = 0
-            # one byte more than asked would show a body that is too long, whose rest is not read
-            return next(iter(answer.stream(length + 1)), b""), int(answer.meta["size"])
-        except (obstore().exceptions.BaseError, OSError, ValueError) as error:
-            self._judge(error, what, length)
-        return None
+            # Reading a range by its length, not to the end, also keeps botocore from comparing it with the whole
+            # object's checksum, which some services send along with a range.
+            data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
+        except (BotoCoreError, HTTPError, OSError) as error:
+            problem = f"{what} in {self.calls.uri}: the body broke off: {error}"
+            raise self._refused(answer, problem, wasted_bytes=length or 0) from error
+        if len(data) != length:
+            body.close()
+        return self._whole(what, data, length)
 
-    def ordinary(self, key: str, asked: str) -> dict[str, Any]:
-        """Return the answer, body unread, to a GET of `asked` (`Range`) by the client's method."""
-        return self._calls.once("get_object", Key=key, Range=asked)
+    def _whole(self, what: str, data: bytes, length: int | None) -> bytes:
+        """Return a body that was read, which must have `length` bytes; None: any number."""
+        if length is not None and len(data) != length:
+            problem = f"{what} in {self.calls.uri}: a body of {len(data)} bytes instead of {length}"
+            raise PassingFault(problem, wasted_bytes=length)
+        return data
 
-    def worked(self, answer: dict[str, Any]) -> None:
-        """Let the next GETs go through obstore: `answer` of the client's method was right."""
+    def _refused(self, answer: dict[str, Any], problem: str, *, wasted_bytes: int = 0) -> PassingFault:
+        """Close the connection, instead of reading a body that nobody wants, and return the fault."""
+        answer["Body"].close()
+        return PassingFault(problem, wasted_bytes=wasted_bytes)
+
+    def _worked(self, answer: dict[str, Any], length: int, what: str) -> bytes:
+        """Return the body of a right answer, and let the next GETs go through obstore."""
+        data = self._body(answer, length, what)
         # Not public in botocore: without it, or with an answer that came over no connection, obstore is not used.
         raw = getattr(answer["Body"], "_raw_stream", None)
         way = self._signed if isinstance(raw, BaseHTTPResponse) else None
         is_usable = way is not None and self._lost < _LOST_AT_MOST and not get_environ_proxies(way.base_url)
         self._way = way if is_usable else None
-
-    def _judge(self, error: Exception, what: str, length: int) -> None:
-        """Raise the error that obstore told; return where the client has to ask again."""
-        text = str(error)
-        said = f"{what} in {self._calls.uri}: {text.partition(chr(10))[0]}"
-        if told := answered(text):
-            status, body = told
-            # obstore tells no header
-            kind = "" if _XML.match(body) else "text/html" if "<html" in body else "text/plain"
-            document: Any = {"status_code": status, "headers": {"content-type": kind}, "body": body.encode()}
-            refused = ClientError(_ERRORS.parse(document, self._shape), "GetObject")
-            if may_pass(refused):
-                self._way = None
-                raise refused from error
-            if refused.response["Error"].get("Code", "") not in {"", str(status)} and not is_elsewhere(refused):
-                raise refused from error
-        was_used, self._way = self._way is not None, None
-        if "Requested " in text:
-            raise PassingFault(said) from error
-        if "body error" in text:
-            raise PassingFault(said, wasted_bytes=length) from error
-        if "error sending request" in text and not went_elsewhere(text):
-            # once for all threads
-            self._lost += was_used
-            raise RequestFault(said) from error
-        # an answer that obstore never takes must not cost each range two requests
-        self._lost += was_used
+        return data
 
     def _learn(self, **about: Any) -> None:
         """See how botocore is about to send a GET of this bucket."""
@@ -176,6 +241,58 @@ class RangeGets:
         region = signing.get("region") or about["region_name"]
         self._signed = _Way(request.url.removesuffix(end), region, about["request_signer"])
 
+    # through obstore
+
+    def _light(self, what: str, key: str, asked: object, length: int) -> tuple[bytes, int] | None:
+        """Return at most `length + 1` bytes of `asked`, a range as obstore takes it, and the object's size. None: ask
+        the client, which tells errors, too. Raises what botocore raises, or `PassingFault`.
+        """
+        way = self._way
+        if way is None or obstore() is None:
+            return None
+        # loaded and opened by the second GET: a process of one lookup needs neither
+        opened, store = self._opened
+        if opened != way:
+            try:
+                store = self._open(way)
+            except errors():
+                # a variable of the environment, say, that obstore alone reads
+                self._way, self._lost = None, _LOST_AT_MOST
+                return None
+            self._opened = way, store
+        try:
+            found = light.get(store, key, {"range": asked}, length)
+            self._lost = 0
+            return found
+        except errors() as error:
+            self._judge(error, what, length)
+        return None
+
+    def _judge(self, error: Exception, what: str, length: int) -> None:
+        """Raise the error that obstore told; return where the client has to ask again."""
+        text = str(error)
+        said = f"{what} in {self.calls.uri}: {text.partition(chr(10))[0]}"
+        if told := answered(text):
+            status, body = told
+            # obstore tells no header
+            kind = "" if _XML.match(body) else "text/html" if "<html" in body else "text/plain"
+            document: Any = {"status_code": status, "headers": {"content-type": kind}, "body": body.encode()}
+            refused = ClientError(_ERRORS.parse(document, self._shape), "GetObject")
+            if may_pass(refused):
+                self._way = None
+                raise refused from error
+            if refused.response["Error"].get("Code", "") not in {"", str(status)} and not is_elsewhere(refused):
+                raise refused from error
+        was_used, self._way = self._way is not None, None
+        if "Requested " in text:
+            raise PassingFault(said) from error
+        if "body error" in text:
+            raise PassingFault(said, wasted_bytes=length) from error
+        # Counted once for all threads. An answer that obstore never takes must not cost each range two requests.
+        self._lost += was_used
+        if "error sending request" in text and not went_elsewhere(text):
+            raise RequestFault(said) from error
+
     def _open(self, way: _Way) -> Any:
         """Return obstore's store for the bucket."""
         certificates = None
@@ -183,132 +300,8 @@ class RangeGets:
             named = Session(profile=self._options.profile).get_config_variable("ca_bundle")
             trusted: Any = named or os.environ.get("REQUESTS_CA_BUNDLE") or True
             certificates = str(get_cert_path(trusted))
-        return bucket_store(
-            self._bucket, way.base_url, way.region, self._options, certificates, credential_provider=way.credentials
-        )
-
-    def close(self) -> None:
-        """Leave the client's handlers. Idempotent."""
-        self._way, self._opened = None, (None, None)
-        if self._events is not None:
-            self._events.unregister(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
-
-
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-
-
-class VerifiedReads:
-    """Reads whole objects through `calls` and ranges through `gets`."""
-
-    def __init__(self, calls: S3Calls, gets: RangeGets) -> None:
-        self._calls = calls
-        self._gets = gets
-
-    def whole(self, name: str, key: str) -> bytes:
-        """Return the whole object."""
-        what = f"reading {name!r}"
-
-        def attempt() -> bytes:
-            answer = self._calls.once("get_object", Key=key)
-            return self._body(answer, answer.get("ContentLength"), what)
-
-        return self._calls.run(what, name, attempt)
-
-    def range(self, name: str, key: str, start: int, length: int) -> bytes:
-        """Return `length` (at least 1) bytes from `start`; `InvalidArgument` where the object ends before."""
-        what = f"reading bytes {start}-{start + length - 1} of {name!r}"
-        return self._calls.run(what, name, lambda: self._range(what, key, start, length))
-
-    def suffix(self, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
-        """Return the last `length` (at least 1) bytes, and the object's size.
-
-        An empty object has no suffix for HTTP: the service answers 416, and `size_bytes` asks for the object's size.
-        """
-        what = f"reading the last {length} bytes of {name!r}"
-        return self._calls.run(what, name, lambda: self._suffix(what, name, key, length, size_bytes))
-
-    def _range(self, what: str, key: str, start: int, length: int) -> bytes:
-        if light := self._gets.light(what, key, (start, start + length), length):
-            if start + length > light[1]:
-                raise self._beyond(what, light[1])
-            return self._whole(what, light[0], length)
-        answer = self._gets.ordinary(key, f"bytes={start}-{start + length - 1}")
-        first, size, total = self._extent(answer, what)
-        if total is not None and start + length > total:
-            answer["Body"].close()
-            raise self._beyond(what, total)
-        if (first, size) != (start, length):
-            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {answer['ContentRange']}")
-        data = self._body(answer, length, what)
-        self._gets.worked(answer)
-        return data
-
-    def _suffix(self, what: str, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
-        try:
-            if light := self._gets.light(what, key, {"suffix": length}, length):
-                return self._whole(what, light[0], min(length, light[1])), light[1]
-            answer = self._gets.ordinary(key, f"bytes=-{length}")
-        except ClientError as error:
-            if _status(error.response) != 416:
-                raise
-            if size_bytes() == 0:
-                return b"", 0
-            raise PassingFault(
-                f"reading the end of {name!r} in {self._calls.uri}: it was replaced between two requests"
-            ) from error
-        size = answer.get("ContentLength")
-        if _status(answer) == 200 and size is not None and size <= length:
-            return self._body(answer, size, what), size  # the whole object, which is what was asked for
-        first, size, total = self._extent(answer, what)
-        if total is None or size != min(length, total) or first + size != total:
-            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {answer['ContentRange']}")
-        data = self._body(answer, size, what)
-        self._gets.worked(answer)
-        return data, total
-
-    def _extent(self, answer: dict[str, Any], what: str) -> tuple[int, int, int | None]:
-        """Return start and length of the bytes that the answer says it holds, and the object's size or None."""
-        status = _status(answer)
-        header = str(answer.get("ContentRange", ""))
-        match = _CONTENT_RANGE.fullmatch(header)
-        if status != 206 or match is None:
-            answer["Body"].close()
-            problem = f"status {status} instead of 206" if status != 206 else f"Content-Range {header!r}"
-            raise StorageUnavailable(f"{what} in {self._calls.uri}: the service does not honour ranges ({problem})")
-        start, last = int(match[1]), int(match[2])
-        return start, last - start + 1, None if match[3] == "*" else int(match[3])
-
-    def _body(self, answer: dict[str, Any], length: int | None, what: str) -> bytes:
-        """Return the body, which must have exactly `length` bytes (None: what botocore verifies by itself)."""
-        body = answer["Body"]
-        announced = answer.get("ContentLength")
-        if announced != length:
-            raise self._refused(answer, f"{what} in {self._calls.uri}: a body of {announced} bytes instead of {length}")
-        try:
-            # Reading a range by its length, not to the end, also keeps botocore from comparing it with the whole
-            # object's checksum, which some services send along with a range.
-            data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
-        except (BotoCoreError, HTTPError, OSError) as error:
-            problem = f"{what} in {self._calls.uri}: the body broke off: {error}"
-            raise self._refused(answer, problem, wasted_bytes=length or 0) from error
-        if len(data) != length:
-            body.close()
-        return self._whole(what, data, length)
-
-    def _whole(self, what: str, data: bytes, length: int | None) -> bytes:
-        """Return a body that was read, which must have `length` bytes; None: any number."""
-        if length is not None and len(data) != length:
-            problem = f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}"
-            raise PassingFault(problem, wasted_bytes=length)
-        return data
-
-    def _beyond(self, what: str, size: int) -> InvalidArgument:
-        return InvalidArgument(f"{what} in {self._calls.uri}: the object has {size} bytes")
-
-    def _refused(self, answer: dict[str, Any], problem: str, *, wasted_bytes: int = 0) -> PassingFault:
-        """Close the connection, instead of reading a body that nobody wants, and return the fault."""
-        answer["Body"].close()
-        return PassingFault(problem, wasted_bytes=wasted_bytes)
+        place = self._bucket, way.base_url, way.region, certificates
+        return light.open_store(*place, self._options, self._connections, credential_provider=way.credentials)
 
 
 def _status(answer: Mapping[str, Any]) -> int:

@@ -11,52 +11,55 @@ gave one: completing an upload that was begun with a checksum algorithm must rep
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
-from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import (
     PAGE,
     Bytes,
     ObjectInfo,
     PartInfo,
-    Storage,
     UploadHandle,
-    check_name,
     check_part,
     check_parts,
     check_prefix,
     check_range,
     check_suffix,
 )
-from tiered_index.storage.retry import RetryLoop
-from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options, checked_prefix, uri_of
-from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
-from tiered_index.storage.s3.retry import NO_S3, REQUEST_ERRORS, S3Calls, count_requests, translate
+from tiered_index.storage.buckets import FEWEST_CONNECTIONS, BucketStorage
+from tiered_index.storage.context import wasted
+from tiered_index.storage.obstores import answered, errors, obstore
+from tiered_index.storage.s3 import light
+from tiered_index.storage.s3.options import NO_S3, S3Options
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+    from tiered_index.storage.s3.client import S3Calls
+    from tiered_index.storage.s3.reads import Reads
+
 _NAMES_SHOWN = 3
 _IN_LISTINGS = {"IsTruncated", "Name", "Bucket", "Contents", "Uploads"}
-_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
-class S3Storage(Storage):
-    """The objects of `bucket` whose keys start with `prefix` and a slash (no prefix: the whole bucket)."""
+class S3Storage(BucketStorage):
+    """A bucket by boto3, whose ranges are read through obstore.
 
+    Where the environment says how to reach the bucket, boto3 is loaded by the first call that needs it: one that
+    obstore does not make, or does not answer as expected. Until then all reads go through obstore.
+    """
+
+    scheme = "s3"
     min_part_bytes = 5 << 20
-
     options_type = S3Options
 
     def __init__(
@@ -66,6 +69,7 @@ class S3Storage(Storage):
         options: S3Options | None = None,
         *,
         client: S3Client | None = None,
+        connections: int = FEWEST_CONNECTIONS,
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
         lean_gets: bool | None = None,
@@ -75,32 +79,58 @@ class S3Storage(Storage):
         `client` replaces the one built from `options`, and repeats requests as it was built to. As it may have handlers
         of its own, ranges are read through obstore only if `lean_gets` is true.
         """
-        self.options = options or S3Options()
-        prefix = checked_prefix(prefix)
-        if not bucket or "/" in bucket:
-            raise ConfigError(f"not a bucket's name: {bucket!r}")
-        self.bucket = bucket
-        self._base = f"{prefix}/" if prefix else ""
-        self.uri = uri_of(bucket, prefix, self.options)
-        self.client = client or build_client(self.options, self.uri)
-        attempts = (self.options.max_attempts if client is None else 1, self.options.transfer_attempts)
-        loop = RetryLoop(self.uri, *attempts, self.options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
-        self._call = S3Calls(self.client, bucket, loop)
-        is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
-        self._gets = RangeGets(self._call, bucket, self.client if is_lean else None, self.options)
-        self._reads = VerifiedReads(self._call, self._gets)
-        encryption = {"ServerSideEncryption": self.options.sse, "SSEKMSKeyId": self.options.sse_kms_key_id}
+        options = options or S3Options()
+        super().__init__(bucket, prefix, options, connections=options.max_pool_connections or connections)
+        is_lean = (client is None and options.lean_gets) if lean_gets is None else lean_gets
+        self._given = client, is_lean, sleep, uniform
+        # None: boto3 is used
+        self._light = light.of_environment(bucket, options, self.connections) if client is None and is_lean else None
+        self._loaded: Reads | None = None
+        self._loading = threading.Lock()
+        encryption = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id}
         self._encryption = {name: value for name, value in encryption.items() if value is not None}
         self._bucket_seen = False
+        if self._light is None:
+            # a wrong set-up is told now
+            _ = self._reads
+
+    @property
+    def _reads(self) -> Reads:
+        """The requests by boto3, which is loaded by the first call that needs it, and used from then on."""
+        with self._loading:
+            if self._loaded is None:
+                self._light = None
+                opened = pkgutil.resolve_name("tiered_index.storage.s3.reads:Reads.opened")
+                self._loaded = opened(self.uri, self.bucket, self.options, self.connections, *self._given)
+            return self._loaded
+
+    @property
+    def _call(self) -> S3Calls:
+        return self._reads.calls
+
+    @property
+    def client(self) -> S3Client:
+        """The client that sends the requests."""
+        return self._call.client
 
     def get(self, name: str) -> bytes:
-        return self._reads.whole(name, self._key(name))
+        """Return the whole object. By boto3 it is compared with the service's checksum."""
+        key = self._key(name)
+        if (found := self._get_light(name, key, {})) is not None:
+            return found[0]
+        return self._reads.whole(name, key)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`, by one verified range GET."""
         key = self._key(name)
         check_range(start, length)
-        return self._reads.range(name, key, start, length) if length else b""
+        if not length:
+            return b""
+        what, asked = f"reading bytes {start}-{start + length - 1} of {name!r}", (start, start + length)
+        found = self._get_light(name, key, {"range": asked}, length) or self._reads.range(what, name, key, asked)
+        if asked[1] > found[1]:
+            raise InvalidArgument(f"{what} in {self.uri}: the object has {found[1]} bytes")
+        return found[0]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size, by one GET (two requests for an empty object)."""
@@ -109,6 +139,23 @@ class S3Storage(Storage):
         if length == 0:
             return b"", self.head(name).size_bytes
         return self._reads.suffix(name, key, length, lambda: self.head(name).size_bytes)
+
+    def _get_light(
+        self, name: str, key: str, asked: Mapping[str, Any], length: int | None = None
+    ) -> tuple[bytes, int] | None:
+        """Return bytes and size of an object, `length` of its bytes if given; None: boto3 has to ask."""
+        if (way := self._light) is None or obstore() is None:
+            return None
+        try:
+            data, size = light.get(way.store, key, asked, length)
+            if len(data) == (size if length is None else length) or (length is not None and asked["range"][1] > size):
+                return data, size
+            wasted(len(data))
+        except errors() as error:
+            told = answered(str(error))
+            if told is not None and told[0] == HTTPStatus.NOT_FOUND and "<Code>NoSuchKey</Code>" in told[1]:
+                raise ObjectNotFound(name, self.uri) from error
+        return None
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` in one request, with a CRC32 that the service checks; at most 5 GiB."""
@@ -133,7 +180,30 @@ class S3Storage(Storage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
         check_prefix(prefix, start_after)
-        return self._list(prefix, start_after)
+        if (found := self._list_light(prefix, start_after)) is not None:
+            yield from (ObjectInfo(name, one["size"], _epoch_ms(one["last_modified"])) for name, one in found)
+            return
+        asked = {"StartAfter": self._base + start_after} if start_after else {}
+        tokens = {"ContinuationToken": "NextContinuationToken"}
+        last = ""
+        for key, item in self._listed("list_objects_v2", f"listing {prefix!r}", prefix, "Contents", tokens, **asked):
+            if key <= last:
+                raise StorageMisconfigured(
+                    f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
+                )
+            last = key
+            if name := self._name(key):
+                yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
+
+    def _list_light(self, prefix: str, start_after: str) -> Sequence[tuple[str, dict[str, Any]]] | None:
+        """Return name and description of what a listing has; None: boto3 has to ask."""
+        # obstore lists folders
+        if (way := self._light) is None or obstore() is None or not prefix.endswith("/"):
+            return None
+        with contextlib.suppress(*errors()):
+            found = light.listed(way.store, self._base + prefix, self._base + start_after if start_after else None)
+            return found and [(name, one) for key, one in found if (name := self._name(key))]
+        return None
 
     def delete(self, name: str) -> None:
         self._call("delete_object", f"deleting {name!r}", name, Key=self._key(name))
@@ -187,28 +257,25 @@ class S3Storage(Storage):
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """Yield unfinished uploads; one request for each 1,000."""
         check_prefix(prefix)
-        return self._list_uploads(prefix, older_than_ms)
+        tokens = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        doing = "listing unfinished uploads"
+        for key, item in self._listed("list_multipart_uploads", doing, prefix, "Uploads", tokens):
+            name, started_ms = self._name(key), _epoch_ms(item["Initiated"])
+            if name and (older_than_ms is None or started_ms < older_than_ms):
+                yield UploadHandle(name, str(item["UploadId"]), started_ms)
 
     def now_ms(self) -> int:
         """Return the service's time (whole seconds): the date of an answer, or else as `Storage.now_ms`."""
+        if (way := self._light) and (told_ms := way.now_ms(self.options.connect_timeout_s)) is not None:
+            return told_ms
         answered_ms = _answered_ms(self._call("list_objects_v2", "asking for the time", Prefix=self._base, MaxKeys=1))
         return super().now_ms() if answered_ms is None else answered_ms
 
     def close(self) -> None:
         """Close the client's connections."""
-        self._gets.close()
-        self.client.close()
-
-    def _key(self, name: str) -> str:
-        return self._base + check_name(name)
-
-    def _name(self, key: str) -> str | None:
-        """Return the object name of `key`; None for a key that is no object of ours."""
-        name = key.removeprefix(self._base)
-        try:
-            return check_name(name)
-        except InvalidArgument:
-            return None
+        with self._loading:
+            if self._loaded is not None:
+                self._loaded.close()
 
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
         sent = {"Key": self._key(name), "Body": _request_body(data), "ChecksumAlgorithm": "CRC32"}
@@ -228,33 +295,12 @@ class S3Storage(Storage):
             return  # not allowed to ask about the bucket, which a missing one would not say
         self._bucket_seen = True
 
-    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        asked = {"StartAfter": self._base + start_after} if start_after else {}
-        tokens = {"ContinuationToken": "NextContinuationToken"}
-        last = ""
-        for key, item in self._listed("list_objects_v2", f"listing {prefix!r}", prefix, "Contents", tokens, **asked):
-            if key <= last:
-                raise StorageMisconfigured(
-                    f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
-                )
-            last = key
-            if name := self._name(key):
-                yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
-
     def foreign_keys(self) -> Iterator[str]:
         """As `Storage.foreign_keys`: another listing."""
         tokens = {"ContinuationToken": "NextContinuationToken"}
         for key, _ in self._listed("list_objects_v2", "listing all keys", "", "Contents", tokens):
             if self._name(key) is None:
                 yield key.removeprefix(self._base)
-
-    def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
-        tokens = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-        doing = "listing unfinished uploads"
-        for key, item in self._listed("list_multipart_uploads", doing, prefix, "Uploads", tokens):
-            name, started_ms = self._name(key), _epoch_ms(item["Initiated"])
-            if name and (older_than_ms is None or started_ms < older_than_ms):
-                yield UploadHandle(name, str(item["UploadId"]), started_ms)
 
     def _listed(
         self, operation: str, doing: str, prefix: str, member: str, tokens: dict[str, str], **asked: str
@@ -291,7 +337,8 @@ class S3Storage(Storage):
         except StorageUnavailable as error:
             # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
             # fault.
-            if isinstance(error.__cause__, ClientError):
+            # not for a connection that was lost
+            if hasattr(error.__cause__, "response"):
                 with contextlib.suppress(StorageUnavailable):
                     self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
             raise
@@ -311,44 +358,3 @@ def _answered_ms(answer: dict[str, Any]) -> int | None:
     """Return when the service answered, by its own clock, epoch milliseconds; None: the answer has no date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return _epoch_ms(parsedate_to_datetime(date)) if date else None
-
-
-def build_client(options: S3Options, uri: str) -> S3Client:
-    """Return a client for `options`; raises `StorageMisconfigured` (unknown profile, unusable endpoint or region)."""
-    try:
-        session = boto3.Session(profile_name=options.profile, region_name=options.region)
-        client = _client(session, options, options.addressing_style or ("path" if options.endpoint_url else None))
-        is_chosen = options.addressing_style is not None or options.endpoint_url is not None
-        if not is_chosen and not (urlsplit(client.meta.endpoint_url).hostname or "").endswith(_AMAZON):
-            # The environment or the profile names another service; those seldom have a DNS name for each bucket.
-            client.close()
-            client = _client(session, options, "path")
-    except (BotoCoreError, ValueError) as error:
-        raise translate(error, doing="opening the storage", uri=uri, name="") from error
-    if "@" in urlsplit(client.meta.endpoint_url).netloc:
-        # the environment's or the profile's: botocore would repeat it in every error
-        client.close()
-        raise StorageMisconfigured(
-            f"opening {uri}: the endpoint URL must not hold credentials; use environment variables"
-        )
-    count_requests(client)
-    return client
-
-
-def _client(session: boto3.Session, options: S3Options, addressing_style: str | None) -> S3Client:
-    style: Any = {"addressing_style": addressing_style} if addressing_style else None
-    return session.client(
-        "s3",
-        endpoint_url=options.endpoint_url,
-        config=Config(
-            signature_version="s3v4",
-            s3=style,
-            connect_timeout=options.connect_timeout_s,
-            read_timeout=options.read_timeout_s,
-            max_pool_connections=options.max_pool_connections or FEWEST_CONNECTIONS,
-            retries={"mode": "standard", "total_max_attempts": 1},
-            request_checksum_calculation="when_supported",
-            response_checksum_validation="when_supported",
-            tcp_keepalive=True,
-        ),
-    )

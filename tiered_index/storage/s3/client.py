@@ -1,4 +1,4 @@
-"""The errors of S3 requests for the caller, and the requests to one bucket.
+"""The client of a bucket, its requests, and their errors for the caller.
 
 botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Messages say what to
 do and name the storage and the object, never a request's headers or credentials. Threads: any number.
@@ -7,8 +7,11 @@ do and name the storage and the object, never a request's headers or credentials
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+import boto3
 from botocore import exceptions as boto
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
@@ -22,14 +25,17 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
+from tiered_index.storage.buckets import FEWEST_CONNECTIONS
 from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
+from tiered_index.storage.s3.options import NO_S3, S3Options
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
 # what botocore raises for a request that failed
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError, RecursionError)
 
 
@@ -84,7 +90,6 @@ _NOT_IMPLEMENTED = 501
 # an error of S3 is XML
 _FOREIGN_TYPES = ("text/html", "text/plain", "application/json")
 _HAS_NO_BODY = {"HeadObject", "HeadBucket"}
-NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 ONLY_REDIRECTS = "the endpoint only redirects: use the address that it names"
 _CALLER_CODES = {
     "EntityTooLarge",
@@ -209,11 +214,54 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
     return StorageMisconfigured(f"{text}: {advice}")
 
 
+def build_client(options: S3Options, uri: str, connections: int = FEWEST_CONNECTIONS) -> S3Client:
+    """Return a client for `options`; raises `StorageMisconfigured` (unknown profile, unusable endpoint or region)."""
+    try:
+        session = boto3.Session(profile_name=options.profile, region_name=options.region)
+        client = _client(
+            session, options, options.addressing_style or ("path" if options.endpoint_url else None), connections
+        )
+        is_chosen = options.addressing_style is not None or options.endpoint_url is not None
+        if not is_chosen and not (urlsplit(client.meta.endpoint_url).hostname or "").endswith(_AMAZON):
+            # The environment or the profile names another service; those seldom have a DNS name for each bucket.
+            client.close()
+            client = _client(session, options, "path", connections)
+    except (BotoCoreError, ValueError) as error:
+        raise translate(error, doing="opening the storage", uri=uri, name="") from error
+    if "@" in urlsplit(client.meta.endpoint_url).netloc:
+        # the environment's or the profile's: botocore would repeat it in every error
+        client.close()
+        raise StorageMisconfigured(
+            f"opening {uri}: the endpoint URL must not hold credentials; use environment variables"
+        )
+    count_requests(client)
+    return client
+
+
+def _client(session: boto3.Session, options: S3Options, addressing_style: str | None, connections: int) -> S3Client:
+    style: Any = {"addressing_style": addressing_style} if addressing_style else None
+    return session.client(
+        "s3",
+        endpoint_url=options.endpoint_url,
+        config=Config(
+            signature_version="s3v4",
+            s3=style,
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+            max_pool_connections=connections,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            request_checksum_calculation="when_supported",
+            response_checksum_validation="when_supported",
+            tcp_keepalive=True,
+        ),
+    )
+
+
 class S3Calls:
     """One bucket behind one client: requests in, typed errors out."""
 
     def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
-        self._client = client
+        self.client = client
         self._bucket = bucket
         self.uri = loop.uri
         self.run = loop.run
@@ -224,7 +272,7 @@ class S3Calls:
 
     def once(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """Make one attempt, within `run`: raises what botocore raises."""
-        answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+        answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self._bucket, **parameters)
         return answer
 
 
