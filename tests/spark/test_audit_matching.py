@@ -1,7 +1,8 @@
-"""Both sides range by range: what differs is told, whatever is there more than once. No Spark."""
+"""Both sides of an audit: what differs is told, whatever is there more than once."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tiered_index.format.layout import PRESETS
-from tiered_index.spark.audit.differences import Differences
+from tiered_index.spark.audit.differences import _ROWS, KINDS, Differences, _difference, _pairs, _rows, _told, may_hold
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
 from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, compare_range
-from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, ordered, pack, pair
-from tiered_index.spark.audit.ranges import Blocks, Ranges
+from tiered_index.spark.lookup.plan import Target
 
 
 def digests(entries: Any, topic: int = 1) -> Any:
@@ -47,27 +47,17 @@ def test_an_entry_under_another_topic_differs() -> None:
     assert compare_range(digests([1, 2, 3, 4]), index)[2].tolist() == [3]
 
 
-def cut_ranges(digests_of_sides: tuple[list[Any], list[Any]], ranges: Ranges) -> list[Blocks]:
-    """Return what tasks would meet of one partition."""
-    met: dict[int, Blocks] = {}
-    for side, parts in enumerate(digests_of_sides):
-        for part in parts:
-            numbers, blocks = _cut([part], ranges)
-            for number, block in zip(numbers.tolist(), blocks, strict=True):
-                met.setdefault(number, Blocks(number, ([], []))).sides[side].append(block.as_py())
-    return [met[number] for number in sorted(met)]
-
-
-def test_what_is_cut_is_compared_whole_and_ranges_that_differ_are_told() -> None:
+def test_what_is_cut_is_compared_whole_and_digests_that_differ_are_told() -> None:
     rng = np.random.default_rng(8)
     same = rng.integers(0, 2**64, 5_000, np.uint64)
     alone = rng.integers(0, 2**64, 10, np.uint64)
     source = np.array_split(digests(np.concatenate([same, alone])), 3)
-    found = _compared(iter(cut_ranges((source, np.array_split(digests(same[::-1]), 2)), Ranges(6, 1))), frozenset())
+    index = np.array_split(digests(same[::-1]), 2)
+    cut = [_cut(part, side, 6, 1) for side, parts in enumerate((source, index)) for part in parts]
+    blocks = pa.Table.from_batches(cut).sort_by("range")
+    found = _compared(blocks.to_batches(max_chunksize=7), 20)
     assert (found.source, found.index) == (5_010, 5_000)
-    differing = set((alone >> np.uint64(58)).tolist())
-    both = np.concatenate([same, same, alone]) >> np.uint64(58)
-    assert found.differing == {number: int((both == number).sum()) for number in differing}
+    assert set(found.differing.tolist()) == set((alone >> np.uint64(44)).tolist())
 
 
 SCHEMA = PRESETS["native"].schema
@@ -110,55 +100,45 @@ def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int
     return told
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_differs_is_laid_side_by_side(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_what_differs_is_laid_side_by_side(spark: Any, seed: int) -> None:
     """Few identities and values, each often more than once, under topics that a table may lack."""
     rng = np.random.default_rng(seed)
 
-    def some(count: int, *, stored: bool) -> list[Part]:
+    def some(count: int, *, stored: bool) -> Part:
         columns = {name: rng.integers(0, 6, count).astype(IDENTITY[name]) for name in IDENTITY.names or ()}
         columns |= {"queue_id": np.zeros(count), "offset": np.zeros(count), "fingerprint": np.zeros(count)}
         columns |= {"second": rng.integers(0, 4, count), "size": rng.integers(0, 2, count)}
         names = pa.array(np.where(rng.random(count) < 0.3, "b", "a")).dictionary_encode()
         if stored:
-            return [Part(1, columns, None if rng.random() < 0.2 else names, None, f"object {rng.integers(3)}")]
-        keys = pa.array([f"key {one}" for one in columns["key_hash"]])
-        return [Part(0, columns, names, keys)]
+            return Part(1, columns, None if rng.random() < 0.2 else names, None, f"object {rng.integers(3)}")
+        return Part(0, columns, names, pa.array([f"key {one}" for one in columns["key_hash"]]))
 
-    sides = ([some(9, stored=False)[0] for _ in range(3)], [some(7, stored=True)[0] for _ in range(4)])
-    met: dict[int, Blocks] = {}
+    parts = [some(9, stored=False) for _ in range(3)] + [some(7, stored=True) for _ in range(4)]
+    rows = pa.Table.from_batches(list(_rows(parts, SCHEMA)))
     entries: tuple[list[Entry], list[Entry]] = ([], [])
-    for side, parts in enumerate(sides):
-        batches = [pack(part, SCHEMA) for part in parts]
-        for row in (row for batch in batches for row in batch.to_pylist()):
-            entries[side].append(tuple(row[name] for name in ("identity", "value", "topic", "key", "object")))
-        numbers, blocks = cut(batches, Ranges(2, 1))
-        for number, block in zip(numbers.tolist(), blocks, strict=True):
-            met.setdefault(number, Blocks(number, ([], []))).sides[side].append(block)
-    spans = [(1, 2, 0, 3)]
-    hidden = Hidden({}, frozenset(), 4, "abs")
-    told = Told(1_000)
-    for one in met.values():
-        told.take(_Values.of(one), hidden, spans, SCHEMA)
-    expected = by_hand(*entries, spans, 4)
-    kinds = (*KINDS, "unproven")
-    assert told.counts == [sum(row[0] == kind for row in expected) for kind in kinds] and sum(told.counts[:3]) > 5
-    columns = ["identity", "said", "said_topic", "held", "held_topic", "object"]
-    for kind, table in zip(kinds, told.listed, strict=False):
-        rows = [tuple(row[name] for name in columns) for row in table.sort_by("identity").to_pylist()]
-        assert sorted(map(repr, rows)) == sorted(repr(row[1:]) for row in expected if row[0] == kind)
-    few = Told(3)
-    for one in met.values():
-        few.add(pair(iter([one]), frozenset(), hidden, SCHEMA, 3))
-    assert few.listed[1].to_pylist() == told.listed[1].slice(0, 3).to_pylist()
-    assert few.listed[2].to_pylist() == told.listed[2].slice(0, 3).to_pylist()
+    for row in rows.to_pylist():
+        entries[row.pop("side")].append(tuple(row.values()))
+    # an object that holds slots 0 to 2 of 4, seconds 1 and 2
+    stored = SimpleNamespace(second_min=1, second_max=2)
+    frame = spark.createDataFrame(rows.to_pandas().where(lambda cells: cells.notna(), None), _ROWS)
+    damaged: Any = [Target(stored, 0, 3)]  # type: ignore[arg-type]
+    told = _told(_pairs(frame), damaged, 4, "abs", SCHEMA).collect()
+    found = []
+    for row in told:
+        one = _difference(row, SCHEMA)
+        assert one.key in (None, f"key {one.key_hash}") and (one.expected is None or one.key is not None)
+        said, held = ((None, None) if side is None else (side.value, side.wrong) for side in (row.said, row.held))
+        found.append((row.kind, row.identity, *said, *held, one.object))
+    expected = by_hand(*entries, [(1, 2, 0, 3)], 4)
+    assert sorted(map(repr, found)) == sorted(map(repr, expected))
+    assert {*KINDS, "unproven"} == {row[0] for row in expected}
 
 
-@pytest.mark.parametrize("values", [1, 3, 500, 2**63])
-def test_rows_are_ordered_as_a_stable_sort_does(values: int) -> None:
-    """From all rows alike, by groups of some and pairs, to all rows apart."""
-    rng = np.random.default_rng(values)
-    main = np.concatenate([rng.integers(0, values, 1_000, np.uint64)] * 2)
-    words = [*rng.integers(0, 2, (3, len(main)), np.uint64), main]
-    assert (ordered(words) == np.lexsort(words)).all()
-    assert len(ordered([word[:0] for word in words])) == 0
+def test_of_both_hash_rules_either_slot_may_be_in_a_damaged_object() -> None:
+    stored: Any = SimpleNamespace(second_min=0, second_max=9)
+    one = [Target(stored, 3, 4)]
+    hashes, seconds = np.array([3, 2**31 - 3, 5]), np.array([9, 0, 5])
+    assert may_hold(one, 64, "both", hashes, seconds).tolist() == [True, True, False]
+    assert may_hold(one, 64, "abs", hashes, seconds).tolist() == [True, False, False]
+    assert not may_hold(one, 64, "both", hashes, seconds + 10).any()

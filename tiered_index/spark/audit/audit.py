@@ -40,8 +40,7 @@ from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.audit.differences import Differences, compare
-from tiered_index.spark.audit.entries import ALL_TIME
-from tiered_index.spark.audit.ranges import Sides
+from tiered_index.spark.audit.entries import ALL_TIME, Sides
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import arrow_schema, broadcast

@@ -1,31 +1,51 @@
-"""Index against source: one outer join of the ranges that `matching` finds to differ.
+"""Index against source: Spark joins the entries that `matching` finds to differ.
 
-Driver only. An entry whose stored second is wrong may be inside the bounds of time on one side only. It is *missing* or
-*extra* then.
+An entry whose stored second is wrong may be inside the bounds of time on one side only. It is *missing* or *extra*
+then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from tiered_index.errors import StorageUnavailable
-from tiered_index.format.hashing import joint_rule
+from tiered_index.format.hashing import HashRule, joint_rule
+from tiered_index.format.schema import Schema
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.audit import entries
-from tiered_index.spark.audit.entries import ALL_TIME, Picked
+from tiered_index.spark.audit.entries import (
+    ALL_TIME,
+    INDEX,
+    SOURCE,
+    Part,
+    Picked,
+    Sides,
+    Unread,
+    identity_dtype,
+    packed,
+    value_dtype,
+)
 from tiered_index.spark.audit.matching import match
-from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, cut, pack, pair
-from tiered_index.spark.audit.ranges import Ranges, Sides
-from tiered_index.spark.lookup.plan import Target
+from tiered_index.spark.frames import arrow_schema, cells_of
+from tiered_index.spark.lookup.plan import Target, records_of
 
-# Entries of a range, about, and how many ranges there are at least.
-_RANGE, _LEAST_RANGES = 1 << 17, 8
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KINDS = ("missing", "extra", "wrong")
+# A missing entry that may have been in a damaged object.
+_UNPROVEN = "unproven"
+_ROWS = "side int, identity binary, value binary, topic string, key string, object string"
+_ARROW = arrow_schema(_ROWS)
+# Spark takes no greater limit.
+_MOST_LISTED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,50 +125,145 @@ def compare(
     """Return the differences within an inclusive range of seconds, and the objects that could not be read whole.
 
     `objects` are all of the index. Entries of the source that unread ones, or those named in `bad`, would hold may have
-    lain there. Raises `InvalidArgument`, what the storage raises, `StorageUnavailable` where Spark lost rows and an
-    object could not be read again.
+    lain there. Raises `InvalidArgument`, and what the storage raises.
     """
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
-    rule = joint_rule(stored.hash for stored in objects)
+    rule, schema = joint_rule(stored.hash for stored in objects), sides.schema
     picked = Picked(*seconds, rule=rule, expired=sides.expired)
-    matched, differs = match(sides, within, picked)
-    compared = matched.source, matched.index
-    if not matched.differing:
-        same = Differences(dict.fromkeys(KINDS, 0), (), 0, *compared, repeated=matched.repeated)
-        return same, matched.unread
-    targets = {stored.name: Target.of(stored, sides.base) for stored in objects}
-    hidden = Hidden(targets, frozenset(bad | matched.unread), sides.base, rule)
-    meet = partial(pair, hidden=hidden, schema=sides.schema, most=most_listed)
-    ranges = Ranges.of(sum(matched.differing.values()), _RANGE, _LEAST_RANGES, sides.cores)
-    packed = partial(pack, schema=sides.schema)
-    told: Told = sides.met(within, replace(picked, ranges=differs), ranges, packed, cut, meet, Told.joined)
-    if len(told.unread) > 1:
-        raise StorageUnavailable("objects were removed while they were compared: run the audit again")
-    identities, fields = entries.identity_dtype(sides.schema), entries.value_dtype(sides.schema)
-    listed = [
-        _difference(kind, row, identities, fields)
-        for kind, table in zip(KINDS, told.listed, strict=True)
-        for row in table.to_pylist()
-    ]
+    matched, ranges = match(sides, within, picked)
+    counts: dict[str, int] = {}
+    listed: list[Difference] = []
+    unread = set(matched.unread)
+    if len(matched.differing):
+
+        def make(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
+            return _rows(parts, schema)
+
+        with ExitStack() as ending:
+            rows = ending.enter_context(sides.rows(within, replace(picked, ranges=ranges), make, _ROWS))
+            pairs = _pairs(rows).persist(StorageLevel.MEMORY_AND_DISK)
+            ending.callback(pairs.unpersist)
+            unread.update(row[0] for row in pairs.where("identity IS NULL").select("held.object").collect())
+            damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
+            alone = _told(pairs.where("identity IS NOT NULL"), damaged, sides.base, rule, schema)
+            counts = {row["kind"]: row["count"] for row in alone.groupBy("kind").count().collect()}
+            for kind in (kind for kind in KINDS if most_listed and counts.get(kind)):
+                first = alone.where(F.col("kind") == kind).orderBy("topic", "key", "identity", "rank")
+                listed += [_difference(row, schema) for row in first.limit(min(most_listed, _MOST_LISTED)).collect()]
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
-    unread = matched.unread.union(*told.unread)
-    found = dict(zip(KINDS, told.counts, strict=False))
+    found = {kind: counts.get(kind, 0) for kind in KINDS}
     unsought = found["missing"] + found["extra"] if seconds != ALL_TIME else 0
-    whole = Differences(found, tuple(listed), told.counts[-1], *compared, unsought, matched.repeated)
-    return whole, unread
+    compared = counts.get(_UNPROVEN, 0), matched.source, matched.index
+    return Differences(found, tuple(listed), *compared, unsought, matched.repeated), frozenset(unread)
 
 
-def _difference(kind: str, row: dict[str, Any], identities: np.dtype[Any], fields: np.dtype[Any]) -> Difference:
+def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the entries of parts as rows; an object that is unread has a row without identity."""
+    for part in parts:
+        if isinstance(part, Unread):
+            told = (INDEX, None, part.name.encode(), None, None, part.name)
+            columns = [pa.array([one], field.type) for one, field in zip(told, _ARROW, strict=True)]
+        else:
+            count = len(part.columns["second"])
+            each, none = np.arange(count), pa.nulls(count, pa.string())
+            columns = [
+                pa.array(np.full(count, part.side, np.int32)),
+                *(cells_of(packed(part.columns, kind(schema)), each) for kind in (identity_dtype, value_dtype)),
+                none if part.topics is None else part.topics.cast(pa.string()),
+                none if part.keys is None else part.keys.cast(pa.string()),
+                pa.array([part.name] * count, pa.string()),
+            ]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+
+def _pairs(rows: DataFrame) -> DataFrame:
+    """Return what one side has and the other has not alike: the source's values of an identity beside those of the
+    index, both in order. `topic` and `key` are of the source, if it has the identity.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    of_source = F.col("side") == SOURCE
+    told, held = F.when(of_source, F.col("topic")), F.when(~of_source, F.col("topic"))
+    # an entry that one side has more often is no difference
+    values = rows.repartition("identity").groupBy("identity", "value")
+    once = values.agg(
+        F.max(of_source).alias("in_source"),
+        F.max(~of_source).alias("in_index"),
+        *(F.min(told).alias("topic"), F.max(told).alias("last_topic")),
+        *(F.min(held).alias("held_topic"), F.max(held).alias("last_held")),
+        *(F.min("key").alias("key"), F.min("object").alias("object")),
+    )
+    topic, held_topic, last_held = F.col("topic"), F.col("held_topic"), F.col("last_held")
+    in_both = F.col("in_source") & F.col("in_index")
+    # a topic is a part of the key's hash: no lookup finds an entry in a file whose table names another one
+    misplaced = in_both & last_held.isNotNull() & ((held_topic != topic) | (last_held != F.col("last_topic")))
+    named = F.when(held_topic.eqNullSafe(topic), last_held).otherwise(held_topic)
+    said = F.struct("value", F.when(misplaced, topic).alias("wrong"), topic.alias("topic"), "key")
+    stored = F.struct("value", F.when(misplaced, named).alias("wrong"), named.alias("topic"), "object")
+    sides = (
+        once.where(~in_both | misplaced)
+        .groupBy("identity")
+        .agg(
+            F.sort_array(F.collect_list(F.when(F.col("in_source"), said))).alias("said"),
+            F.sort_array(F.collect_list(F.when(F.col("in_index"), stored))).alias("held"),
+        )
+    )
+    first = F.get("said", F.lit(0)).alias("first")
+    laid = sides.select("identity", first, F.posexplode(F.arrays_zip("said", "held")).alias("rank", "pair"))
+    names = F.coalesce("first.topic", "pair.held.topic").alias("topic"), F.col("first.key").alias("key")
+    return laid.select("identity", "rank", *names, "pair.said", "pair.held")
+
+
+def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule, schema: Schema) -> DataFrame:
+    """Return the pairs with their kind of difference."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    identity, value = identity_dtype(schema), value_dtype(schema)
+
+    def hidden(identities: pa.Array, values: pa.Array) -> pa.Array:
+        cells = records_of(identities, identity), records_of(pc.fill_null(values, bytes(value.itemsize)), value)
+        return pa.array(may_hold(damaged, base, rule, cells[0]["key_hash"], cells[1]["second"]))
+
+    missing: Column = F.lit("missing")
+    if damaged:
+        make: Any = arrow_udf  # whose declared overloads ask for what it infers
+        lost = make(hidden, "boolean")("identity", "said.value")
+        missing = F.when(lost, F.lit(_UNPROVEN)).otherwise(missing)
+    extra = F.when(F.col("said").isNull(), "extra")
+    return pairs.withColumn("kind", extra.when(F.col("held").isNotNull(), "wrong").otherwise(missing))
+
+
+def may_hold(
+    damaged: Sequence[Target], base: int, rule: HashRule, hashes: npt.NDArray[Any], seconds: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Return which entries of these hashes and seconds (n each) one of the damaged objects may hold (bool, n)."""
+    hashes = hashes.astype(np.int64)
+    slots = [hashes % base, *([(2**31 - hashes) % base] if rule == "both" else [])]
+    hidden = np.zeros(len(hashes), np.bool_)
+    for one in damaged:
+        inside = (seconds >= one.stored.second_min) & (seconds <= one.stored.second_max)
+        hidden |= inside & np.logical_or.reduce([(slot >= one.base_low) & (slot < one.base_high) for slot in slots])
+    return hidden
+
+
+def _difference(row: Any, schema: Schema) -> Difference:
+    identity = _fields(row["identity"], identity_dtype(schema))
+
     def side(name: str) -> dict[str, Any] | None:
-        if row[name] is None:
+        one = row[name]
+        if one is None:
             return None
-        topic = row[f"{name}_topic"]
-        return _fields(row[name], fields) | ({} if topic is None else {"topic": topic})
+        return _fields(one["value"], value_dtype(schema)) | ({} if one["wrong"] is None else {"topic": one["wrong"]})
 
-    identity = _fields(row["identity"], identities)
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
-    return Difference(kind, row["topic"], row["key"], *place, side("said"), side("held"), row["object"])
+    held = row["held"]
+    names = row["kind"], row["topic"], row["key"]
+    return Difference(*names, *place, side("said"), side("held"), None if held is None else held["object"])
 
 
-def _fields(packed: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:
-    return dict(zip(dtype.names or (), np.frombuffer(packed, dtype)[0].item(), strict=True))
+def _fields(cell: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:
+    return dict(zip(dtype.names or (), np.frombuffer(cell, dtype)[0].item(), strict=True))

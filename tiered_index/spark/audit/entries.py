@@ -1,14 +1,15 @@
-"""Entries as an audit compares them, a source's and stored objects', in parts. Runs in tasks.
+"""Entries as an audit compares them, a source's and stored objects', read in parts by tasks.
 
-`identity` and `value` are an entry's bytes: what it is, and what may be wrong about it. Memory: a batch, or 8 MiB.
+`identity` and `value` are an entry's bytes: what it is, and what may be wrong about it. Memory of a task: a batch, or
+8 MiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,20 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import Entries
+from tiered_index.spark.frames import broadcast, large_batches
 from tiered_index.storage.base import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SOURCE, INDEX = range(2)
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
+# Bytes of objects that a task reads, about.
+_LEAST_BYTES, _MOST_BYTES = 16 << 20, 1 << 28
 # Seconds without bounds.
 ALL_TIME = (-(2**62), 2**62)
 
@@ -106,13 +114,62 @@ class Unread:
     name: str
 
 
-def compared_fields(source: Entries) -> list[str]:
-    """Return the fields of a source's entries that are compared: the hash distinguishes topics, not the number."""
-    return [name for name in source.names if name not in ("topic_id", SKIPPED)]
+# Makes rows for Spark of the parts that a task reads.
+Make = Callable[[Iterator[Part | Unread]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A source's entries and an index's storage; `base` is how many slots the index's files have. What has `expired` is
+    on neither side.
+    """
+
+    entries: Entries
+    address: StorageAddress
+    schema: Schema
+    base: int
+    expired: Expired = NOTHING
+
+    @property
+    def cores(self) -> int:
+        """How many tasks run at once."""
+        return self.entries.frame.sparkSession.sparkContext.defaultParallelism
+
+    @contextmanager
+    def rows(self, stored: Sequence[StoredObject], picked: Picked, make: Make, columns: str) -> Iterator[DataFrame]:
+        """Yield the rows that tasks make of the picked entries of both sides, void when the block ends. Driver."""
+        spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
+        size = sum(one.size_bytes for one in stored)
+        # four a core, fewer where one has little to read
+        tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
+        tasks = min(len(stored), tasks)
+        # the largest object first; each task reads every so many an object
+        with broadcast(spark, (sorted(stored, key=lambda one: -one.size_bytes), picked)) as shared:
+
+            def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return make(source_entries(batches, schema, shared.value[1]))
+
+            def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return make(read(number for batch in batches for number in batch.column(0).to_pylist()))
+
+            def read(numbers: Iterable[int]) -> Iterator[Part | Unread]:
+                objects, picked = shared.value
+                with closing(address.open()) as storage:
+                    for number in numbers:
+                        for one in objects[number::tasks]:
+                            yield from stored_entries(one, storage, schema, picked)
+
+            # the hash distinguishes topics, not the number
+            fields = [name for name in self.entries.names if name not in ("topic_id", SKIPPED)]
+            with large_batches(spark):
+                rows = self.entries.mapped(of_source, fields, columns)
+                if stored:
+                    rows = rows.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, columns))
+                yield rows
 
 
 def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[Part]:
-    """Yield the picked ones of a source's entries (`compared_fields`). Raises `InvalidArgument`."""
+    """Yield the picked ones of a source's entries. Raises `InvalidArgument`."""
     for whole in batches:
         batch = whole.filter(pc.is_valid(whole.column("key"))) if whole.column("key").null_count else whole
         columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])

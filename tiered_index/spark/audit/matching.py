@@ -1,16 +1,18 @@
-"""Which entries index and source disagree about: digests of both sides, compared range by range.
+"""The entries that index and source disagree about: digests of both sides, compared range by range, by one shuffle.
 
 A digest is 64 bits of an entry's identity and values and 32 of its topic's name, whatever object or file it is in.
-A range of digests whose sums are the same on both sides has the same entries; entries of other ranges are joined. Two
-different entries of a range have one digest, which hides a difference, with a chance of 2^-64 a pair.
+A range of digests whose sums are the same on both sides has the same entries. Two different entries of a range have one
+digest, which hides a difference, with a chance of 2^-64 a pair. Memory of a task: `_HELD` digests before the shuffle,
+those of a range after it.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +21,9 @@ import pyarrow as pa
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.audit import entries
-from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked
-from tiered_index.spark.audit.ranges import Blocks, Ranges, Sides
-from tiered_index.spark.frames import cells_of
+from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked, Sides, Unread, entry_digests
+from tiered_index.spark.frames import arrow_schema, cells_of
+from tiered_index.spark.workers import between_tasks
 
 # `topic` is 0 where an object has no table of topics.
 DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
@@ -30,13 +31,20 @@ DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
 # than the index.
 _RANGE = 1 << 19
 _LEAST_RANGES = 64
+# Digests of one side that are cut at once.
+_HELD = 1 << 20
+# The first bits of digests that tell entries that differ from others: a byte of memory for each of their values.
+_MOST_BITS = 24
+_BLOCKS = "partition int, range int, side int, digests binary, unread string"
+_ARROW = arrow_schema(_BLOCKS)
+_RESULT = "result binary"
 Digests = npt.NDArray[np.void]
 UInt64 = npt.NDArray[np.uint64]
 
 
 def _digests(part: Part, schema: Schema) -> Digests:
     made = np.empty(len(part.columns["second"]), DIGEST)
-    made["entry"] = entries.entry_digests(part.columns, schema)
+    made["entry"] = entry_digests(part.columns, schema)
     if part.topics is None:
         made["topic"] = 0
     else:
@@ -48,61 +56,102 @@ def _digests(part: Part, schema: Schema) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The number of different entries of each side, of entries of both sides in each range that differs, and the
-    objects that could not be read whole. The index has `repeated` entries more often than the source.
+    """The number of different entries of each side, the first bits of the digests that differ (u32, n), and the objects
+    that could not be read whole. The index has `repeated` entries more often than the source.
     """
 
     source: int
     index: int
-    differing: dict[int, int]
+    differing: npt.NDArray[np.uint32]
     unread: frozenset[str]
     repeated: int = 0
 
     @classmethod
-    def joined(cls, parts: Iterable[Matched]) -> Matched:
-        """Return what all partitions found together."""
-        source = index = repeated = 0
-        differing: dict[int, int] = {}
-        unread: set[str] = set()
-        for one in parts:
-            source, index, repeated = source + one.source, index + one.index, repeated + one.repeated
-            differing |= one.differing
-            unread |= one.unread
-        return cls(source, index, differing, frozenset(unread), repeated)
+    def joined(cls, parts: Sequence[Matched]) -> Matched:
+        """Return what all partitions found together, each of ranges of its own."""
+        return cls(
+            sum(one.source for one in parts),
+            sum(one.index for one in parts),
+            np.concatenate([np.zeros(0, np.uint32), *(one.differing for one in parts)]),
+            frozenset().union(*(one.unread for one in parts)),
+            sum(one.repeated for one in parts),
+        )
 
 
 def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.bool_]]:
-    """Return what differs between the picked entries of both sides, and which ranges do as `Picked` has them. Driver.
+    """Return what differs between the picked entries of both sides, and `Picked.ranges` that select it. Driver.
     Raises as `entries` does.
     """
-    ranges = Ranges.of(sum(one.count for one in stored), _RANGE, _LEAST_RANGES, sides.cores)
-    pack = partial(_digests, schema=sides.schema)
-    matched: Matched = sides.met(stored, picked, ranges, pack, _cut, _compared, Matched.joined)
-    differs = np.zeros(1 << ranges.bits, np.bool_)
-    differs[list(matched.differing)] = True
-    return matched, differs
+    schema, count = sides.schema, sum(one.count for one in stored)
+    bits = (max(_LEAST_RANGES, count // _RANGE) - 1).bit_length()
+    partitions = min(1 << bits, max(2 * sides.cores, (1 << bits) // 16))
+    told_bits = max(bits, min(_MOST_BITS, count.bit_length()))
+
+    def cut(parts: Iterator[Part | Unread]) -> Iterator[pa.RecordBatch]:
+        return _blocks(parts, schema, bits, partitions)
+
+    def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with between_tasks():
+            result = _compared(batches, told_bits)
+        yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+    with sides.rows(stored, picked, cut, _BLOCKS) as rows:
+        blocks = rows.repartitionById(partitions, "partition").sortWithinPartitions("range")
+        results = blocks.mapInArrow(compare, _RESULT).collect()
+    matched = Matched.joined([pickle.loads(row[0]) for row in results])
+    ranges = np.zeros(1 << told_bits, np.bool_)
+    ranges[matched.differing] = True
+    return matched, ranges
 
 
-def _cut(held: Sequence[Digests], ranges: Ranges) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    digests = np.concatenate(held)
-    order, firsts, numbers = ranges.cut(digests["entry"])
-    return numbers, cells_of(digests.take(order), firsts)
+def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partitions: int) -> Iterator[pa.RecordBatch]:
+    """Yield a block for each of 2**`bits` ranges, of up to `_HELD` entries of one side together, and a row for each
+    object that is unread. Neighbouring ranges share a partition.
+    """
+    held: list[Digests] = []
+    side = INDEX
+    for part in parts:
+        if isinstance(part, Unread):
+            columns = [pa.array([value], field.type) for value, field in zip((0, -1, INDEX, b"", part.name), _ARROW, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+            continue
+        held.append(_digests(part, schema))
+        side = part.side
+        if sum(map(len, held)) >= _HELD:
+            yield _cut(np.concatenate(held), side, bits, partitions)
+            held = []
+    if held:
+        yield _cut(np.concatenate(held), side, bits, partitions)
 
 
-def _compared(found: Iterator[Blocks], unread: frozenset[str]) -> Matched:
-    """Return what differs in the ranges of a partition."""
-    counts = [0, 0]
-    repeated = 0
-    ranges: dict[int, int] = {}
-    for one in found:
-        source, index = (np.frombuffer(b"".join(cells), DIGEST) for cells in one.sides)
-        of_source, of_index, differing, more = compare_range(source, index)
-        repeated += more
-        counts[SOURCE] += of_source
-        counts[INDEX] += of_index
-        if len(differing):
-            ranges[one.number] = len(source) + len(index)
-    return Matched(counts[SOURCE], counts[INDEX], ranges, unread, repeated)
+def _cut(digests: Digests, side: int, bits: int, partitions: int) -> pa.RecordBatch:
+    # of 16 bits NumPy sorts by radix
+    short = (digests["entry"] >> np.uint64(64 - bits)).astype(np.uint16 if bits <= 16 else np.uint32)
+    order = np.argsort(short, kind="stable")
+    numbers = short[order].astype(np.int64)
+    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    numbers = numbers[firsts]
+    columns = [numbers * partitions >> bits, numbers, np.full(len(numbers), side)]
+    cells = [*(pa.array(column.astype(np.int32)) for column in columns), cells_of(digests.take(order), firsts)]
+    return pa.RecordBatch.from_arrays([*cells, pa.nulls(len(numbers), pa.string())], schema=_ARROW)
+
+
+def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
+    """Return what differs in the ranges of a partition, whose blocks come range by range."""
+    parts: list[Matched] = []
+    unread: set[str] = set()
+    rows = (row for batch in batches for row in zip(*(batch.column(name) for name in _ARROW.names[1:]), strict=True))
+    for _, blocks in groupby(rows, lambda row: row[0].as_py()):
+        sides: tuple[list[pa.Buffer], list[pa.Buffer]] = ([], [])
+        for _, side, cell, name in blocks:
+            if name.is_valid:
+                unread.add(name.as_py())
+            sides[side.as_py()].append(cell.as_buffer())
+        source, index = (np.frombuffer(b"".join(sides[side]), DIGEST) for side in (SOURCE, INDEX))
+        of_source, of_index, differing, repeated = compare_range(source, index)
+        told = np.unique((differing >> np.uint64(64 - told_bits)).astype(np.uint32))
+        parts.append(Matched(of_source, of_index, told, frozenset(), repeated))
+    return Matched.joined([*parts, Matched(0, 0, np.zeros(0, np.uint32), frozenset(unread))])
 
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:
