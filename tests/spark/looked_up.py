@@ -17,7 +17,7 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.lookup.answers import answer_partitions
-from tiered_index.spark.lookup.lookup import bounded, count_lookups, total_counts
+from tiered_index.spark.lookup.lookup import bounded
 from tiered_index.spark.lookup.packing import KeysCensus
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, plan_lookup
 from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_asked, search_task
@@ -70,7 +70,9 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
         rows,
         **chosen,
     )
-    return bounded(plan, counts_of(plan, lookups), bounds) if bounds != LookupLimits() else plan
+    if bounds == LookupLimits():
+        return plan
+    return replace(plan, limits=bounded(held(plan, lookups), rows, bounds).limits, bounds=bounds)
 
 
 def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:
@@ -78,16 +80,6 @@ def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:
     topics, keys, begins, ends = _columns(lookups)
     packed = lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed)
     return replace(plan, asked=KeysCensus(len(lookups), plan.topics, (0, 0), 0, packed).asked(plan.kept_from))
-
-
-def counts_of(plan: LookupPlan, lookups: Sequence[Lookup]) -> Any:
-    """Return how many of the lookups meet each object of a plan, counted in two tasks."""
-    topics, keys, begins, ends = _columns(lookups)
-    rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
-    parts = [rows.slice(0, len(lookups) // 2), rows.slice(len(lookups) // 2)]
-    return total_counts(
-        plan, [cell.as_py() for part in parts for found in count_lookups([part], plan) for cell in found.column(0)]
-    )
 
 
 def looked_up(

@@ -48,35 +48,39 @@ BAD_FRAMES = {
         "column 'key' is missing; the source has",
     ),
     "missing_named": (None, {"key": "order_id"}, r"column 'order_id' \(key\) is missing"),
-    "text_offset": (None, {"offset": "key"}, r"column 'key' \(offset\) is string; integers are needed"),
-    "number_key": (None, {"key": "size"}, r"column 'size' \(key\) is int; text or a list of text is needed"),
+    "text_offset": (
+        None,
+        {"offset": "key"},
+        r"column 'key' \(offset\) has the type string, and integers must be there",
+    ),
+    "number_key": (None, {"key": "size"}, r"column 'size' \(key\) has the type int32, and text or a list of text must"),
     "double_time": (
         "topic string, queue_id int, key string, offset long, size int, timestamp_ms double",
         {},
-        "'timestamp_ms' is double",
+        "'timestamp_ms' has the type double, and times must be there",
     ),
     "decimal_offset": (
         PLAIN.replace("offset long", "offset decimal(20,0)"),
         {},
-        r"'offset' is decimal\(20,0\) .*; integers",
+        r"'offset' has the type decimal128\(20, 0\), and integers",
     ),
     "decimal_time": (
         PLAIN.replace("_ms long", "_ms decimal(20,0)"),
         {},
-        r"'timestamp_ms' is decimal\(20,0\) .*; integers",
+        r"'timestamp_ms' has the type decimal128\(20, 0\), and times",
     ),
-    "date": (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' is date; .* or a timestamp are needed"),
+    "date": (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' has the type date32.*, and times"),
     "nested_key": (
         PLAIN.replace("key string", "order struct<id: string>"),
         {"key": "order"},
-        r"'order' \(key\) is struct<id:string>; text or a list of text is needed; .* as F\.col\('order\.id'\)$",
+        r"'order' \(key\) is a struct; .* as F\.col\('order\.id'\)$",
     ),
     "dotted_key": (
         PLAIN.replace("key string", "order struct<id: string>"),
         {"key": "order.id"},
         r"'order\.id' \(key\) is missing; .* as F\.col\('order\.id'\)$",
     ),
-    "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' is binary; text or a list of text is needed"),
+    "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' has the type binary, and text or a list"),
     "unknown_field": (None, {"kye": "key"}, "'kye' is not a field of an entry"),
 }
 
@@ -383,7 +387,7 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
         (("--constant", "part=5"), "columns: 'part' is not a field of an entry"),
         (("--column", "key=order"), "column 'order' (key) is missing; the source has topic, queue_id, key, "),
         (("--source", "{folder}/none.parquet"), "none.parquet: no such file or folder"),
-        (("--source", "{folder}/rows.csv"), "sources are all Parquet (.parquet) or all NDJSON"),
+        (("--source", "{folder}/rows.csv"), "files are all parquet (.parquet) or all ndjson"),
         (("--set", "slots=7"), "slots"),
         (("--storage", "memory://here"), "memory:// is one process's memory"),
     ],
@@ -423,23 +427,24 @@ def test_arguments_of_an_audit_are_checked_before_spark_starts(tmp_path, monkeyp
     assert ended.value.code == 2 and message in json.loads(capsys.readouterr().err.splitlines()[-1])["error"]["message"]
 
 
-@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
-def test_times_in_parquet_of_a_storage(spark, tmp_path, unit):
+@pytest.mark.parametrize("where", ["stored", "local"])
+def test_times_in_parquet(spark, tmp_path, where):
     """Spark takes microseconds from Python, whatever the file has."""
-    times = pa.array([BEGIN_MS, None], pa.timestamp("ms", "UTC")).cast(pa.timestamp(unit, "UTC"))
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"at": times, "n": [1, 2]}), buffer)
-    uri = f"sqlite:///{tmp_path}/messages.db"
-    with open_storage(uri) as stored:
-        stored.put("m.parquet", buffer.getvalue())
-    if unit == "ns":
-        with pytest.raises(
-            InvalidArgument, match=r"m\.parquet: column 'at' has times in nanoseconds: write times in mi"
-        ):
-            frame_of(spark, uri, StorageAddress)
-    else:
-        rows = frame_of(spark, uri, StorageAddress).selectExpr("n", "unix_millis(at)").collect()
-        assert sorted(map(tuple, rows)) == [(1, BEGIN_MS), (2, None)]
+    uri = f"sqlite:///{tmp_path}/messages.db" if where == "stored" else f"file://{tmp_path}/files"
+    for unit in ("ms", "us", "ns"):
+        times = pa.array([BEGIN_MS, None], pa.timestamp("ms", "UTC")).cast(pa.timestamp(unit, "UTC"))
+        buffer = io.BytesIO()
+        pq.write_table(pa.table({"at": times, "n": [1, 2]}), buffer)
+        with open_storage(uri) as stored:
+            stored.put("m.parquet", buffer.getvalue())
+        if unit == "ns":
+            with pytest.raises(
+                InvalidArgument, match=r"m\.parquet: column 'at' has times in nanoseconds: write times in"
+            ):
+                frame_of(spark, uri, StorageAddress)
+        else:
+            rows = frame_of(spark, uri, StorageAddress).selectExpr("n", "unix_millis(at)").collect()
+            assert sorted(map(tuple, rows)) == [(1, BEGIN_MS), (2, None)]
 
 
 def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):

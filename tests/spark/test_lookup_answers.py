@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.spark.looked_up import SETTINGS, counts_of, held, looked_up, plan_of
+from tests.spark.looked_up import SETTINGS, held, looked_up, plan_of
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tests.support.plain_files import plain_files
@@ -455,7 +455,7 @@ def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
     settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap, block_cache_bytes=0)
     for name, lookups in of_hours(made, 1_000).items():
         free = plan_of(made.state, lookups, settings=settings)
-        costs = lookup_job.most_of(free, counts_of(free, lookups))
+        costs = lookup_job.most_of(held(free, lookups), len(lookups))
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
         plan = plan_of(made.state, lookups, settings=settings, **most)
         # all is shared out, and tasks without a question have no share
@@ -474,7 +474,7 @@ def test_bounds_of_the_most_that_lookups_take_are_enough(tmp_path, gap):
 def test_shares_add_up_and_are_named(life):
     lookups = lookups_in(life)
     free = plan_of(life.state, lookups)
-    costs = lookup_job.most_of(free, counts_of(free, lookups))
+    costs = lookup_job.most_of(held(free, lookups), len(lookups))
     for most in (0, 1, 7, 1000, 10**6 + 1):
         plan = plan_of(life.state, lookups, max_requests=most)
         assert sum(share for share, _ in plan.limits) == most and {read for _, read in plan.limits} == {None}

@@ -206,32 +206,17 @@ def test_answers_go_where_they_are_asked_to(spark, tmp_path, kind):
     place = tmp_path / f"out dir {HOSTILE}{kind}"
     write_answers(spark.createDataFrame([("t", "k")], "topic string, key string").coalesce(1), str(place), S3)
     assert [path.name for path in tmp_path.iterdir()] == [place.name] and (place / "_SUCCESS").exists()
-    assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("k", "t") if kind else ("t", "k")]
-
-
-@pytest.mark.parametrize("kind", [".ndjson", ".parquet"])
-def test_a_name_that_spark_cannot_read_is_told(spark, tmp_path, kind):
-    """Hadoop takes what stands before a colon in a file's name for a scheme."""
-    path = tmp_path / f"20:15{kind}"
-    fill(path, "k")
-    reads = [lambda: read_keys(spark, str(tmp_path), S3), lambda: frame_of(spark, path, ADDRESS_OF)]
-    # tasks read NDJSON of a build themselves
-    for read in reads[: 2 if kind == ".parquet" else 1]:
-        with pytest.raises(InvalidArgument) as caught:
-            read()
-        assert f"{path}: Spark reads no local file with ':' in its name" in str(caught.value)
-    fill(tmp_path / "20:15.csv", "k")
-    assert rows(spark, tmp_path / "20:15.csv") == [("t", "k")]
+    assert rows(spark, place if kind else next(place.glob("*.parquet"))) == [("t", "k")]
 
 
 HALF = '{"topic": "t", "key": "\\ud83d"}'
 BAD_LINES = {
-    '{"topic": "t", "key"': "no JSON",
-    "5": "a number, not an object",
-    '{"topic": "t", "key": "a"} {"topic": "t", "key": "b"}': "more than one value",
-    '{"topic": "t", "key": "a"}{': "more than one value",
-    '[{"topic": "t", "key": "a"}] 5': "more than one value",
-    HALF: "no Unicode: it has half of a surrogate pair",
+    '{"topic": "t", "key"': "not JSON: Expecting ':'",
+    "5": "not a JSON object: b'5",
+    '[{"topic": "t", "key": "a"}]': "not a JSON object: b'[",
+    '{"topic": "t", "key": "a"} {"topic": "t", "key": "b"}': "not JSON: Extra data",
+    '{"topic": "t", "key": "a"}{': "not JSON: Extra data",
+    HALF: "it has half of a surrogate pair",
 }
 
 
@@ -242,31 +227,36 @@ def test_bad_ndjson_keys_are_told_with_file_and_line(spark, tmp_path, line, mess
     path.write_text(f'{{"topic": "t", "key": "k"}}\n\n{line}\n')
     with pytest.raises(InvalidArgument) as caught:
         rows(spark, tmp_path)
-    assert f"{path}: line 3 is {message}" in str(caught.value) and "messages" not in str(caught.value)
+    assert f"{path}: line 3: {message}" in str(caught.value) and "messages" not in str(caught.value)
 
 
 def test_ndjson_keys_are_what_was_written(spark, tmp_path):
     keys = ["} {", "}x", "\\ud83d", "😀", "a}]"]
     lines = [json.dumps({"topic": "t", "key": key}) for key in keys]
-    (tmp_path / "k.ndjson").write_text("\n".join([*lines, '[{"topic": "t", "key": "b"}, {"topic": "t", "key": "c"}]']))
-    assert sorted(rows(spark, tmp_path)) == sorted((key, "t") for key in [*keys, "b", "c"])
-    for other, message in ((b"\xff", "not UTF-8"), (b"\xed\xa0\xbd", "no Unicode: it has half of a surrogate pair")):
-        (tmp_path / "l.ndjson").write_bytes(b'{"topic": "t", "key": "' + other + b'"}\n')
-        with pytest.raises(InvalidArgument, match=rf"l\.ndjson: line 1 is {message}"):
+    (tmp_path / "k.ndjson").write_text("\n".join(lines))
+    (tmp_path / "l.ndjson").write_text('{"since": 7, "of": {"a": [1]}, "topic": "t", "key": "b"}\n{"since": 0.5}\n')
+    frame = read_keys(spark, str(tmp_path), S3)
+    assert frame.dtypes == [
+        ("topic", "string"),
+        ("key", "string"),
+        ("since", "double"),
+        ("of", "struct<a:array<bigint>>"),
+    ]
+    assert sorted(row.key for row in frame.collect() if row.key) == sorted([*keys, "b"])
+    assert [row.since for row in frame.where("since > 1").collect()] == [7.0]
+    (tmp_path / "m.ndjson").write_text('{"topic": "t", "key": "k", "since": "now"}\n')
+    with pytest.raises(InvalidArgument, match=r"a column has values of several types: .*since"):
+        rows(spark, tmp_path)
+    for other, wrong in ((b"\xff", "not JSON: 'utf-8' codec"), (b"\xed\xa0\xbd", "it has half of a surrogate pair")):
+        (tmp_path / "m.ndjson").write_bytes(b'{"topic": "t", "key": "' + other + b'"}\n')
+        with pytest.raises(InvalidArgument, match=rf"m\.ndjson: line 1: {wrong}"):
             rows(spark, tmp_path)
 
 
 def test_ndjson_keys_of_a_storage_are_refused(spark):
     """Read as messages, they would lose begin_ms and end_ms."""
     with pytest.raises(InvalidArgument, match="keys in a storage are Parquet"):
-        read_keys(spark, "s3://bucket/k.ndjson", S3)
-
-
-def test_an_object_with_a_name_twice(spark, tmp_path):
-    path = tmp_path / "k.ndjson"
-    path.write_text('{"topic": "t", "key": "k", "key": "l"}\n')
-    with pytest.raises(InvalidArgument, match=f"reading {path}: two columns 'key'"):
-        rows(spark, path)
+        read_keys(spark, "s3://bucket/k.ndjson", S3)  # nothing is asked of the storage
 
 
 def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
@@ -275,38 +265,3 @@ def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
     with pytest.raises(CorruptFile) as caught:
         rows(spark, path)
     assert f"{path}: " in str(caught.value) and "Parquet" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("told", "kind", "text"),
-    [
-        (
-            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/bad%20ü%20%5B1%5D,%20x.json.  "
-            "SQLSTATE: KD001\n"
-            "Caused by: x: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed",
-            InvalidArgument,
-            "reading: file:///d/bad ü [1], x.json has a line that is not NDJSON",
-        ),
-        (
-            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///d/my%20x.json.  SQLSTATE: KD001\n",
-            CorruptFile,
-            "file:///d/my x.json: can't be read (reading)",
-        ),
-        (
-            "[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file file:/d/a%20b c.parquet. "
-            "Could not read footer.",
-            CorruptFile,
-            "file:/d/a%20b c.parquet: can't be read as Parquet (reading)",
-        ),
-        (
-            "file:/d/a.x is not a Parquet file. Expected magic number",
-            CorruptFile,
-            "file:/d/a.x: can't be read as Parquet (reading)",
-        ),
-        ("[MALFORMED_RECORD_IN_PARSING.X] Malformed", InvalidArgument, "reading: a file has a line that is not NDJSON"),
-    ],
-)
-def test_files_that_spark_names(told, kind, text):
-    with pytest.raises(kind) as caught, typed_errors("reading"):
-        raise RuntimeError(told)
-    assert str(caught.value) == text

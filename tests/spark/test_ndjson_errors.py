@@ -18,7 +18,6 @@ from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.places import LocalFile
 from tiered_index.spark import build
 from tiered_index.spark.build import sources
-from tiered_index.spark.failures import typed_errors
 from tiered_index.storage.memory import MemoryStorage
 
 GOOD = {"topic": "t", "queue_id": 1, "keys": ["k"], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}
@@ -118,16 +117,3 @@ def test_a_build_names_file_and_line(spark, storage, config, tmp_path):
     path.write_bytes(lines({}, WRONG["text"]))
     with pytest.raises(InvalidArgument, match=r"m\.ndjson, line 2: offset must be"):
         build(spark, path, storage=storage, config=config)
-
-
-@pytest.mark.parametrize(("value", "shown"), [("1.5", "'1.5'"), ("a\nb", r"'a\\nb'")])
-def test_what_spark_says_of_a_users_own_frame(value, shown):
-    text = (
-        "[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records\nCaused by: "
-        "org.apache.spark.SparkRuntimeException: "
-        f"[CANNOT_PARSE_JSON_FIELD] Cannot parse the field name 'size' and the value {value} of the JSON token type "
-        'VALUE_STRING to target Spark data type "BIGINT". SQLSTATE: 2203G'
-    )
-    wrong = rf"reading: file:///d/m\.json: column 'size' has {shown}, and another type is declared"
-    with pytest.raises(InvalidArgument, match=wrong), typed_errors("reading"):
-        raise RuntimeError(f"reading file file:///d/m.json. {text}")

@@ -111,14 +111,9 @@ def test_a_task_writes_a_table_for_each_window(
 
 
 def test_a_list_of_keys_is_an_entry_for_each_different_one() -> None:
-    kinds = [
-        ("topic", "string"),
-        ("keys", "array<string>"),
-        ("timestamp_ms", "timestamp"),
-        ("size", "int"),
-        ("offset", "bigint"),
-    ]
-    columns = EntryColumns.of([*kinds, ("queue_id", "smallint")], KEYED_SCHEMA)
+    kinds = {"topic": pa.string(), "keys": pa.list_(pa.string()), "timestamp_ms": pa.timestamp("us", "UTC")}
+    kinds |= {"size": pa.int32(), "offset": pa.int64(), "queue_id": pa.int16()}
+    columns = EntryColumns.of(kinds, KEYED_SCHEMA)
     keys = pa.array([["a", "b", None, "a"], [], None, ["c"]], pa.list_(pa.string()))
     number = pa.array([0, 1, 2, 3])
     batch = pa.record_batch(

@@ -161,7 +161,8 @@ def check_kinds(
             continue
         if field in declared:
             raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, and {declared[field]} is stored")
-        needed = {"topic": "text", "key": "text or a list of text", "keys": "a list of text"}.get(field, "integers")
+        others = {"topic": "text", "key": "text or a list of text", "keys": "a list of text", "timestamp_ms": "times"}
+        needed = others.get(field, "integers")
         raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, and {needed} must be there")
 
 

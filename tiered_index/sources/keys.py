@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from tiered_index.types import Lookup, parse_time
 
 FIELDS = ("topic", "key", "begin_ms", "end_ms")
 """The columns of a lookup."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TOLD = {
     "unexpected end of data": "a quote is not closed",
     "',' expected after '\"'": "'\"' in a quoted cell is not doubled",
@@ -44,8 +47,6 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
             if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
                 raise InvalidArgument(f"{missing[0]!r} is missing")
             topic, key = check_topic(fields["topic"]), check_key(fields["key"])
-            # neither tables nor services take half a surrogate pair, which is a ValueError here
-            f"{topic}{key}".encode()
             check_range(begin, end, max_count)
         except (InvalidArgument, ValueError) as error:
             raise InvalidArgument(f"{file}: {where}: {error}") from error
@@ -123,11 +124,17 @@ def _csv_problem(problem: str) -> str:
     return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
 
 
-def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the objects of a file, each with its place for people. Raises `InvalidArgument` naming the line."""
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
         for number, line in enumerate(bounded_lines(lines.readline, f"{file}: "), 1):
             if line.strip():
-                yield f"line {number:,}", json_object(line, f"{file}: line {number:,}: ")
+                where = f"line {number:,}"
+                found = json_object(line, f"{file}: {where}: ")
+                # neither tables nor services take half a surrogate pair, as an escape or in bytes
+                if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
+                    raise InvalidArgument(f"{file}: {where}: it has half of a surrogate pair")
+                yield where, found
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -148,4 +155,4 @@ def _check_columns(file: Path, names: Sequence[str]) -> None:
         raise InvalidArgument(f"{file}: column {missing[0]!r} is missing; it has {', '.join(names) or 'none'}")
 
 
-_KINDS = ((CSV, _csv_rows), (NDJSON, _ndjson_rows), (PARQUET, _parquet_rows))
+_KINDS = ((CSV, _csv_rows), (NDJSON, ndjson_rows), (PARQUET, _parquet_rows))

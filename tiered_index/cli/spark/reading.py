@@ -99,7 +99,7 @@ def lookup(
 
     # all of it before Spark, which takes seconds to start
     check_out(out, config.s3)
-    key_files(keys)
+    key_files(keys, config.s3)
     with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages):
         pass
     spark = spark_of(on)

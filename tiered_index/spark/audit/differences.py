@@ -44,6 +44,8 @@ KINDS = ("missing", "extra", "wrong")
 _UNPROVEN = "unproven"
 _ROWS = "side int, identity binary, value binary, topic string, key string, object string"
 _ARROW = arrow_schema(_ROWS)
+# Entries that one task joins, about.
+_PARTITION_ROWS = 1 << 18
 # Spark takes no greater limit.
 _MOST_LISTED = 2**31 - 1
 
@@ -144,7 +146,9 @@ def compare(
 
         with ExitStack() as ending:
             rows = ending.enter_context(sides.rows(within, replace(picked, ranges=ranges), make, _ROWS))
-            pairs = _pairs(rows).persist(StorageLevel.MEMORY_AND_DISK)
+            joined = int(ranges.mean() * (matched.source + matched.index))
+            partitions = max(sides.cores, joined // _PARTITION_ROWS)
+            pairs = _pairs(rows.repartition(partitions, "identity")).persist(StorageLevel.MEMORY_AND_DISK)
             ending.callback(pairs.unpersist)
             unread.update(row[0] for row in pairs.where("identity IS NULL").select("held.object").collect())
             damaged = [Target.of(stored, sides.base) for stored in objects if stored.name in bad | unread]
@@ -180,15 +184,16 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
 
 
 def _pairs(rows: DataFrame) -> DataFrame:
-    """Return what one side has and the other has not alike: the source's values of an identity beside those of the
-    index, both in order. `topic` and `key` are of the source, if it has the identity.
+    """Return what one side has and the other has not alike, of rows that are partitioned by identity: the source's
+    values of an identity beside those of the index, both in order. `topic` and `key` are of the source, if it has the
+    identity.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     of_source = F.col("side") == SOURCE
     told, held = F.when(of_source, F.col("topic")), F.when(~of_source, F.col("topic"))
     # an entry that one side has more often is no difference
-    values = rows.repartition("identity").groupBy("identity", "value")
+    values = rows.groupBy("identity", "value")
     once = values.agg(
         F.max(of_source).alias("in_source"),
         F.max(~of_source).alias("in_index"),

@@ -112,7 +112,10 @@ def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partition
     side = INDEX
     for part in parts:
         if isinstance(part, Unread):
-            columns = [pa.array([value], field.type) for value, field in zip((0, -1, INDEX, b"", part.name), _ARROW, strict=True)]
+            columns = [
+                pa.array([value], field.type)
+                for value, field in zip((0, -1, INDEX, b"", part.name), _ARROW, strict=True)
+            ]
             yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
             continue
         held.append(_digests(part, schema))

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound
-from tiered_index.sources.places import NDJSON
+from tiered_index.sources.places import CSV, NDJSON, PARQUET
 from tiered_index.spark.addresses import AddressOf
 
 _HEAD_BYTES = 64
@@ -82,24 +82,24 @@ def _is_hidden(part: str) -> bool:
     return part.startswith(".") or (part.startswith("_") and "=" not in part) or part.endswith("._COPYING_")
 
 
+_ENDINGS = {"parquet": PARQUET, "ndjson": NDJSON, "csv": CSV}
+
+
 def kind_of(name: str) -> str:
-    """Return ``parquet``, ``ndjson``, or nothing for a name that doesn't say."""
-    lower = name.lower()
-    return "parquet" if lower.endswith(".parquet") else "ndjson" if lower.endswith(NDJSON) else ""
+    """Return ``parquet``, ``ndjson``, ``csv``, or nothing for a name that doesn't say."""
+    return next((kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)), "")
 
 
-def kind_of_all(files: Sequence[tuple[str, str]], address_of: AddressOf) -> str:
+def kind_of_all(files: Sequence[tuple[str, str]], address_of: AddressOf, known: Sequence[str]) -> str:
     """Return the kind of all files, each of a storage's URI, or of nothing where it is local. Files whose names don't
     say are of the others' kind, which reading them proves; where none says, the first one's bytes do.
 
-    Raises `InvalidArgument` where there are two kinds, or another one.
+    Raises `InvalidArgument` where there are two kinds, or another one than the `known` ones.
     """
     kinds = {kind_of(name) for _, name in files} - {""} or {_kind_by_content(*files[0], address_of)}
-    if len(kinds) != 1 or "" in kinds:
-        raise InvalidArgument(
-            f"sources are all Parquet (.parquet) or all NDJSON (.ndjson, .jsonl, .json, each also .gz), not "
-            f"{files[0][1]} ({len(files):,} files)"
-        )
+    if len(kinds) != 1 or not kinds <= {*known}:
+        told = " or all ".join(f"{kind} ({', '.join(_ENDINGS[kind])})" for kind in known)
+        raise InvalidArgument(f"files are all {told}, not {files[0][1]} ({len(files):,} files)")
     return kinds.pop()
 
 

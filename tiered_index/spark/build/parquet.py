@@ -1,16 +1,16 @@
-"""Parquet files as tasks read them: row groups by the reader of `sources`, as the fields of entries.
+"""Parquet files as tasks read them, by the reader of `sources`: as the fields of entries, or as rows of Spark.
 
-The driver reads footers; no row goes through the JVM. Types are those that Spark's own reader gives the same values of:
-other ones (nanoseconds, unsigned, nested) are left to it. Memory of a task: a batch of up to 32 MiB, beside the column
-chunks of a row group where the file is in a storage.
+The driver reads footers. Memory of a task: a batch of up to 32 MiB, beside the column chunks of a row group where the
+file is in a storage.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.sources.columns import has_items
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.spark.addresses import AddressOf
@@ -48,51 +49,44 @@ def _table(storage: Storage | None, name: str) -> ParquetTable:
     return ParquetTable(place, "us")
 
 
-def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:
-    """Return the columns that two files have, None where that would lose any. A type that is left to Spark remains."""
-    if found.equals(schema):
-        return schema
-    both = [name for name in schema.names if name in found.names]
-    # to Spark, names in other letters are the same
-    lower = {name.lower() for name in found.names} & {name.lower() for name in schema.names}
-    optional = "topic_id" in {*found.names, *schema.names} and "topic_id" not in both
-    if optional or len(lower) != len(both) or len(set(found.names)) != len(found):
+def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return a type that has the values of both, None where there is none."""
+    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other) and one != other:
+        # a time without zone is in UTC
+        return pa.timestamp("us", one.tz or other.tz)
+    try:
+        both = [pa.schema([("column", kind)]) for kind in (one, other)]
+        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except pa.ArrowException:
         return None
-    pairs = [(schema.field(name), found.field(name)) for name in both]
-    typed = [pair for pair in pairs if not any(pa.types.is_null(field.type) for field in pair)]
-    if any(pa.types.is_list(one.type) != pa.types.is_list(other.type) for one, other in typed):
-        return None
-    return pa.schema([one if spark_type(other.type) else other for one, other in pairs])
 
 
 @dataclass(frozen=True)
 class ParquetFiles:
     """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows).
 
-    `schema` has the columns that all have; a table's may gain one, or a wider type, in time. `untyped` are columns
-    without a type, as pandas writes one that is empty, with the first file where they are. `partitions` are columns of
-    the schema that the files' folders are named for, a value a file; `doubled` such ones that a file has, too, with it.
+    `schema` has the columns that all have, and `topic_id` where one has it; a table's may gain one, or a wider type, in
+    time. `unusable` says of columns why they can be no field. `partitions` are columns of the schema that the files'
+    folders are named for, a value a file.
     """
 
     files: Sequence[tuple[str, str]]
     address_of: AddressOf
     schema: pa.Schema
     groups: Sequence[tuple[int, int, int]]
-    untyped: Mapping[str, str] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, pa.Array] = field(default_factory=dict)
-    doubled: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, files: Sequence[tuple[str, str]], address_of: AddressOf, partitions: Mapping[str, pa.Array] | None = None
     ) -> ParquetFiles:
-        """Read the footers, some at once. Raises `InvalidArgument` where columns that not all have matter, or are named
-        in other letters, `CorruptFile`, as the storage.
-        """
-        schema: pa.Schema | None = None
+        """Read the footers, some at once. Raises `CorruptFile`, as the storage."""
         groups: list[tuple[int, int, int]] = []
-        untyped: dict[str, str] = {}
-        doubled: dict[str, str] = {}
+        # the type of each column, and the first file that has it
+        kinds: dict[str, tuple[pa.DataType, str]] = {}
+        in_files: Counter[str] = Counter()
+        unusable: dict[str, str] = {}
         folders = partitions or {}
         with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
             # one a URI: a client of S3 takes longer to make than a footer to read
@@ -100,24 +94,31 @@ class ParquetFiles:
             storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
             tables = pool.map(lambda file: _table(storages.get(file[0]), file[1]), files)
             for number, ((_, name), table) in enumerate(zip(files, tables, strict=True)):
-                found = table.schema.remove_metadata()
-                schema = found if schema is None else _shared(schema, found)
-                if schema is None:
-                    has = ", ".join(found.names)
-                    raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
-                lower = {one.lower() for one in found.names}
-                for column_name in folders:
-                    if column_name.lower() in lower:
-                        doubled.setdefault(column_name, name)
-                for column in found:
-                    if pa.types.is_null(column.type):
-                        untyped.setdefault(column.name, name)
                 groups += [(number, group, rows) for group, rows in enumerate(table.group_rows)]
-        assert schema is not None
-        for column_name, values in folders.items():
-            if column_name not in schema.names:
-                schema = schema.append(pa.field(column_name, values.type))
-        return cls(files, address_of, schema, groups, untyped, folders, doubled)
+                in_files.update(set(table.schema.names))
+                for column in table.schema:
+                    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+                    known, first = kinds.get(column.name, (kind, name))
+                    both = _type_of_both(known, kind)
+                    kinds[column.name] = both or known, first
+                    if column.name in folders:
+                        reason = (
+                            f"is in {name} and in the name of its folder: give the files themselves, whose columns "
+                        )
+                        unusable.setdefault(column.name, f"{reason}count then, or a DataFrame")
+                    elif pa.types.is_null(kind) and column.name != "topic_id":
+                        # maybe what it had got lost where it was written
+                        what_to_do = "write it with the type that it has where it is not empty"
+                        unusable.setdefault(
+                            column.name, f"has no type in {name}, which has nulls only there: {what_to_do}"
+                        )
+                    elif both is None:
+                        unusable.setdefault(column.name, f"is {kind} in {name}, and {known} in {first}")
+                    elif table.schema.names.count(column.name) > 1:
+                        unusable.setdefault(column.name, f"is twice in {name}")
+        typed = {n: kind for n, (kind, _) in kinds.items() if in_files[n] == len(files) or n == "topic_id"}
+        typed |= {name: values.type for name, values in folders.items() if name not in typed}
+        return cls(files, address_of, pa.schema(typed), groups, unusable, folders)
 
     def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
         """Return (file, its row groups) for each task: some tasks for each of `parallelism` cores."""
@@ -149,18 +150,22 @@ class ParquetFiles:
                 raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that does not change")
             for group in groups:
                 # a batch without columns would have no rows
-                wanted = [c for c in columns if c not in self.partitions] or table.schema.names[:1]
-                if if_null is not None and if_null not in wanted and _may_be_null(table.metadata, group, if_null):
-                    wanted.append(if_null)
+                wanted = [c for c in columns if c in table.schema.names] or table.schema.names[:1]
+                if if_null is not None and if_null in table.schema.names and if_null not in wanted:
+                    wanted += [if_null] if _may_be_null(table.metadata, group, if_null) else []
                 for first, found in table.read_group(group, wanted, shared=texts):
-                    whole = self._with_folders(found, (*columns, if_null), number)
+                    whole = self._with_folders(found, [*columns, *([if_null] if if_null else [])], number)
                     yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
 
-    def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str | None], number: int) -> pa.RecordBatch:
-        """Return the rows of a file with those of the columns that its folders are named for."""
+    def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str], number: int) -> pa.RecordBatch:
+        """Return the rows of a file with the columns that its folders are named for, and ids of topics, if it lacks
+        them.
+        """
         for column in columns:
-            if column is not None and column in self.partitions and column not in rows.schema.names:
+            if column in self.partitions and column not in rows.schema.names:
                 rows = rows.append_column(column, pa.repeat(self.partitions[column][number], len(rows)))
+            elif column == "topic_id" and column not in rows.schema.names:
+                rows = rows.append_column(column, pa.nulls(len(rows), pa.int64()))
         return rows
 
 
@@ -174,51 +179,6 @@ def _may_be_null(metadata: pq.FileMetaData, group: int, column: str) -> bool:
     return True
 
 
-def spark_type(kind: pa.DataType) -> str | None:
-    """Return what Spark calls the type that it reads a column as, None where it may read other values than pyarrow."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
-        return "timestamp"
-    if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
-        return "array<string>"
-    return _PLAIN.get(kind)
-
-
-_PLAIN = {
-    pa.string(): "string",
-    pa.large_string(): "string",
-    pa.int8(): "tinyint",
-    pa.int16(): "smallint",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.binary(): "binary",
-}
-
-
-def columns_not_in_all(names: Sequence[str], files: Sequence[Path]) -> set[str]:
-    """Return which of these columns a local file lacks: Spark gives nulls there, and a message without key is none.
-
-    Raises `InvalidArgument` where Spark would take dates for numbers: it reads all files by the columns of one.
-    """
-    lacking: set[str] = set()
-    kinds: dict[str, tuple[str, Path]] = {}
-    for file in files:
-        # Spark says what is wrong with a file that can't be read
-        with suppress(pa.ArrowException, OSError):
-            there = {field.name.lower(): field.type for field in pq.read_schema(file)}
-            lacking.update(name for name in names if name.lower() not in there)
-            for name, kind in there.items():
-                if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-                    told = "integers" if pa.types.is_integer(kind) else spark_type(kind) or str(kind)
-                    other, first = kinds.setdefault(name, (told, file))
-                    if told != other:
-                        raise InvalidArgument(f"{file}: column {name!r} is {told}, and {other} in {first}")
-    return lacking
-
-
 @dataclass(frozen=True)
 class EntryReader:
     """Makes entries of parts of Parquet files, in tasks: `fields` say which column or value each field is."""
@@ -230,7 +190,7 @@ class EntryReader:
     def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the fields `names` of the entries of the parts whose numbers stand in `batches`."""
         key = self.fields["key"][0]
-        listed = key is not None and pa.types.is_list(self.files.schema.field(key).type)
+        listed = key is not None and has_items(self.files.schema.field(key).type)
         topic = self.fields["topic"][0]
         # a list is counted key by key
         columns = {self.fields[name][0] for name in (*names, *(["key"] if listed else [])) if name != HAS_KEY}

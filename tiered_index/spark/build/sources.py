@@ -1,7 +1,7 @@
 """Sources of a build: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
 
-Parquet is read inside the tasks that need its entries (`entries_of`). Where it can't be, and for other sources, Spark
-makes entries of messages by its own expressions (`entry_frame`). Tasks read NDJSON as `ingest` does.
+Tasks read files, by the readers of `sources`. Entries of Parquet are read where they are needed (`entries_of`); where a
+column is an expression, and for other sources, Spark makes entries of messages (`entry_frame`).
 docs/spark-cluster.md says which fields there are.
 """
 
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.sources.columns import Message, check_unicode, columns_of
+from tiered_index.sources.columns import Message, check_kinds, check_unicode, columns_of
 from tiered_index.sources.files import NdjsonSource
 from tiered_index.sources.messages import Batch
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import LocalFile, StoredFile, local_path
 from tiered_index.spark.addresses import AddressOf, StorageAddress
 from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
 from tiered_index.spark.build.log_sources import (
@@ -36,9 +36,8 @@ from tiered_index.spark.build.log_sources import (
     is_archive,
     log_entries,
 )
-from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, columns_not_in_all, spark_type
+from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles
 from tiered_index.spark.frames import arrow_schema, each_split, frame_of_splits
-from tiered_index.spark.local_files import is_local, local_path, to_read
 from tiered_index.spark.workers import spare_collections
 
 if TYPE_CHECKING:
@@ -62,47 +61,47 @@ def frame_of(
     log = _log_of(spark, source, address_of, skip_corrupt)
     if log is not None:
         return log.frame
-    found, below = _files(source, address_of)
-    kind, partitions = kind_of_all(found, address_of), partition_columns(below)
-    if kind == "ndjson":
-        _check_folders(partitions)
-        read = partial(_read_ndjson, address_of=address_of)
-        parts = [part for file in found for part in _parts(*file)]
-        return frame_of_splits(spark, parts).mapInArrow(read, _ENTRY)
-    if found[0][0] or partitions:
-        return _frame_of_files(spark, ParquetFiles.of(found, address_of, partitions))
-    return _parquet_frame(spark, [Path(name) for _, name in found])
+    found = files_of(source, address_of)
+    if isinstance(found, ParquetFiles):
+        return frame_of_files(spark, found)
+    read = partial(_read_ndjson, address_of=address_of)
+    return frame_of_splits(spark, [part for file in found for part in _parts(*file)]).mapInArrow(read, _ENTRY)
 
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
     """Return the entries of the commit logs that a source is, None for another one. Raises as `frame_of`."""
-    archives, _, local = ([], [], []) if is_frame(source) else _places(source)
-    if archives:
-        return archive_entries(spark, archives, address_of, skip_corrupt)
-    if any((path / "commitlog").is_dir() for path in local):
-        return log_entries(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
+    paths = [] if is_frame(source) else _paths(source)
+    if any(map(is_archive, paths)):
+        return archive_entries(spark, paths, address_of, skip_corrupt)
+    if any(map(_is_store, paths)):
+        return log_entries(spark, [StoreDirectory.open(Path(path)) for path in paths], skip_corrupt)
     return None
 
 
-def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list[str], list[str], list[Path]]:
-    """Return the paths of a source: archives, URIs of a storage, or local ones, which are there."""
+def _is_store(path: str) -> bool:
+    return (place := local_path(path)) is not None and (place / "commitlog").is_dir()
+
+
+def _paths(source: object) -> list[str]:
+    """Return the paths of a source: archives, URIs of a storage, or absolute local ones, which are there."""
     check_paths(source)
-    paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
+    given: Any = [source] if isinstance(source, str | os.PathLike) else source
+    paths = [os.fspath(path) for path in given]
     if not paths:
         raise InvalidArgument("no source is given")
     if archives := [path for path in paths if is_archive(path)]:
         if len(archives) < len(paths):
             raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} is mixed with others")
-        return archives, [], []
-    stored = [path for path in paths if not is_local(path)]
-    if stored and len(stored) < len(paths):
-        raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
-    if stored:
-        return [], stored, []
-    local = [local_path(path) for path in paths]
+        return archives
+    local = [place for path in paths if (place := local_path(path)) is not None]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
-    return [], [], local
+    if not local:
+        return paths
+    if len(local) < len(paths):
+        stored = next(path for path in paths if local_path(path) is None)
+        raise InvalidArgument(f"sources are all local or all in a storage: {stored} is not local")
+    return [str(place) for place in local]
 
 
 def check_paths(source: object) -> None:
@@ -118,29 +117,32 @@ def shown_kind(value: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}: make a DataFrame by spark.createDataFrame(...)"
 
 
-def _files(
-    source: str | os.PathLike[str] | Sequence[str | Path], address_of: AddressOf
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the files of a source, each with a storage's URI, or nothing where it is local, and their names below what
-    was given.
+def files_of(
+    source: str | os.PathLike[str] | Sequence[str | Path], address_of: AddressOf, texts: Sequence[str] = ("ndjson",)
+) -> ParquetFiles | list[tuple[str, str]]:
+    """Return the Parquet files of a source, or else its files of one of the kinds `texts`, as (storage's URI or
+    nothing, name). Raises `InvalidArgument`, as the storage.
     """
-    _, stored, local = _places(source)
-    found = [file for uri in stored for file in find_stored(address_of, uri)]
-    below = [name if uri in stored else "" for uri, name in found]
-    for path in local:
-        files = files_below(path)
-        found += [("", str(file)) for file in files]
-        below += [file.relative_to(path).as_posix() for file in files]
-    return found, below
-
-
-def _check_folders(partitions: Mapping[str, object]) -> None:
-    """Raise `InvalidArgument` where folders of NDJSON are named for a field: lines alone have those."""
+    # names below what was given are the folders' columns
+    found, below = list[tuple[str, str]](), list[str]()
+    for path in _paths(source):
+        place = local_path(path)
+        if place is None:
+            found += (stored := find_stored(address_of, path))
+            below += [name if uri == path else "" for uri, name in stored]
+        else:
+            files = files_below(place)
+            found += [("", str(file)) for file in files]
+            below += [file.relative_to(place).as_posix() for file in files]
+    kind, partitions = kind_of_all(found, address_of, ("parquet", *texts)), partition_columns(below)
+    if kind == "parquet":
+        return ParquetFiles.of(found, address_of, partitions)
     if named := [name for name in partitions if name in (*FIELDS, "keys", "topic_id")]:
         raise InvalidArgument(
-            f"folders are named for {named[0]!r}, and of NDJSON fields stand in the lines: give a DataFrame that has "
-            "the folders' columns, as spark.read.json makes it"
+            f"folders are named for {named[0]!r}, and of {kind.upper()} fields stand in the lines: give a DataFrame "
+            "that has the folders' columns, as spark.read makes it"
         )
+    return found
 
 
 def check_source(source: SourceLike, columns: Mapping[str, object], schema: Schema, address_of: AddressOf) -> None:
@@ -149,22 +151,17 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     """
     if is_frame(source):
         return
-    files = _parquet_files(source, address_of)
-    if files is None:
+    if any(is_archive(path) or _is_store(path) for path in _paths(source)):
         _wanted(columns, (), schema)
-        _, stored, local = _places(source)
-        if (stored or local) and not any((path / "commitlog").is_dir() for path in local):
-            found, below = _files(source, address_of)
-            if kind_of_all(found, address_of) == "ndjson":
-                _check_folders(partition_columns(below))
+        return
+    files = files_of(source, address_of)
+    if not isinstance(files, ParquetFiles):
+        _wanted(columns, (), schema)
         return
     for field in _wanted(columns, files.schema.names, schema):
-        name = columns.get(field, field)
         # what another column is to be, Spark says
-        if isinstance(name, str):
-            name = _default(field, files.schema.names) if name == field else name
-            _check_there(field, name, files.schema.names, "the source has")
-            _check_typed(field, name, files)
+        if isinstance(name := columns.get(field, field), str):
+            _checked_name(field, name, files)
 
 
 def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
@@ -174,28 +171,16 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
 
 def has_log_offsets(source: SourceLike) -> bool:
     """Return whether the offsets of a source are positions in a commit log."""
-    if is_frame(source):
-        return False
-    check_paths(source)
-    paths = [source] if isinstance(source, str | os.PathLike) else list(source)
-    return bool(paths) and all(is_archive(path) or (Path(path) / "commitlog").is_dir() for path in paths)
+    return not is_frame(source) and all(is_archive(path) or _is_store(path) for path in _paths(source))
 
 
-def _parquet_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of local files, with the columns that all have, `topic_id` where one has it."""
-    frame = spark.read.parquet(*map(to_read, files))
-    return frame.drop(*columns_not_in_all(frame.columns, files) - {"topic_id"})
-
-
-def _frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
+def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
+    """Return the rows of files, with the columns that all have."""
     parts = files.parts(spark.sparkContext.defaultParallelism)
     first, others = files.files[0][1], len(files.files) - 1
     where = f"{first} or one of {others:,} files beside it" if others else first
-    typed = [field for field in files.schema if field.name not in {*files.untyped, *files.doubled}]
+    typed = [field for field in files.schema if field.name not in files.unusable]
     known = pa.schema([field.with_type(_known_type(field, where)) for field in typed])
-    if "topic_id" in files.untyped:
-        # other files may have some
-        known = known.append(pa.field("topic_id", pa.int64()))
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -210,8 +195,10 @@ def _frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
 
 def _known_type(field: pa.Field, file: str) -> pa.DataType:
     """Return a column's type as Spark takes it from Python: of times in microseconds, of unsigned numbers a wider one.
-    Nanoseconds are an error here as in local files, which Spark reads itself.
+    Nanoseconds are an error: Spark would cut them.
     """
+    if pa.types.is_null(field.type):
+        return pa.int64()
     if pa.types.is_unsigned_integer(field.type):
         return pa.int64() if field.type.bit_width < 64 else pa.decimal128(20)
     if not pa.types.is_timestamp(field.type):
@@ -293,14 +280,6 @@ def _entry_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 # What every message has; `topic_id` is optional.
 FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_TIMES = (*_INTEGERS, "timestamp", "timestamp_ntz")
-_KINDS = {
-    "topic": (("string",), "text is"),
-    "key": (("string", "array<string>"), "text or a list of text is"),
-    **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), (_INTEGERS, "integers are")),
-    "timestamp_ms": (_TIMES, "integers (epoch milliseconds) or a timestamp are"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,21 +321,12 @@ def entries_of(
     skip_corrupt: bool = False,
 ) -> Entries:
     """Return the entries of a source. Raises `InvalidArgument` naming the column, `CorruptFile`, as the storage."""
-    fields = {name: _field(given) for name, given in columns.items()}
-    if all(fields.values()) and (files := _parquet_files(source, address_of)) is not None:
-        there = files.schema.names
-        wanted = _wanted(columns, there, schema)
-        given: dict[str, Any] = {name: fields.get(name, (name, None)) for name in wanted}
-        if given["key"] == ("key", None):
-            given["key"] = _default("key", there), None
-        for name, (column, _) in given.items():
-            _check_typed(name, column, files)
-        if _is_plain(given, files.schema):
-            for name, (column, _) in given.items():
-                check_kind(name, spark_type(files.schema.field(column).type) or "", column) if column else None
-            parts = files.parts(spark.sparkContext.defaultParallelism)
-            return Entries(_numbers(spark, len(parts)), tuple(wanted), EntryReader(files, parts, given))
     log = _log_of(spark, source, address_of, skip_corrupt)
+    fields = {name: field for name, given in columns.items() if (field := _field(given)) is not None}
+    if log is None and not is_frame(source) and len(fields) == len(columns):
+        files = files_of(source, address_of)
+        if isinstance(files, ParquetFiles):
+            return _entries_of_files(spark, files, fields, columns, schema)
     if log is not None and not columns and set(wanted := _wanted({}, (), schema)) < set(LOG_COLUMNS):
         return Entries(log.segments, (*wanted, SKIPPED), partial(_of_log, log.read))
     there = frame_of(spark, source, address_of, skip_corrupt=skip_corrupt) if log is None else log.frame
@@ -374,28 +344,22 @@ def _of_log(
         yield batch.append_column(HAS_KEY, pc.is_valid(batch.column("key"))).select(list(names))
 
 
-def _parquet_files(source: SourceLike, address_of: AddressOf) -> ParquetFiles | None:
-    """Return the Parquet files that a source is, None for another one, or one that is left to Spark."""
-    if is_frame(source):
-        return None
-    check_paths(source)
-    paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
-    if any(map(is_archive, paths)) or len({is_local(path) for path in paths}) != 1:
-        return None
-    stored = not is_local(paths[0])
-    local = [] if stored else [local_path(path) for path in paths]
-    if not all(path.exists() for path in local) or any((path / "commitlog").is_dir() for path in local):
-        return None
-    found, below = _files(source, address_of)
-    if kind_of_all(found, address_of) != "parquet":
-        return None
-    partitions = partition_columns(below)
-    try:
-        return ParquetFiles.of(found, address_of, partitions)
-    except (InvalidArgument, CorruptFile):
-        if stored or partitions:
-            raise
-        return None  # Spark says what is wrong, or knows better: files of a folder may differ
+def _entries_of_files(
+    spark: SparkSession, files: ParquetFiles, fields: Mapping[str, Field], columns: Mapping[str, Any], schema: Schema
+) -> Entries:
+    """Return the entries of files; tasks read them, `fields` are of `columns`."""
+    given: dict[str, Field] = {}
+    kinds: dict[str, pa.DataType] = {}
+    for name in _wanted(columns, files.schema.names, schema):
+        column, value = given[name] = fields.get(name, (name, None))
+        if column is None:
+            kinds[name] = pa.scalar(value).type
+        else:
+            column = _checked_name(name, column, files)
+            given[name], kinds[name] = (column, None), files.schema.field(column).type
+    check_fields(kinds, columns)
+    parts = files.parts(spark.sparkContext.defaultParallelism)
+    return Entries(_numbers(spark, len(parts)), tuple(given), EntryReader(files, parts, given))
 
 
 def _field(given: str | Column) -> Field | None:
@@ -405,19 +369,6 @@ def _field(given: str | Column) -> Field | None:
     node = getattr(getattr(given, "_jc", None), "node", None)
     value = node().value() if node is not None and node().getClass().getSimpleName() == "Literal" else None
     return (None, value) if isinstance(value, str) or type(value) is int else None
-
-
-def _is_plain(given: Mapping[str, Field], schema: pa.Schema) -> bool:
-    """Return whether pyarrow reads all columns as Spark does. To Spark, names in other letters are the same."""
-    columns = [column for column, _ in given.values() if column is not None]
-    names = [name.lower() for name in schema.names]
-    return (
-        given["timestamp_ms"][0] is not None
-        and len(set(names)) == len(names)
-        and all(column in schema.names and "." not in column for column in columns)
-        and all(spark_type(schema.field(column).type) is not None for column in columns)
-        and all(isinstance(value, str) == (name in ("topic", "key")) for name, (c, value) in given.items() if not c)
-    )
 
 
 def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema) -> list[str]:
@@ -442,6 +393,7 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     `columns` say which column a field is, or are one (``lit("orders")``). Raises `InvalidArgument` naming the column.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql.pandas.types import to_arrow_type
 
     wanted = _wanted(columns, frame.columns, schema)
     selected = []
@@ -454,11 +406,7 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     if SKIPPED in frame.columns:
         selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
-    for name in wanted:
-        kind: Any = entries.schema[name].dataType
-        given = columns.get(name, name)
-        named = isinstance(given, str) and kind.typeName() == "struct"
-        check_kind(name, kind.simpleString(), given, kind.fieldNames() if named else ())
+    check_fields({name: to_arrow_type(entries.schema[name].dataType, timezone="UTC") for name in wanted}, columns)
     if entries.schema["key"].dataType.simpleString() != "string":
         entries = entries.withColumn("key", F.explode_outer(F.array_compact(F.array_distinct("key"))))
     return entries
@@ -484,19 +432,13 @@ def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> Non
         raise InvalidArgument(f"column {shown_column(field, name)} is missing; {whose}{hint}")
 
 
-def _check_typed(field: str, name: str | None, files: ParquetFiles) -> None:
-    """Raise `InvalidArgument` where a file's column has no type: maybe what it had got lost where it was written."""
-    if name is not None and name in files.doubled:
-        raise InvalidArgument(
-            f"column {shown_column(field, name)} is in {files.doubled[name]} and in the name of its folder: give the "
-            "files themselves, whose columns count then, or a DataFrame"
-        )
-    # messages need no id of their topic
-    if name is not None and name in files.untyped and field != "topic_id":
-        raise InvalidArgument(
-            f"column {shown_column(field, name)} has no type in {files.untyped[name]}, which has nulls only there: "
-            "write it with the type that it has where it is not empty"
-        )
+def _checked_name(field: str, name: str, files: ParquetFiles) -> str:
+    """Return the column of files that a field is. Raises `InvalidArgument` where it can be none."""
+    name = _default(field, files.schema.names) if name == field else name
+    _check_there(field, name, files.schema.names, "the source has")
+    if name in files.unusable:
+        raise InvalidArgument(f"column {shown_column(field, name)} {files.unusable[name]}")
+    return name
 
 
 def shown_column(field: str, given: object) -> str:
@@ -504,13 +446,12 @@ def shown_column(field: str, given: object) -> str:
     return f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
 
 
-def check_kind(field: str, found: str, given: object, inside: Sequence[str] = ()) -> None:
-    """Raise `InvalidArgument` where Spark's type `found` of the user's column `given` can't be that of `field`; for a
-    struct with the fields `inside` the error shows how to give its first field.
-    """
-    kinds, expected = _KINDS.get(field, ((), ""))
-    if kinds and found == "decimal(20,0)":
-        found += " (a uint64 column of Parquet, to Spark)"
-    if kinds and found not in kinds:
-        hint = f"; one of its fields is given in Python, as F.col({f'{given}.{inside[0]}'!r})" if inside else ""
-        raise InvalidArgument(f"column {shown_column(field, given)} is {found}; {expected} needed{hint}")
+def check_fields(kinds: Mapping[str, pa.DataType], columns: Mapping[str, object]) -> None:
+    """Raise `InvalidArgument` where a field has a type that no message has; `columns` are what the user gave."""
+    plain = {name: kind for name, kind in kinds.items() if name in (*FIELDS, "topic_id")}
+    for name, kind in plain.items():
+        if pa.types.is_struct(kind) and isinstance(given := columns.get(name, name), str) and kind.num_fields:
+            inside = f"{given}.{kind.field(0).name}"
+            has = f"column {shown_column(name, given)} is a struct"
+            raise InvalidArgument(f"{has}; one of its fields is given in Python, as F.col({inside!r})")
+    check_kinds(plain, lambda name: shown_column(name, columns.get(name, name)))

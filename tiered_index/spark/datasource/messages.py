@@ -34,12 +34,12 @@ from tiered_index.rocketmq.log.layout import BLANK_BYTES, TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.sources.places import local_path
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import ExplainedAddress, Line, Options, TaskPartition
 from tiered_index.spark.frames import arrow_schema, gathered
-from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
@@ -71,7 +71,7 @@ class MessageSettings:
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (", body binary" if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
         size, told, path = options.size("maxBytesPerTrigger"), options.explain(), options.path
-        stored = path.startswith(_ARCHIVE) or not is_local(path)
+        stored = path.startswith(_ARCHIVE) or local_path(path) is None
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
         if archive is None and told is not None:
             raise InvalidArgument("option explain tells the requests to a storage, and a local commit log needs none")
@@ -80,8 +80,9 @@ class MessageSettings:
     @property
     def folder(self) -> Path:
         """The local folder of segments. Raises `InvalidArgument` where what was given is no folder."""
-        if not (given := local_path(self.path)).is_dir():
-            raise InvalidArgument(f"{given}: no such folder")
+        given = local_path(self.path)
+        if given is None or not given.is_dir():
+            raise InvalidArgument(f"{given or self.path}: no such folder")
         return _commit_log(given)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
@@ -38,7 +39,7 @@ from tiered_index.spark.build.parquet import each_key
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
-from tiered_index.spark.build.sources import FIELDS, check_kind
+from tiered_index.spark.build.sources import FIELDS, check_fields
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.frames import arrow_schema
 from tiered_index.storage.base import Storage
@@ -53,9 +54,8 @@ class EntryColumns:
     key: str
 
     @classmethod
-    def of(cls, found: Sequence[tuple[str, str]], schema: Schema) -> EntryColumns:
-        """Return the fields of a frame of columns (name, Spark's type). Raises `InvalidArgument` naming one."""
-        kinds = dict(found)
+    def of(cls, kinds: Mapping[str, pa.DataType], schema: Schema) -> EntryColumns:
+        """Return the fields of a frame of these columns. Raises `InvalidArgument` naming one."""
         needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
         key = "keys" if "key" not in kinds and "keys" in kinds else "key"
         given = {name: key if name == "key" else name for name in (*needed, "topic_id")}
@@ -69,8 +69,7 @@ class EntryColumns:
                 f"column {unknown[0]!r} is not a field of an entry; these are {fields}: rename or drop it"
             )
         names = tuple(name for name in given if given[name] in kinds)
-        for name in names:
-            check_kind(name, kinds[given[name]], given[name])
+        check_fields({name: kinds[given[name]] for name in names}, given)
         return cls(names, key)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -210,7 +209,7 @@ def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[Pa
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
         wanted = genesis or wanted_descriptor(settings, None)
-        kinds = [(column.name, column.dataType.simpleString()) for column in schema]
+        kinds = {column.name: to_arrow_type(column.dataType, timezone="UTC") for column in schema}
         columns = EntryColumns.of(kinds, wanted.layout.schema)
         if genesis is None and not streams:
             genesis = _created(storage, log, wanted)

@@ -1,9 +1,7 @@
-"""Keys and answers of a bulk lookup as files, and lookups out of a DataFrame of keys. On the driver, except for CSV.
+"""Keys and answers of a bulk lookup as files, and lookups out of a DataFrame of keys.
 
-Files are Parquet, NDJSON and CSV on local disks, Parquet in a storage. Spark reads and writes local files, except CSV:
-its reader would take an open quote for the rest of the file, replace what is no UTF-8, make LF of CRLF in cells, and go
-by the order of columns in another file. Here CSV is RFC 4180 in UTF-8, a file a task, and what differs is an error with
-its line.
+Files are Parquet, NDJSON and CSV on local disks, Parquet in a storage. Tasks read them, by the readers of `sources`: of
+NDJSON and CSV a file each. Spark writes local files.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.sources.keys import csv_rows
-from tiered_index.sources.places import CSV, NDJSON, PARQUET
+from tiered_index.sources.keys import csv_rows, ndjson_rows
+from tiered_index.sources.places import NDJSON, local_path
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.folders import find_stored, kind_of_all
-from tiered_index.spark.build.sources import column_of, frame_of, is_frame, shown_column, shown_kind
+from tiered_index.spark.build.folders import kind_of
+from tiered_index.spark.build.parquet import ParquetFiles
+from tiered_index.spark.build.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cells_of, each_split, frame_of_splits, gathered
-from tiered_index.spark.local_files import check_each_line, check_lines, is_local, local_path, to_read
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, times_of
 from tiered_index.storage.base import StorageOptions
 
@@ -82,79 +80,92 @@ def _names(header: list[str], file: Path) -> list[str]:
     return names
 
 
+def json_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
+    """Return the objects of files as rows; reading them finds the columns."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    splits = frame_of_splits(spark, [[str(file)] for file in files])
+    with typed_errors("reading the keys"):
+        kinds = [
+            pa.ipc.read_schema(pa.py_buffer(row[0])) for row in splits.mapInArrow(_kinds, "kinds binary").collect()
+        ]
+    schema = _kinds_of_all(kinds, "the keys")
+    # of what is null everywhere the type does not matter
+    schema = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
+    return splits.mapInArrow(partial(_read_json, schema=schema), from_arrow_schema(schema))
+
+
+def _objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Yield the objects of a task's files, some at a time, each with their file."""
+    for (file,) in each_split(batches):
+        rows = ndjson_rows(Path(file))
+        while part := [row for _, row in islice(rows, _BATCH_ROWS)]:
+            yield file, part
+
+
+def _kinds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of a task's files, each with its type, in Arrow's form."""
+    found = [pa.schema([])]
+    for file, rows in _objects(batches):
+        for name in dict.fromkeys(name for row in rows for name in row):
+            try:
+                kind = pa.infer_type([row.get(name) for row in rows])
+            except pa.ArrowException as error:
+                raise InvalidArgument(f"{file}: column {name!r} has values of several types: {error}") from error
+            found.append(pa.schema([(name, kind)]))
+        found = [_kinds_of_all(found, file)]
+    yield pa.record_batch({"kinds": pa.array([found[0].serialize().to_pybytes()], pa.binary())})
+
+
+def _kinds_of_all(kinds: Sequence[pa.Schema], where: str) -> pa.Schema:
+    try:
+        return pa.unify_schemas(kinds, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"{where}: a column has values of several types: {error}") from error
+
+
+def _read_json(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for _, rows in _objects(batches):
+        yield pa.RecordBatch.from_pylist(rows, schema)
+
+
 _PART_BYTES = 64 << 20
 
 
-def key_files(path: str) -> tuple[Sequence[str], list[Path]]:
-    """Return the endings of one kind of key files, and the local files of a file or folder; none of a storage.
+def key_files(path: str, s3: StorageOptions) -> ParquetFiles | list[Path]:
+    """Return the files of a file or folder of keys: Parquet, or local ones of one other kind. Needs no Spark.
 
-    Raises `InvalidArgument` where there is none, or there are several kinds. Needs no Spark.
+    Raises `InvalidArgument` where there is none, or there are several kinds, and as the storage.
     """
-    if not is_local(path):
-        return (), []
-    place = local_path(path)
-    if not place.exists():
-        raise InvalidArgument(f"{place}: no such file or folder")
-    below = [p for p in place.iterdir() if not p.name.startswith((".", "_"))] if place.is_dir() else []
-    if folders := sorted(p.name for p in below if p.is_dir()):
-        raise InvalidArgument(
-            f"{place} has {len(folders):,} folders in it, {folders[0]!r} first, and keys are files of one folder: give "
-            "a folder without folders, or a DataFrame"
-        )
-    # Spark's order: the first Parquet file says which columns there are
-    files = [place] if place.is_file() else sorted(below)
-    kinds = [kind for kind in (CSV, PARQUET, NDJSON) if all(file.name.endswith(kind) for file in files)]
-    if not files or not kinds:
-        raise InvalidArgument(
-            f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
-        )
-    return kinds[0], files
+    found = files_of(path, partial(StorageAddress, options=s3), ("ndjson", "csv"))
+    if isinstance(found, ParquetFiles):
+        return found
+    if local_path(path) is None:
+        raise InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON and CSV to a local disk")
+    return [Path(name) for _, name in found]
 
 
 def read_keys(spark: SparkSession, path: str, s3: StorageOptions) -> DataFrame:
-    """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
-    kind, files = key_files(path)
-    if not files:
-        addresses = partial(StorageAddress, options=s3)
-        if kind_of_all(find_stored(addresses, path), addresses) != "parquet":
-            raise InvalidArgument(f"{path}: keys in a storage are Parquet; copy NDJSON to a local disk")
-        return frame_of(spark, path, addresses)
-    if kind == CSV:
-        return csv_frame(spark, files)
-    place = local_path(path)
-    if kind == NDJSON:
-        return _json_frame(spark, place, files)
-    with typed_errors(f"reading {place}"):
-        return spark.read.parquet(*map(to_read, files))
-
-
-def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
-    """Return the objects of NDJSON files; reading them finds the columns, and that all lines are JSON."""
-    with typed_errors(f"reading {place}"):
-        check_lines(spark, files)
-    try:
-        with typed_errors(f"reading {place}"):
-            reader = spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false")
-            return reader.json([to_read(file) for file in files])
-    except InvalidArgument:
-        check_each_line(files)  # Spark says neither which file it is nor which line
-        raise
+    """Return the rows of a file or folder of keys. Raises as `key_files`."""
+    files = key_files(path, s3)
+    if isinstance(files, ParquetFiles):
+        return frame_of_files(spark, files)
+    return (csv_frame if any(kind_of(file.name) == "csv" for file in files) else json_frame)(spark, files)
 
 
 def check_out(out: str, s3: StorageOptions) -> None:
     """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
-    if not is_local(out):
+    if (place := local_path(out)) is None:
         with StorageAddress(out, s3).open() as storage:
             if next(iter(storage.list()), None) is not None:
                 raise InvalidArgument(f"{out} has objects already: give an empty prefix")
-    elif (place := local_path(out)).exists():
+    elif place.exists():
         raise InvalidArgument(f"{place} exists already: answers are written to a folder of their own")
 
 
 def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
     """Write a folder of Parquet (NDJSON where `out` is named so), in a storage Parquet with a mark ``_SUCCESS``."""
-    if is_local(out):
-        place = local_path(out)
+    if (place := local_path(out)) is not None:
         with typed_errors(f"writing {place}"):
             writer = frame.write.mode("error")
             (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")

@@ -4,8 +4,8 @@ The storage is read while `lookup` runs, and Spark keeps what was read; the Data
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
 log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.
 
-Tasks share bounds by the most that each can take: its lookups are counted by object, and each may meet a slot group of
-its own. A hot slot, which is read in blocks, may exceed that.
+Tasks share bounds by the most that each can take: each lookup that an object may have answers for may meet a slot group
+of its own; lookups that travel are taken to concern every object. A hot slot, which is read in blocks, may exceed that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -34,7 +34,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import broadcast
 from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.answers import (
     STATUSES,
@@ -45,7 +44,7 @@ from tiered_index.spark.lookup.answers import (
     with_messages,
 )
 from tiered_index.spark.lookup.keys import Keys, keys_of
-from tiered_index.spark.lookup.packing import KeysCensus, take_census
+from tiered_index.spark.lookup.packing import take_census
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
 from tiered_index.spark.versions import check_classic
@@ -175,9 +174,10 @@ def look_up(
         )
         lost: frozenset[str] = frozenset()
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
-            plan = _with_lookups(make_plan(log.state, lost=lost), census)
+            plan = make_plan(log.state, lost=lost)
+            plan = replace(plan, asked=census.asked(plan.kept_from))
             if limits != LookupLimits():
-                plan = bounded(plan, _counted(spark, keys, plan, progress), limits)
+                plan = bounded(plan, census.rows, limits)
             shared = spark.sparkContext.broadcast(plan)
             kept, reports = _search(spark, keys, shared, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
@@ -253,24 +253,6 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
         return frozenset()
 
 
-def _with_lookups(plan: LookupPlan, census: KeysCensus) -> LookupPlan:
-    return replace(plan, asked=census.asked(plan.kept_from))
-
-
-def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Progress) -> Int64:
-    """Return how many lookups each object of the plan may have answers for."""
-    if plan.asked is not None:
-        return _held_by(plan, plan.asked)
-    column = keys.names["key"]
-    with broadcast(spark, plan) as shared, typed_errors("counting the keys"), watched(spark, "count", progress):
-
-        def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return count_lookups(batches, shared.value, column)
-
-        cells = keys.fields_only().mapInArrow(count, COUNTS_SCHEMA).collect()
-    return total_counts(plan, (row[0] for row in cells))
-
-
 def _search(
     spark: SparkSession, keys: Keys, shared: Broadcast[LookupPlan], address: StorageAddress, progress: Progress
 ) -> tuple[DataFrame, list[search.TaskReport]]:
@@ -331,44 +313,26 @@ def _answers(
     return joined.drop(_LOOKUP), answers
 
 
-COUNTS_SCHEMA = "counts binary"
 # Ranges of at most 8 MiB that end with a slot group.
 _SPANS_A_WINDOW = 3
-Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
 
-def count_lookups(
-    batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
-) -> Iterator[pa.RecordBatch]:
-    """Yield how many lookups of rows (topic, key, begin, end) each object may have answers for, i64 as bytes."""
-    counts = np.zeros(plan.objects, np.int64)
-    for lookups in search.lots_of_lookups(batches, plan, column):
-        counts += _held_by(plan, lookups)
-    yield pa.record_batch({"counts": pa.array([counts.tobytes()], pa.binary())})
-
-
-def _held_by(plan: LookupPlan, lookups: Array) -> Int64:
-    """Return how many of lookups each object may have answers for (i64, n), in order of the tasks."""
-    base_slots, targets = plan.base_slots(lookups), (target for task in plan.tasks for target in task)
-    return np.array([np.count_nonzero(target.holds(base_slots, lookups)) for target in targets], np.int64)
-
-
-def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
-    """Return the sum of what `count_lookups` yielded: each object's lookups (i64, n), in order of the tasks."""
-    return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
-
-
-def most_of(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
-    """Return the most (requests, bytes) that each task takes; `counts` (i64, n) are objects' lookups."""
-    of_objects = iter(counts.tolist())
+def most_of(plan: LookupPlan, rows: int) -> list[tuple[int, int]]:
+    """Return the most (requests, bytes) that each task takes for `rows` rows of keys."""
+    if plan.asked is None:
+        held = [rows] * plan.objects
+    else:
+        slots, targets = plan.base_slots(plan.asked), (target for task in plan.tasks for target in task)
+        held = [int(np.count_nonzero(target.holds(slots, plan.asked))) for target in targets]
+    of_objects = iter(held)
     costs = [[_most(plan, target, next(of_objects)) for target in task] for task in plan.tasks]
     return [(sum(requests for requests, _ in task), sum(read for _, read in task)) for task in costs]
 
 
-def bounded(plan: LookupPlan, counts: Int64, bounds: LookupLimits) -> LookupPlan:
-    """Return the plan with bounds of all tasks, each task's share by the most it takes; `counts` as in `most_of`."""
-    costs = most_of(plan, counts)
+def bounded(plan: LookupPlan, rows: int, bounds: LookupLimits) -> LookupPlan:
+    """Return the plan with bounds of all tasks, each task's share by the most that it takes."""
+    costs = most_of(plan, rows)
     limits = (bounds.max_requests, bounds.max_bytes)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate(limits)]
     return replace(plan, limits=tuple(zip(*shares, strict=True)), bounds=bounds)
