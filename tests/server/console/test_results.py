@@ -325,7 +325,7 @@ def list_refused_orders(user):
 
 
 def tell_the_customers_time(user):
-    user.choose("Times are of", "here (Asia/Tokyo)")
+    user.choose("Time zone", "here (Asia/Tokyo)")
     user.type("Key", "order-7")
     user.click("Search")
     user.sees("09:00:07 here", "#entries-table")
@@ -449,7 +449,7 @@ def test_the_filter_is_there_only_with_something_to_filter(opened, shop):
     expect(box).to_be_hidden()
     page.route("**/v1/query?*", lambda route: route.fulfill(status=502, json={"status": 502, "detail": "away"}))
     search(page, "orders", "7")
-    expect(status(page)).to_have_text("It went wrong.")
+    expect(status(page)).to_have_text("The search failed.")
     expect(box).to_be_hidden()
     page.unroute("**/v1/query?*")
     search(page, "orders", "7")
@@ -470,7 +470,7 @@ def test_an_answer_that_broke_off_is_told_so(opened, shop):
     slow = {"error": {"status": 408, "title": "Request Timeout", "detail": "it was taken too slowly"}}
     for body, told in (
         ('{"messages": [\n' + json.dumps(slow) + "\n", "it was taken too slowly"),
-        ('{"messages": [', "The answer broke off"),
+        ('{"messages": [', "The answer was cut off"),
     ):
         page.route("**/v1/browse?*", answering(body))
         page.goto(f"{shop[0]}/console/#browse?topic=orders&at_ms={T}&of={len(told)}")

@@ -85,7 +85,7 @@ def test_a_stream_that_breaks_off_is_no_whole_answer(opened, service, monkeypatc
     monkeypatch.setattr(IndexService, "query", failing)
     page = opened(service, "#search?topic=orders&key=busy")
     page.get_by_role("button", name="Read all of them").click()
-    expect(status(page)).to_have_text("It went wrong: 1,025 entries so far, and there may be more.")
+    expect(status(page)).to_have_text("The search failed: 1,025 entries so far, and there may be more.")
     expect(page.locator("#said [role=alert]")).to_contain_text("the storage went away")
     # what came of it already does not come twice
     page.get_by_role("button", name="Try again").click()
@@ -93,8 +93,8 @@ def test_a_stream_that_breaks_off_is_no_whole_answer(opened, service, monkeypatc
     # a connection that ends in the middle of a line
     page.route("**/v1/query?*", lambda route: route.fulfill(body='{"key_hash": 1, "timestamp_ms": 0}\n{"key_h'))
     page.get_by_role("button", name="Search").click()
-    expect(status(page)).to_have_text("It went wrong: 1 entry so far, and there may be more.")
-    expect(page.locator("#said [role=alert]")).to_contain_text("The answer broke off")
+    expect(status(page)).to_have_text("The search failed: 1 entry so far, and there may be more.")
+    expect(page.locator("#said [role=alert]")).to_contain_text("The answer was cut off")
 
 
 def test_pages_go_on_by_the_cursor(opened, service):
@@ -128,9 +128,9 @@ def test_no_match_says_what_was_looked_at_and_what_has_expired(opened, service, 
     search(page, "oders", "order-1")
     expect(status(page)).to_have_text("No match for key order-1 of topic oders: the answer is complete.")
     said = page.locator("#said")
-    expect(said).to_contain_text("Looked at 9 files; below is what was done with each.")
+    expect(said).to_contain_text("The search read or skipped 9 files: see below.")
     expect(said).to_contain_text("No file that was read has topic oders")
-    expect(said).to_contain_text("What was before 2025-11-01 00:00:00Z has expired, and is in no answer.")
+    expect(said).to_contain_text("Entries before 2025-11-01 00:00:00Z have expired.")
     expect(rows(page)).to_have_count(0)
 
 
@@ -145,7 +145,7 @@ def test_a_partial_answer_names_what_it_lacks(opened, made, tmp_path):
         alert = page.get_by_role("alert").filter(has_text="(502)")
         expect(alert).to_contain_text(gone.parent.name.removesuffix("%"))
         expect(alert).to_contain_text("tiered-index verify")
-        expect(status(page)).to_have_text("It went wrong.")
+        expect(status(page)).to_have_text("The search failed.")
         page.get_by_role("button", name="Show what can be read").click()
         expect(status(page)).to_have_text(re.compile(r"^\d+ entries, and some may be missing\.$"))
         expect(page.locator("#missing")).to_contain_text("Missing: files that could not be read")
@@ -254,7 +254,7 @@ def test_times_are_as_people_say_them(opened, service):
         ("here (Asia/Tokyo)", "today", ("2025-11-03T15:00:00Z", "2025-11-04T14:59:59Z")),
         ("here (Asia/Tokyo)", "1761955200000", ("1761955200000", "")),
     ):
-        page.get_by_label("Times are of").select_option(zone)
+        page.get_by_label("Time zone").select_option(zone)
         begin.fill(given)
         end.fill("")
         search(page, key="order-4711")
@@ -317,7 +317,7 @@ def test_a_message_has_an_address_and_leads_to_other_keys(opened, service, made)
         page = opened(str(client.base_url), "#search?topic=orders&key=order-4711")
         rows(page).get_by_role("button").click()
         expect(page.locator("#message")).to_contain_text(
-            "This service reads no store (serve --store has one), and no archived"
+            "This service reads no store (pass serve --store), and no archived"
         )
 
 

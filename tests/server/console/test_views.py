@@ -34,7 +34,7 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         page.keyboard.press("Enter")
         # what was asked for is asked again
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
-        expect(page.locator("#explain-sums")).to_contain_text("The token is for some topics")
+        expect(page.locator("#explain-sums")).to_contain_text("This token covers some topics only")
         expect(page.locator("#explain-chart")).to_be_hidden()
         expect(page.locator("#explain summary")).to_be_hidden()
         page.reload()
@@ -96,13 +96,13 @@ def test_ten_thousand_files_stay_a_page_of_rows(opened, service, ten_thousand_fi
     pause.click()
     page.context.set_offline(True)
     pause.click()
-    expect(page.locator("#files-said")).to_contain_text("What is below was so at 20")
+    expect(page.locator("#files-said")).to_contain_text("The table is from 20")
     page.get_by_role("link", name="Health").click()
-    expect(page.locator("#reasons")).to_contain_text("This page keeps asking.")
+    expect(page.locator("#reasons")).to_contain_text("This page keeps trying.")
     page.context.set_offline(False)
     page.get_by_role("link", name="Search").click()
     search(page)
-    expect(page.locator("#said")).to_contain_text("Looked at 10,000 files")
+    expect(page.locator("#said")).to_contain_text("The search read or skipped 10,000 files")
     page.get_by_text("The files as a table").click()
     expect(page.locator("#explain-table tbody tr")).to_have_count(25)
     assert page.locator("tr").count() < 150
@@ -195,8 +195,8 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkey
         expect(page.locator("#ready")).to_have_text("not ready: follow: it is 9 GB behind")
     with IndexReader.open(made.storage.as_uri()) as reader, serving(reader) as client:
         page = opened(str(client.base_url), "#health")
-        expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is of 2025-11-01 0")
-        expect(page.get_by_text("The service has no figures yet")).to_be_visible()
+        expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is from 2025-11-01 0")
+        expect(page.get_by_text("No figures yet")).to_be_visible()
 
 
 def test_the_pictures_of_the_docs(opened, service, an_hour, tmp_path):

@@ -2,13 +2,13 @@
 const TOKEN = "tiered-index-token";
 const ADVICE = {
   0: "Check that the service runs and that this host reaches it, then try again.",
-  400: "Change what you ask for.",
-  408: "Ask for less at once, or try again.",
-  401: "Give a token that the service knows.",
-  403: "Use a token that is for this.",
-  422: "Ask for a shorter time, or have the service allow more (its --lookup-… options).",
-  500: "Look the request id up in the service’s log.",
-  502: "Try again; if it stays so, look at Health, and check the index with tiered-index verify.",
+  400: "Change the request.",
+  408: "Ask for fewer results, or try again.",
+  401: "Enter a token that the service knows.",
+  403: "Use a token with this permission.",
+  422: "Ask for a shorter time range, or raise the service’s --lookup-… options.",
+  500: "Look up the request id in the service’s log.",
+  502: "Try again. If the error stays, look at Health and run tiered-index verify.",
 };
 
 export const token = {
@@ -59,7 +59,7 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
   throw new Problem(said, got.get("retry-after"));
 }
 
-export const brokeOff = () => new Problem({ status: 0, title: "The answer broke off", detail: "Its end did not come." });
+export const brokeOff = () => new Problem({ status: 0, title: "The answer was cut off", detail: "The connection ended before the answer did." });
 
 export async function text(path, asked = {}, more = {}) {
   const response = await ask(path, asked, more);

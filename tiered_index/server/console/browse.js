@@ -41,7 +41,7 @@ export async function show(params) {
     if (mine === turn) draw(answer, asked);
   } catch (problem) {
     if (mine !== turn) return null;
-    said.textContent = "It went wrong.";
+    said.textContent = "Browsing failed.";
     table.show([]);
     tell(find("browse-said"), problem);
   }

@@ -9,7 +9,7 @@ const AXIS = 52;
 const NEAR = 3;
 const ROWS = 4;
 const DAY_MS = 86_400_000;
-const HINT = "Drag over the picture to look closer; a double click shows all of it.";
+const HINT = "Drag to zoom in, double-click to zoom out.";
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 // dates where days are apart, else the time of day, and the date where it changes
 const stamps = (_, splits, axisNumber, space, step) => splits.map((ms, n) => {

@@ -49,15 +49,15 @@ export async function show() {
   const listed = (title, texts) => make("div", { class: "problem" }, make("h3", {}, title),
     make("ul", {}, ...texts.map((text) => make("li", {}, text))));
   find("reasons").replaceChildren(
-    ...reasons.length ? [listed("Not ready", reasons)] : [make("p", {}, "The service is ready: it takes requests.")],
+    ...reasons.length ? [listed("Not ready", reasons)] : [make("p", {}, "The service is ready.")],
     ...problems.length ? [listed("Problems", problems)] : []);
   if (reasons.includes(UNREACHED)) {
-    find("reasons").append(make("p", { class: "hint" }, "What may be below is older. This page keeps asking."));
+    find("reasons").append(make("p", { class: "hint" }, "The figures below may be old. This page keeps trying."));
     return later();
   }
   await part("fresh", async () => {
     const { freshness } = await json("v1/topics", { begin_ms: NEVER_MS, allow_partial: true });
-    const beside = "It reads beside the writer: answers have all that was flushed.";
+    const beside = "The service reads beside the writer: answers have all flushed entries.";
     find("fresh").replaceChildren(...(freshness.length ? freshness.map(published) : [make("p", {}, beside)]));
   });
   await part("history-said", async () => history(await json("v1/history")));
@@ -85,7 +85,7 @@ async function part(id, read) {
 }
 
 function published({ source, as_of_ms: ms, not_asked: why }) {
-  const until = ms === null ? "nothing is published yet" : `the newest published entry is of ${time(ms)}, ${ago(ms)}`;
+  const until = ms === null ? "nothing is published yet" : `the newest published entry is from ${time(ms)}, ${ago(ms)}`;
   return make("p", {}, `${source}: ${until}${why ? `; the storage could not be asked: ${why}` : ""}.`);
 }
 

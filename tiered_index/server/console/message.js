@@ -43,8 +43,8 @@ export async function showEntry(item, { topic, key }, from) {
       cursor = answer.cursor;
       collisions += answer.collisions;
     }
-    const other = collisions ? "The message at this place has another key, whose hash is the same."
-      : "The index has no such entry any more.";
+    const other = collisions ? "The message at this position has another key with the same hash."
+      : "The index no longer has this entry.";
     return [{ state: "missing", item, message: null, problem: other }];
   });
 }
@@ -76,7 +76,7 @@ async function open(from, read) {
 
 function parts({ state, item, message, read_from: place, problem }) {
   const hasNone = /^no archive[^;]*, and no store directory was given$/.test(problem ?? "");
-  const none = "This service reads no store (serve --store has one), and no archived segment has the message.";
+  const none = "This service reads no store (pass serve --store), and no archived segment has the message.";
   const warnings = [hasNone ? none : problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
   const fields = Object.entries(message ?? item ?? {}).filter(([name]) => !LEFT_OUT.has(name));
   return [
@@ -162,7 +162,7 @@ function treeOf(text) {
   try {
     return branch("", JSON.parse(text, digits), true);
   } catch {
-    return make("p", { class: "hint" }, "It has too many levels for a tree.");
+    return make("p", { class: "hint" }, "The body has too many levels for a tree.");
   }
 }
 

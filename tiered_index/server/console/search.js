@@ -22,11 +22,11 @@ const OUTCOMES = [
   ["read", "read", "--read"],
   ["failed", "could not be read", "--failed"],
   ["skipped_filter", "excluded by filter", "--filter"],
-  ["skipped_time", "outside the time", "--skipped"],
+  ["skipped_time", "outside the time range", "--skipped"],
   ["skipped_topic", "without the topic", "--skipped"],
   ["skipped_budget", "not needed for these answers", "--skipped"],
-  ["outdated", "read again, as the log had moved on", "--skipped"],
-  ["refreshed", "the storage’s log, read anew", ""],
+  ["outdated", "read again, since the log changed", "--skipped"],
+  ["refreshed", "the storage’s log, read again", ""],
 ];
 const colors = Object.fromEntries(OUTCOMES.map(([outcome, , color]) => [outcome, color]));
 const words = Object.fromEntries(OUTCOMES.map(([outcome, name]) => [outcome, name]));
@@ -46,7 +46,7 @@ let table, chart, files, suggested;
 export function start() {
   table = new Table(find("entries-table"), "Entries", columnsOf([]),
     { marked: (item) => placeOf(item) === chosen, drawn: tellApart });
-  files = new Table(find("explain-table"), "What was done with each file", [
+  files = new Table(find("explain-table"), "Result of each file", [
     column("File", "file"),
     column("Outcome", "outcome", (outcome) => state(words[outcome] ?? outcome, colors[outcome] || "--skipped")),
     column("Place", "place"), ...SPAN,
@@ -227,7 +227,7 @@ async function readEverywhere() {
         `More in topic ${topic}`))));
   } catch (problem) {
     if (mine !== stopping) return;
-    find("status").textContent = mine.signal.aborted ? "Stopped." : "It went wrong.";
+    find("status").textContent = mine.signal.aborted ? "Stopped." : "The search failed.";
     if (!mine.signal.aborted) fail(problem, false);
   } finally {
     if (mine === stopping) {
@@ -309,7 +309,7 @@ async function read(every) {
     conclude(end);
   } catch (problem) {
     if (mine !== stopping) return;
-    const so = mine.signal.aborted ? "Stopped" : "It went wrong";
+    const so = mine.signal.aborted ? "Stopped" : "The search failed";
     const sofar = items.length ? `: ${entries(items.length)} so far, and there may be more` : "";
     find("status").textContent = `${so}${sofar}.`;
     if (!mine.signal.aborted) fail(problem, every);
@@ -357,8 +357,8 @@ function explain(more) {
   const isTold = Boolean(more.files);
   for (const part of find("explain").querySelectorAll("#explain-chart, details")) part.hidden = !isTold;
   if (!isTold) {
-    find("explain-sums").textContent = `${costs(sums)}, ${sums.elapsed_ms.toFixed(1)} ms. The token is for some topics; `
-      + "files are of all of them.";
+    find("explain-sums").textContent = `${costs(sums)}, ${sums.elapsed_ms.toFixed(1)} ms. This token covers `
+      + "some topics only, so files are not shown.";
     return;
   }
   const all = [...reports.values()];
@@ -390,7 +390,7 @@ function add(end) {
 function drawMissing() {
   find("missing").replaceChildren();
   lacks("Missing: files that could not be read", [...missed.values()]);
-  lacks("Lost: the storage has these no more, and they were given up", lost);
+  lacks("Lost: the storage no longer has these files, and an operator gave them up", lost);
   lacks("Not known: messages of these files could not be read", [...unread].filter(([id]) => !missed.has(id))
     .map(([, one]) => one), "Entries of these times may lack tags, ids, keys and bodies:");
 }
@@ -415,17 +415,17 @@ function conclude(end) {
     const looked = [...reports.values()].filter(({ outcome }) => outcome !== "refreshed").length;
     const timed = asked.begin_ms || asked.end_ms;
     if (timed) notes.push(`Asked for from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
-    if (looked) notes.push(`Looked at ${counted(looked, "file")}; below is what was done with each.`);
-    else if (!end.explain.files) notes.push("Which files were looked at is not told to this token.");
+    if (looked) notes.push(`The search read or skipped ${counted(looked, "file")}: see below.`);
+    else if (!end.explain.files) notes.push("This token does not show which files were read.");
     else if (timed || expired !== null || until !== null) notes.push("No file has entries of this time.");
     else notes.push("The index has no entries yet.");
-    for (const topic of end.unknown_topics) notes.push(`No file that was read has topic ${topic}: is it spelled so?`);
+    for (const topic of end.unknown_topics) notes.push(`No file that was read has topic ${topic}: check its spelling.`);
     for (const name of ["topic", "key"]) {
       const isPadded = asked[name] !== asked[name].trim();
-      if (isPadded) notes.push(`The ${name} has a space at its beginning or end: is it meant?`);
+      if (isPadded) notes.push(`The ${name} begins or ends with a space.`);
     }
   }
-  if (expired !== null) notes.push(`What was before ${time(expired)} has expired, and is in no answer.`);
+  if (expired !== null) notes.push(`Entries before ${time(expired)} have expired.`);
   for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
   const unsearched = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
   if (unsearched) notes.push(`${counted(unsearched, "message")} of these can’t be read, and may not have the text.`);

@@ -56,7 +56,7 @@ export async function showFiles() {
     readMs = Date.now();
     tell(find("files-said"), null);
   } catch (problem) {
-    if (readMs) problem.advice += ` What is below was so at ${time(readMs)}; this page keeps asking.`;
+    if (readMs) problem.advice += ` The table is from ${time(readMs)}. This page keeps trying.`;
     tell(find("files-said"), problem);
   }
   // many files take a while to list, and the service has other things to do
