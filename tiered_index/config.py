@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
@@ -142,7 +142,7 @@ class IndexConfig(BaseModel):
         """
         try:
             if environment:
-                values = _merged(_of_environment(type(self).model_fields), values)
+                values = merged(_of_environment(type(self).model_fields), values)
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_problems(error)) from error
@@ -244,7 +244,7 @@ class IndexConfig(BaseModel):
         in_file = values
         given_values = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(environment=environment, **_merged(in_file, given_values))
+            return cls(environment=environment, **merged(in_file, given_values))
         except ConfigError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
@@ -306,9 +306,7 @@ def _of_environment(known: Collection[str]) -> dict[str, Any]:
             if is_table and not isinstance(value, dict):
                 raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
         _without(values, [field, *inner])
-        for part in reversed(inner):
-            value = {part: value}
-        values = _merged(values, {field: value})
+        values = merged(values, nested([field, *inner], value))
     return values
 
 
@@ -346,12 +344,12 @@ def _problems(
         path, problem = _problem(each)
         names = [(_PREFIX + "__".join(path[:count])).upper() for count in range(len(path), 0, -1)]
         variable = next((variables[name] for name in names if name in variables), None)
-        if given is None or _holds(given, path):
+        if given is None or holds(given, path):
             place = ""
         elif variable is not None:
             place = f"environment variable {variable}: "
         else:
-            place = f"{file}: " if in_file and _holds(in_file, path) else ""
+            place = f"{file}: " if in_file and holds(in_file, path) else ""
         by_place.setdefault(place, []).append(problem)
     return "; ".join(place + "; ".join(problems) for place, problems in by_place.items())
 
@@ -396,16 +394,22 @@ def _unknown(name: str, known: Iterable[str], *tables: str) -> str:
     return f"unknown setting {prefix + name!r}{did_you_mean(name.lower(), known, prefix)}"
 
 
-def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Return both merged; `high` wins, nested tables are merged key by key."""
     result = dict(low)
     for name, value in high.items():
         below = result.get(name)
-        result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        result[name] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return result
 
 
-def _holds(values: dict[str, Any], path: list[str]) -> bool:
+def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return nested tables in which the value is at `path`."""
+    first, *inner = path
+    return {first: nested(inner, value) if inner else value}
+
+
+def holds(values: dict[str, Any], path: list[str]) -> bool:
     """Return whether nested tables say what is at `path`."""
     inner: Any = values
     for name in path:

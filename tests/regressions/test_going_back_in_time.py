@@ -368,7 +368,7 @@ def test_jobs_that_know_the_root_add_nothing_to_a_storage_that_is_behind_it(life
         assert run_here("orphans", "--root", life.root).code == 0
     life.restore("storage")
     names = sorted((life.folder / "storage").rglob("*"))
-    for job in ("orphans", "expire --age 10000d", "merge", "erase --topic t --key k"):
+    for job in ("orphans", "expire --set retention.age_s=10000d", "merge", "erase --topic t --key k"):
         more = [] if job == "merge" else ["--yes"]
         refused = run_here(*job.split(), *more, "--root", life.root, "--json")
         assert (job, refused.code, refused.error["type"]) == (job, 4, "StorageBehind")

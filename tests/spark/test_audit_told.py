@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,11 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
     listed = [difference("missing", n) for n in range(30)] + [difference("wrong", 77)]
     code, out = told(monkeypatch, capfd, result_of(listed, {"missing": 50, "wrong": 1}, report, unproven=4, unsought=9))
     assert code == 1
-    assert (
-        "WRONG orders order-7: queue 0, offset 77, 2023-11-14T22:13:20Z, 10 bytes; the index says time "
-        "2023-11-14T22:14:20Z" in out
+    (wrong,) = [line for line in out.splitlines() if " wrong " in line and "order-7" in line]
+    assert all(
+        text in wrong for text in (" 77 ", "second 2023-11-14T22:13:20Z, size 10", "second 2023-11-14T22:14:20Z")
     )
-    assert out.count("MISSING ") == 20 and "and 30 further missing" in out and "further wrong" not in out
+    assert out.count(" missing ") == 21 and "and 30 more missing" in out and "more wrong" not in out
     assert out.count("NOT CHECKED ") == 20 and "and 5 further not checked" in out
     assert "4 entries of the source may be in damaged objects" in out and "9 " in out
 
@@ -66,13 +67,13 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
 def test_a_time_that_can_not_be_is_told_as_it_stands(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     odd = Difference("extra", None, None, 5, 0, 1, None, {"second": 2**45, "size": 10}, "data/a.index")
     code, out = told(monkeypatch, capfd, result_of([odd], {"extra": 1}))
-    assert code == 1 and f"EXTRA key hash 5: queue 0, offset 1, second {2**45}" in out
+    assert code == 1 and f"second {2**45 * 1000}" in out
 
 
 def test_nothing_between_the_bounds_is_told(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     nothing = AuditResult(Report(), Differences({"missing": 0, "extra": 0, "wrong": 0}, (), 0, 0, 0), 100, 1, 3)
     code, out = told(monkeypatch, capfd, nothing, "--begin", "2030-01-01")
-    assert code == 0 and "nothing was compared" in out
+    assert code == 0 and re.search(r"source entries +0\n +index entries +0\n", out)
 
 
 def test_further_columns_of_bytes_and_numbers_that_are_none_are_json(

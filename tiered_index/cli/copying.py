@@ -11,8 +11,9 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.options import duration_option
-from tiered_index.cli.output import counted, human_bytes, human_seconds
+from tiered_index.cli.output import human_bytes
 from tiered_index.cli.progress import Ending
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
@@ -184,15 +185,4 @@ def _write_round(
         "bytes_written": written.total.bytes_written,
         "cost_usd": read.total.cost_usd + written.total.cost_usd,
     }
-    session.out.answer(document, streamed=status != "copied")
-    kept = f", {counted(report.kept, 'object')} of an earlier try checked" if report.kept else ""
-    removed = f", {counted(len(report.removed), 'object')} removed" if report.removed else ""
-    deleted = f", {counted(len(gone), 'object')} deleted" if gone else ""
-    what = f"{counted(report.sent, 'object')} copied, {human_bytes(report.sent_bytes)}{kept}{removed}{deleted}"
-    requests = sum(read.total.requests_by_kind.values()) + sum(written.total.requests_by_kind.values())
-    session.out.line(
-        f"{status}: {what if report.records else 'nothing new' + deleted}; as of record {report.source_number} of the "
-        f"source, {human_seconds(lag_s)} ago; {counted(requests, 'request')}, about ${document['cost_usd']:.6f}"
-    )
-    for problem in report.problems:
-        session.out.line(f"problem: {problem}")
+    show(session.out, document, without=("number", "index_id"), streamed=status != "copied")

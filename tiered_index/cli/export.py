@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from typer import Option
 
 from tiered_index.cli.options import LAST, TIME, end_option, time_option
-from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds, unknown_topic
+from tiered_index.cli.output import counted, human_count, unknown_topic
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command
 from tiered_index.encoding import json_text
 from tiered_index.errors import DiskFull, InvalidArgument, PartialAnswer
@@ -253,17 +254,7 @@ def export(
         "unknown_topics": unknown,
         "elapsed_s": round(time.monotonic() - started_s, 3),
     }
-    session.out.answer(document)
-    session.out.fields(
-        {
-            "written to": document["out"],
-            "entries": document["entries"],
-            "checksum": document["checksum"],
-            "log record": document["log_number"],
-            "size": human_bytes(size_bytes),
-            "time": human_seconds(document["elapsed_s"]),
-        }
-    )
+    show(session.out, document, without=("status", "columns", "hash", "lost", "not_asked", "missing", "unknown_topics"))
     for name in unknown:
         session.out.line(unknown_topic(name, entries.known_topics))
     if lost:

@@ -26,6 +26,7 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, listed
@@ -83,7 +84,7 @@ def topics(
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         columns = ("topic", "entries", "bytes", "first", "last")
-        session.out.table(columns, map(_topic_row, answer.topics), right="entries bytes", brief=columns)
+        session.out.table(columns, map(_topic_row, answer.topics), right=("entries", "bytes"), brief=columns)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
@@ -130,7 +131,7 @@ def files(session: Session, service: ServiceOptions) -> int:
             _row(file, "damaged" if file["file_id"] in damaged else "not read", short)
             for file, short in zip(listed, short_ids([file["file_id"] for file in listed]), strict=True)
         ],
-        right="entries bytes",
+        right=("entries", "bytes"),
         brief=("file", "state", "from", "to", "entries", "bytes"),
     )
     session.out.line(
@@ -177,9 +178,6 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
     )
 
 
-_TOPICS_SHOWN = 10
-
-
 @command
 def inspect(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
     """Show header, geometry, metadata and directory statistics of one file.
@@ -196,26 +194,8 @@ def inspect(session: Session, file: File, slots: FileSlots = None, items: FileIt
     """
     with opened(session, file) as data:
         described = contents_of(data, slots, items).describe()
-    document: dict[str, Any] = {"file": data.name, "bytes": data.size_bytes, **described}
-    session.out.answer(document)
-    session.out.line(f"{document['file']}: {document['kind']}, {human_bytes(document['bytes'])}")
-    for name, part in document.items():
-        if isinstance(part, dict):
-            session.out.fields({key: _shown(key, value) for key, value in part.items()}, title=name)
+    show(session.out, {"file": data.name, "bytes": data.size_bytes, **described})
     return 0
-
-
-def _shown(name: str, value: Any) -> object:
-    if name.endswith("_ms") and isinstance(value, int):
-        return f"{value} ({format_time(value)})" if 0 <= value < 2**47 else str(value)
-    if name == "topics":
-        names = [f"{text} ({topic_id})" for topic_id, text in value]
-        return ", ".join(names[:_TOPICS_SHOWN]) + (
-            f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else ""
-        )
-    if isinstance(value, dict):
-        return ", ".join(f"{key} = {number}" for key, number in value.items()) or "none"
-    return value
 
 
 @command
@@ -305,7 +285,7 @@ def du(
     session.out.table(
         (*groups, "entries", "bytes", "$ a month"),
         [_share(row, groups) for row in rows],
-        right="entries bytes $ a month",
+        right=("entries", "bytes", "$ a month"),
         brief=(*groups, "entries", "bytes", "$ a month"),
     )
     session.out.line(

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tiered_index.cli.options import IntakeOptions
-from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import Ending, Progress
-from tiered_index.cli.putting import Putting, write_put
+from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
-from tiered_index.follow import FIRST, Follower, Source
+from tiered_index.follow import Follower, Source
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -107,7 +107,6 @@ def ingest_followed(
     opened: Callable[..., Follower],
     *,
     follow: bool,
-    what: str = "store",
     source_name: str | None = None,
     **options: Any,
 ) -> int:
@@ -139,8 +138,7 @@ def ingest_followed(
             quarantined_first=[{**m, "where": _where(source, m)} for m in follower.put.quarantined],
             **getattr(source, "counts", dict)(),
         )
-    session.out.answer(document, streamed=follow)
-    write_ingested(session.out, document, what=what)
+    show_ingested(session.out, document, streamed=follow)
     return ending.exit_code
 
 
@@ -150,46 +148,40 @@ def _where(source: Source, message: Mapping[str, Any]) -> str:
     return "{topic}/{queue_id}/{offset}".format_map(message)
 
 
-_LEFT_OUT = {"store": "of other topics or RocketMQ's own", "topics": "without a key", "source": "without a key"}
 # A number of milliseconds below this, in April 1970, is rather one of seconds.
 _SECONDS_OF_TODAY = 10**10
+# Counts that people see where they are not 0, and what they count
+_COUNTS = {
+    "skipped": "messages",
+    "quarantined": "entries with an implausible time",
+    "folded": "share topic, key, queue and offset with another entry: only the newest is an answer",
+    "hidden": "prepared or rolled back",
+    "left_out": "of other topics, RocketMQ's own, or without a key",
+    "no_json": "no JSON",
+    "archived_segments": "uploaded",
+}
 
 
-def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source") -> None:
-    """Tell people what was ingested of a file or, with the fields that only it has, of a store."""
-    resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
-    lag_bytes, torn, losses = document.get("lag", {}).get("bytes"), document.get("torn"), document.get("loss_count")
-    skipped, quarantined = document.get("skipped", 0), document["quarantined"]
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in document.get("skipped_reasons", {}).items())
+def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = False) -> None:
+    """Write what was ingested of a file, a store or topics."""
+    lag_bytes, torn = document.get("lag", {}).get("bytes"), document.get("torn")
     for bad in document.get("skipped_first", ()):
         out.remark(f"skipped: {bad['where']}: {bad['problem']}")
-    if skipped > FIRST:
-        out.remark(f"skipped: {skipped - FIRST:,} more")
     for late in document["quarantined_first"]:
         seconds = "; seconds? timestamp_ms is milliseconds" if late["timestamp_ms"] < _SECONDS_OF_TODAY else ""
         out.remark(f"to quarantine: {late['where']}: {format_time(late['timestamp_ms'])}{seconds}")
+    resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
     fields = {
-        what: document["source"],
+        "source": document["source"],
         "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
         "behind": _distance(lag_bytes, document["unit"]) if lag_bytes else None,
-        "messages": document["messages"],
-        "entries": document["entries"],
-        "folded": f"{document['folded']:,} share topic, key, queue and offset with another entry: only the newest "
-        f"is an answer"
-        if document.get("folded")
-        else None,
-        "skipped": f"{skipped:,}: {reasons}" if skipped else None,
-        "quarantined": f"{counted(quarantined, 'entry', 'entries')} with an implausible time" if quarantined else None,
-        "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
-        "left out": f"{document['left_out']:,} {_LEFT_OUT[what]}" if document.get("left_out") else None,
-        "no JSON": f"{document['no_json']:,}: {', '.join(document['no_json_first'])}"
-        if document.get("no_json")
-        else None,
-        "lost": f"{losses:,} ranges of the log, named above" if losses else None,
-        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
-        if torn
-        else None,
-        "archived": f"{document['archived_segments']:,} segments" if "archived_segments" in document else None,
+        **{name: document[name] for name in ("messages", "entries")},
+        **{name: f"{document[name]:,} {counted}" for name, counted in _COUNTS.items() if document.get(name)},
+        "skipped_reasons": document.get("skipped_reasons"),
+        "lost": f"{document['loss_count']:,} ranges, named above" if document.get("loss_count") else None,
+        "torn": f"{torn['begin']} to {torn['end']}, {torn['what']} at the end of the log" if torn else None,
         "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+        "time": human_seconds(document["elapsed_s"]),
+        "files": states(document["files"]) or "none",
     }
-    write_put(out, document, fields)
+    show_put(out, document, fields, streamed=streamed)

@@ -21,7 +21,7 @@ from typer import Argument, Option
 
 from tiered_index.cli.options import GeometryOptions, IntakeOptions
 from tiered_index.cli.output import human_count
-from tiered_index.cli.putting import Putting, write_put
+from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
@@ -258,7 +258,6 @@ def import_(
             put=entries,
             not_taken=["positions", "tombstones", "horizons"],
         )
-    session.out.answer(document)
-    write_put(session.out, document, {each: document[each] for each in ("source", "entries", "checksum", "put")})
+    show_put(session.out, document)
     session.out.remark("not imported: source positions, tombstones and horizons; `copy` copies them")
     return 0

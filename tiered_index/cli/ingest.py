@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from typer import Argument, Option
 
-from tiered_index.cli.follow import ingest_followed, open_follower, write_ingested
+from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
 from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower, refuse_kafka
 from tiered_index.cli.options import (
     Column,
@@ -34,7 +34,7 @@ from tiered_index.cli.options import (
     pairs,
 )
 from tiered_index.cli.output import counted, human_count
-from tiered_index.cli.putting import Putting, write_put
+from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, listed
@@ -388,7 +388,7 @@ def ingest(
             "cluster": store_name,
             "poll_s": poll,
         }
-        return ingest_followed(session, config, intake, open_kafka_follower, follow=follow, what="topics", **chosen)
+        return ingest_followed(session, config, intake, open_kafka_follower, follow=follow, **chosen)
     config = session.config(preset=preset, hash=hash_rule, item_type=kind, **vars(geometry))
     fields = given_fields(column, constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:
@@ -438,8 +438,7 @@ def ingest(
             ingest_s=taken_s,
             entries_per_s=round(taken.entries / taken_s) if taken_s else None,
         )
-    session.out.answer(document)
-    write_ingested(session.out, document)
+    show_ingested(session.out, document)
     return 0
 
 
@@ -492,17 +491,5 @@ def import_classic(
             hidden_messages=work.hidden,
             mismatched_entries=work.mismatched,
         )
-    named = ", ".join(map(str, work.missing_offsets[:5])) + (", ..." if work.missing > 5 else "")
-    session.out.answer(document)
-    fields = {
-        "source": document["source"],
-        "store": document["store"],
-        "index files": work.files,
-        "entries read": work.read,
-        "entries": work.entries,
-        "messages missing": f"{human_count(work.missing)} (at {named})" if work.missing else None,
-        "messages hidden": work.hidden or None,
-        "no such key": work.mismatched or None,
-    }
-    write_put(session.out, document, fields)
+    show_put(session.out, document)
     return 0

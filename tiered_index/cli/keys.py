@@ -197,7 +197,7 @@ def look_up_keys(
     out.answer(pages.totals(entries, **counts, not_looked_up=left, **more), streamed=target is None)
     if shown:
         columns = _SHOWN if any(row[-1] is not None for row in shown) else _SHOWN[:-1]
-        out.table(columns, [row[: len(columns)] for row in shown], right="queue offset size")
+        out.table(columns, [row[: len(columns)] for row in shown], right=("queue", "offset", "size"))
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
     out.line(
         f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {found:,} with entries: "

@@ -11,18 +11,16 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.options import WindowOptions, human_duration, parse_duration
-from tiered_index.cli.output import Output, counted, describe_object, human_bytes, human_count
+from tiered_index.cli.output import Output, describe_object
 from tiered_index.cli.progress import Progress
+from tiered_index.cli.results import show, show_fields
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.merge.plan import MergeJob, MergePlan
-from tiered_index.service.merge.run import MergeOptions, MergeReport, estimate, plan
+from tiered_index.service.merge.plan import MergeJob
+from tiered_index.service.merge.run import MergeOptions, estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.prices import PriceTable
-from tiered_index.types import format_time
-
-_LEFT_SHOWN = 5
 
 
 def merge_options(given: WindowOptions, shard_bytes: int) -> list[MergeOptions]:
@@ -55,56 +53,33 @@ def _windows(text: str) -> list[int]:
 
 
 def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
-    """Tell what would be done, windows of each length by themselves."""
+    """Write what would be done, windows of each length by themselves."""
     tiers = []
     for chosen in options:
         made = plan(index.log, index.clock, chosen)
         jobs = [_describe_job(job, prices) for job in made.jobs]
         tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": made.left})
-        _write_plan(session.out, human_duration(chosen.window_s), made, jobs)
-    session.out.answer({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
+    show(session.out, {"status": "planned", "log_number": index.log.state.number, "tiers": tiers}, without=("tiers",))
+    for tier in tiers:
+        show_fields(session.out, tier)
     if len(options) > 1:
         session.out.remark(
             "the plan shows present files only; a longer tier also merges the tables of the shorter ones"
         )
 
 
-def write_report(session: Session, window_s: int, report: MergeReport) -> None:
-    """Tell people what became of the files, for windows of one length."""
-    name = human_duration(window_s)
-    if report.jobs:
-        session.out.line(
-            f"windows of {name}: {counted(report.sources, 'object')} with "
-            f"{counted(report.entries, 'entry', 'entries')} became "
-            f"{counted(report.tables, 'table')} of {counted(report.shards, 'shard')}, "
-            f"{human_bytes(report.written_bytes)}"
-            + (f"; {counted(report.expired, 'entry', 'entries')} had expired" if report.expired else "")
-        )
-    else:
-        session.out.line(f"windows of {name}: nothing to merge")
-    _remark_left(session.out, report.left)
-
-
-def write_total(
-    session: Session, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]
-) -> None:
-    """End the command's answer, the document or a line; `costs`: requests by operation, bytes read and written, USD."""
+def write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:
+    """Write what became of the files; `costs`: requests by operation, bytes read and written, USD."""
     status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
-    session.out.answer({"status": status, "log_number": log_number, "tiers": tiers, **costs})
-    session.out.line(
-        f"{counted(sum(costs['requests'].values()), 'request')}, {human_bytes(costs['bytes_read'])} read, "
-        f"{human_bytes(costs['bytes_written'])} written, about ${costs['cost_usd']:.6f}"
-    )
-
-
-def _remark_left(out: Output, left: Sequence[tuple[str, str]]) -> None:
-    texts = [f"left as it is: {name}: {reason}" for name, reason in left]
-    out.first(_LEFT_SHOWN, texts, lambda rest: f"left as they are: {rest:,} more", remark=True)
+    show(out, {"status": status, "log_number": log_number, "tiers": tiers, **costs}, without=("tiers",))
+    for tier in tiers:
+        show_fields(out, tier, without=("log_number",))
 
 
 def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
     cost = estimate(job, prices)
     return {
+        "begin_ms": job.windows[0].begin_s * 1000,
         "sources": [
             describe_object(stored) | {"table": stored.shard.table if stored.shard is not None else None}
             for stored in job.inputs
@@ -122,35 +97,6 @@ def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
         "requests": cost.requests,
         "cost_usd": cost.cost_usd,
     }
-
-
-def _write_plan(out: Output, name: str, made: MergePlan, jobs: Sequence[dict[str, Any]]) -> None:
-    out.table(
-        ("from", "windows", "sources", "entries", "source bytes", "shards", "requests", "cost $"),
-        [
-            (
-                format_time(job["windows"][0]["begin_ms"]),
-                len(job["windows"]),
-                len(job["sources"]),
-                human_count(job["entries"]),
-                human_bytes(job["source_bytes"]),
-                job["shards"],
-                human_count(sum(job["requests"].values())),
-                f"{job['cost_usd']:.6f}",
-            )
-            for job in jobs
-        ],
-        title=f"windows of {name}",
-        right="windows sources entries bytes shards requests cost",
-        brief=("from", "sources", "entries", "source bytes", "shards", "cost $"),
-    )
-    out.line(
-        f"windows of {name}: {counted(sum(len(job['sources']) for job in jobs), 'object')} would become "
-        f"{counted(sum(len(job['windows']) for job in jobs), 'table')}; "
-        f"about {counted(sum(sum(job['requests'].values()) for job in jobs), 'request')}, "
-        f"${sum(job['cost_usd'] for job in jobs):.6f}"
-    )
-    _remark_left(out, made.left)
 
 
 @command
@@ -197,10 +143,9 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
                 index.storage, index.log, index.clock, chosen, threads=threads, progress=counting(progress)
             )
         tiers.append({"window_s": chosen.window_s, **asdict(report)})
-        write_report(session, chosen.window_s, report)
     total = index.storage.total
     costs = {**index.costs, "bytes_read": total.bytes_read, "bytes_written": total.bytes_written}
-    write_total(session, tiers, index.log.state.number, costs)
+    write_merged(session.out, tiers, index.log.state.number, costs)
 
 
 def counting(progress: Progress) -> Callable[[int], None]:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -217,10 +217,10 @@ class Output:
         rows: Iterable[Sequence[object]],
         *,
         title: str | None = None,
-        right: str = "",
+        right: Collection[str] = (),
         brief: Sequence[str] = (),
     ) -> None:
-        """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right.
+        """Write a table; columns whose names are in `right` are aligned to the right.
 
         Where it is wider than the terminal, only the columns in `brief` are written, cells in their short form, each on
         one line but the first; a pipe gets all, and so does a terminal with --wide.
@@ -328,7 +328,12 @@ class Output:
 
 
 def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None, right: str, *, brief: bool = False
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str | None,
+    right: Collection[str],
+    *,
+    brief: bool = False,
 ) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -344,7 +349,7 @@ def _table(
         collapse_padding=brief,
     )
     for name in columns:
-        side: Literal["left", "right"] = "right" if name in right.split() else "left"
+        side: Literal["left", "right"] = "right" if name in right else "left"
         one_line = brief and name != columns[0]
         table.add_column(name, justify=side, overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
     for row in rows:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiered_index.cli.options import IntakeOptions
-from tiered_index.cli.output import Output, counted, human_seconds, states
+from tiered_index.cli.output import Output, counted
 from tiered_index.cli.progress import Progress
+from tiered_index.cli.results import show_fields
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
@@ -124,12 +125,12 @@ class Putting:
         return {**more, "quarantined": health["quarantined_entries"], "elapsed_s": self.elapsed_s, **waits}
 
 
-def write_put(out: Output, document: dict[str, Any], fields: Mapping[str, object], *lines: str) -> None:
-    """Write `lines`, then the number of entries, the time, the files and the entries that are not uploaded yet."""
-    time_and_files = {"time": human_seconds(document["elapsed_s"]), "files": states(document["files"]) or "none"}
-    out.fields({**fields, **time_and_files})
-    for line in lines:
-        out.line(line)
+def show_put(
+    out: Output, document: dict[str, Any], fields: Mapping[str, Any] | None = None, *, streamed: bool = False
+) -> None:
+    """Write the document of a command, for people its `fields` (all without any), and what is not uploaded yet."""
+    out.answer(document, streamed=streamed)
+    show_fields(out, document if fields is None else fields, without=("unpublished",))
     waits = document["unpublished"]
     if waits["entries"]:
         files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")

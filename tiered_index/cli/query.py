@@ -222,7 +222,9 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
         # the ends of URIs are enough where they differ
         is_short = len({source.rpartition("/")[2] for source in sources}) == len(sources)
         rows = [_row(item, own, is_short=is_short)[: len(columns)] for item in items]
-        out.table(columns, rows, right="queue offset size", brief=[name for name in columns if name != "topic id"])
+        out.table(
+            columns, rows, right=("queue", "offset", "size"), brief=[name for name in columns if name != "topic id"]
+        )
     out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.options import FileItems, FileSlots, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
+from tiered_index.cli.results import show_fields
 from tiered_index.cli.session import Session, asked_service, command, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
@@ -144,7 +145,11 @@ def verify(
     session.out.answer(document)
     write_findings(session.out, report)
     if repair:
-        _write_repairs(session.out, repairs, left, yes=yes, has_root=config.root is not None)
+        show_fields(session.out, {"repairs": repairs, "not_repaired": left})
+        if any(one.missing is not None for one in repairs) and not yes and config.root is None:
+            session.out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
+        if repairs and not yes:
+            session.out.remark("nothing was changed: pass --yes to apply")
     counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
     read = report.checked["bytes"] + report.checked["object_bytes"]
     found = f"{counted(len(left), 'finding')} left after" if yes else counted(len(report.findings), "finding")
@@ -220,16 +225,6 @@ def missing_text(one: Missing) -> str:
     entries = counted(one.entries, "entry", "entries")
     copy = f"; {one.copy} is a copy of it" if one.copy else ""
     return f"{entries} of {one.file} from {format_time(one.begin_ms)} to {format_time(one.end_ms)} ({known}{copy})"
-
-
-_DOING = {
-    "restore": "put back from {source}",
-    "salvage": "salvaged from the parts that verify",
-    "fetch": "fetched again from {source}",
-    "recompact": "dropped; the writer's next start compacts {source} again",
-    "drop": "deleted: the next log record writes a new one",
-    "give up": "given up, it has no good copy: messages at {source} are missing from now on",
-}
 
 
 def _mend(
@@ -316,26 +311,6 @@ def _status_of(report: Report, left: Sequence[Defect]) -> str:
     if left or not report.findings:
         return report.status
     return "incomplete" if report.unchecked else "repaired"
-
-
-def _write_repairs(
-    out: Output, repairs: Sequence[Repair], left: Sequence[Defect], *, yes: bool, has_root: bool
-) -> None:
-    """Tell people what was done, or would be."""
-    would = "" if yes else "would be "
-    for one in repairs:
-        if one.action == "give up" and one.missing is not None:
-            out.line(f"{one.object}: {would}given up, it has no good copy: answers miss {missing_text(one.missing)}")
-            continue
-        name = f", as {one.replaced_by}" if one.replaced_by is not None else ""
-        rest = "" if one.missing is None else f"; answers miss {missing_text(one.missing)}"
-        out.line(f"{one.object}: {would}{_DOING[one.action].format(source=one.source)}{name}{rest}")
-    for defect in left:
-        out.line(f"{defect.file}: nothing can be done about it ({defect.part})")
-    if any(one.missing is not None for one in repairs) and not yes and not has_root:
-        out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
-    if repairs and not yes:
-        out.remark("nothing was changed: pass --yes to apply")
 
 
 def _file_id(name: str) -> str:

@@ -257,7 +257,7 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
         assert run_here("inspect", short, "--root", original.root, "--json").document == by_id
         assert run_here("inspect", short, "--storage", original.uri, "--json").document == by_object
     assert by_object == by_path | {"file": name}
-    assert "longest_slot_items" in run_here("inspect", path).out
+    assert "longest slot items" in run_here("inspect", path).out
     missing = run_here("inspect", "nowhere", "--json")
     assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
 

@@ -146,8 +146,9 @@ def test_what_is_skipped_and_what_goes_to_quarantine_is_told(run_here, made):
     first = {"topic": "orders", "queue_id": 2, "offset": 2, "timestamp_ms": 1_700_000_000, "where": "line 4"}
     assert (document["quarantined"], document["quarantined_first"]) == (2, [first])
     told = run_here(*where)
-    assert re.search(r"skipped +2: 1 not JSON, 1 'topic' is missing\n", told.out)
+    assert re.search(r"skipped +2 messages\n", told.out)
     assert re.search(r"quarantined +2 entries with an implausible time\n", told.out)
+    assert "not JSON 1, 'topic' is missing 1" in told.out
     assert "skipped: line 7: 'topic' is missing\n" in told.err
     assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in told.err
 

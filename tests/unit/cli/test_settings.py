@@ -38,7 +38,7 @@ def test_it_takes_tables_ages_and_truths():
         (("slots=0",), ConfigError, "setting slots must be greater than 0"),
         (("slots",), InvalidArgument, "--set is given as NAME=VALUE"),
         (("slots=5", "slots=6"), InvalidArgument, "each name once"),
-        (("s3=x", "s3.region=y"), ConfigError, "setting s3"),
+        (("s3=x", "s3.region=y"), InvalidArgument, "--set s3.region contradicts another --set"),
         (("slots.x=5",), ConfigError, "setting slots must be a whole number"),
     ],
 )

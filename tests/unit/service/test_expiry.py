@@ -289,8 +289,8 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
         elif caller == "job":
             tiered_index.expire(uri, rule, yes=True)
         else:
-            options = ["--age", "20h", "--topic", "debug-*=5h", "--max-bytes", str(most), "--yes"]
-            assert CliRunner().invoke(app, ["expire", "--storage", uri, *options]).exit_code == 0
+            options = [f"--set=retention.{one}" for one in ("age_s=20h", "topics.debug-*=5h", f"max_bytes={most}")]
+            assert CliRunner().invoke(app, ["expire", "--storage", uri, *options, "--yes"]).exit_code == 0
         with IndexReader.open(uri) as reader:
             names = {one.name for one in reader.log_state.objects.values()}
         left[caller] = [number for number, one in enumerate(stored) if one.name in names]

@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from typer import Option
 
 from tiered_index.cli.options import GeometryOptions, IntakeOptions, SelectionOptions
-from tiered_index.cli.output import counted, human_bytes
-from tiered_index.cli.putting import Putting, write_put
+from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument
@@ -117,23 +116,7 @@ def rebuild(
             skipped=[{"begin": one.begin, "end": one.end, "problem": one.problem} for one in skipped],
             check=sums,
         )
-    session.out.answer(document)
-    for one in skipped:
-        session.out.remark(f"skipped: offsets {one.begin} to {one.end}: {one.problem}")
-    lines = []
-    if sums is not None:
-        old_sums, new_sums = sums["from"], sums["rebuilt"]
-        lines.append(
-            f"{'the same' if sums['same'] else 'NOT the same'}: {old_sums['entries']:,} entries of checksum "
-            f"{old_sums['checksum']}, rebuilt {new_sums['entries']:,} of {new_sums['checksum']}"
-        )
-    fields = {
-        "from": f"{counted(document['segments'], 'archived segment')}, {human_bytes(total)}",
-        "messages": document["messages"],
-        "entries": document["entries"],
-        "left out": f"{document['expired']:,} expired or erased" if document["expired"] else None,
-    }
-    write_put(session.out, document, fields, *lines)
+    show_put(session.out, document)
     return 0 if document["status"] == "complete" else _DIFFERENT
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.output import counted, states
+from tiered_index.cli.output import counted
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.verify import missing_text
 from tiered_index.clock import SystemClock
@@ -119,20 +120,11 @@ def recover(
             "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
             "damaged": [describe_handle(handle) for handle in damaged],
         }
-    session.out.answer(document)
+    show(session.out, document, without=("begun_anew", "notes", "problems", "damaged"))
     for note in document["notes"]:
         session.out.line(f"recovered: {note}")
     for problem in document["problems"]:
         session.out.line(f"problem: {problem}")
-    session.out.fields(
-        {
-            "index": document["index_id"],
-            "status": document["status"],
-            "storage": document["storage"],
-            "files": states(document["files"]) or "none",
-            **{f"position of {source}": position for source, position in document["sources"].items()},
-        }
-    )
     if document["status"] == "damaged":
         return CorruptFile.exit_code
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from typer import Option
 
 from tiered_index.cli.options import EraseOptions
-from tiered_index.cli.output import Output, counted, human_bytes, likely_seconds, unknown_topic
+from tiered_index.cli.output import Output, likely_seconds, unknown_topic
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -19,6 +22,8 @@ from tiered_index.service.root import CACHE
 from tiered_index.types import format_time
 
 _REMAINS = 1
+# fields of the certificate that a plan has no values for
+_OF_CHANGES = ("objects_removed", "entries_removed", "deleted", "segments", "log_numbers", "scan", "pending")
 
 
 def erase_request(given: EraseOptions) -> EraseRequest:
@@ -79,8 +84,8 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
         )
         if given.yes:
             _drop_cached(config, index)
-        session.out.answer({**done.to_dict(), **index.costs})
-    return write_erasure(session.out, done)
+        costs = index.costs
+    return write_erasure(session.out, done, costs)
 
 
 def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
@@ -91,46 +96,23 @@ def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
         CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id).forget_unnamed(state.objects)
 
 
-def write_erasure(out: Output, done: Erasure) -> int:
-    """Tell people what became of it; return the exit code."""
-    out.objects(done.objects)
-    what = f"{counted(done.entries, 'entry', 'entries')} in {counted(len(done.objects), 'object')}"
-    until = format_time(max(stone.before_ms for stone in done.tombstones))
-    if done.status == "planned":
-        size = human_bytes(done.size_bytes)
-        out.line(f"{what} ({size}) would be erased, and so would later entries with a time before {until}")
-    else:
-        out.line(f"{what} are hidden permanently, and so are later entries with a time before {until}")
-        out.line(
-            f"{counted(done.entries_removed, 'entry', 'entries')} removed from the storage, "
-            f"{counted(len(done.removed), 'object')} removed, {counted(done.deleted, 'object')} deleted: "
-            f"{human_bytes(done.deleted_bytes)}"
-        )
-        if done.segments_read:
-            out.line(
-                f"{counted(done.messages_erased, 'message')} overwritten in "
-                f"{counted(done.segments_rewritten, 'archived segment')} of {done.segments_read:,}"
-            )
-        out.line(
-            f"scan: {counted(done.scanned_objects, 'object')}, {counted(done.scanned_entries, 'entry', 'entries')} and "
-            f"{human_bytes(done.scanned_bytes)} read: {counted(len(done.remaining), 'object')} with something left"
-        )
-        out.line(f"log records: {', '.join(map(str, done.log_numbers)) or 'none'}; status: {done.status}")
-    if done.by_hash_alone:
-        out.line("without fingerprints: keys of an equal hash are among them")
-    if done.collisions:
-        out.line(
-            f"collisions: {counted(done.collisions, 'entry', 'entries')} of archived messages with another key "
-            f"were erased; the messages stay"
-        )
-    for said in done.unchecked:
-        out.line(f"not checked: {said}")
+def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any]) -> int:
+    """Write the certificate and the next steps; return the exit code."""
+    is_planned = done.status == "planned"
+    show(
+        out,
+        {**done.to_dict(), **costs},
+        without=("asked", "tombstones", "unknown_topics", "to_do", *(_OF_CHANGES if is_planned else ())),
+    )
+    until_ms = max(stone.before_ms for stone in done.tombstones)
+    out.line(
+        f"{'would hide' if is_planned else 'hidden permanently'}: entries with a time before {format_time(until_ms)}"
+    )
     for topic in done.unknown_topics:
         out.remark(unknown_topic(topic, done.known_topics))
-    for step in done.to_do:
-        out.remark(step)
-    if (asked := likely_seconds("what is erased", max(stone.before_ms for stone in done.tombstones))) is not None:
-        out.remark(asked)
-    if done.status == "planned":
+    for step in (*done.to_do, likely_seconds("what is erased", until_ms)):
+        if step is not None:
+            out.remark(step)
+    if is_planned:
         out.remark("nothing was changed: pass --yes to apply")
     return _REMAINS if done.status == "remains" else 0

@@ -7,11 +7,10 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.options import duration_option
-from tiered_index.cli.output import counted, human_bytes
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.storage.base import ObjectInfo
-from tiered_index.types import format_time
 
 
 @command
@@ -50,7 +49,7 @@ def orphans(
         if yes:
             found = delete_orphans(index.storage, found)
         costs = index.costs
-    document: dict[str, Any] = {
+    document = {
         "status": "deleted" if yes else "found",
         "objects": [_described(info) for info in found.objects],
         "uploads": [handle.name for handle in found.uploads],
@@ -58,20 +57,7 @@ def orphans(
         "bytes": found.size_bytes,
         **costs,
     }
-    session.out.answer(document)
-    for info in found.objects:
-        session.out.line(_bytes_line(info))
-    for info in found.foreign:
-        session.out.line(f"{_bytes_line(info)}  foreign")
-    for handle in found.uploads:
-        session.out.line(f"{handle.name}  unfinished upload")
-    what = (
-        f"{counted(len(found.objects), 'object')} ({human_bytes(found.size_bytes)}), "
-        f"{counted(len(found.uploads), 'unfinished upload')}"
-    )
-    session.out.line(f"{what} {'deleted' if yes else 'found'}")
-    if found.foreign:
-        session.out.line(f"{counted(len(found.foreign), 'foreign object')} left alone")
+    show(session.out, document)
     if not yes and (found.objects or found.uploads):
         session.out.remark("nothing was deleted: pass --yes to delete")
     return 0
@@ -79,7 +65,3 @@ def orphans(
 
 def _described(info: ObjectInfo) -> dict[str, Any]:
     return {"object": info.name, "bytes": info.size_bytes, "modified_ms": info.modified_ms}
-
-
-def _bytes_line(info: ObjectInfo) -> str:
-    return f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}"

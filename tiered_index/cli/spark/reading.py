@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
-from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.options import (
     LAST,
     TIME,
@@ -23,7 +22,7 @@ from tiered_index.cli.options import (
     pairs,
     time_option,
 )
-from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
+from tiered_index.cli.results import show, show_fields, show_rows
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark import given_storage, progress_of, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
@@ -33,12 +32,9 @@ from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from tiered_index.spark.audit.audit import AuditResult
-    from tiered_index.spark.audit.differences import Difference
-    from tiered_index.spark.lookup.lookup import LookupResult
 
 
 _PARTIAL = 6
-_FAILED_SHOWN = 5
 _FIGURES = (
     *("rows", "skipped_null", "objects", "tasks", "log_number"),
     *("requests", "bytes_read", "cost_usd", "plans"),
@@ -129,37 +125,23 @@ def lookup(
         with watched(spark, "write", progress):
             write_answers(result.frame, out, config.s3)
         statuses = result.statuses
-    _write_looked_up(session.out, result, statuses, time.monotonic() - begun)
+    document = {
+        "status": "partial" if statuses.get("partial") else "done",
+        **{name: getattr(result, name) for name in _FIGURES},
+        "lookups": statuses,
+        "failed": [{"file": file, "error": error} for file, error in result.failed],
+        "lost": result.lost,
+        "expired_before_ms": result.expired_before_ms,
+        "elapsed_s": round(time.monotonic() - begun, 3),
+    }
+    show(session.out, document, without=("plans",))
     return _PARTIAL if statuses.get("partial") else 0
-
-
-def _write_looked_up(out: Output, result: LookupResult, statuses: dict[str, int], elapsed_s: float) -> None:
-    out.answer(
-        {
-            "status": "partial" if statuses.get("partial") else "done",
-            **{name: getattr(result, name) for name in _FIGURES},
-            "lookups": statuses,
-            "failed": [{"file": file, "error": error} for file, error in result.failed],
-            "lost": result.lost,
-            "expired_before_ms": result.expired_before_ms,
-            "elapsed_s": round(elapsed_s, 3),
-        }
-    )
-    cost = f"{counted(result.requests, 'request')}, {human_bytes(result.bytes_read)}, ${result.cost_usd:.6f}"
-    if result.skipped_null:
-        out.line(f"{counted(result.skipped_null, 'row')} without topic or key left out")
-    told = ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items()))
-    lookups = counted(sum(statuses.values()), "different lookup")
-    out.line(f"{counted(result.rows, 'row')}, {lookups}{f' ({told})' if told else ''}")
-    out.line(f"{counted(result.objects, 'object')} opened: {cost}, {human_seconds(elapsed_s)}")
-    if result.lost:
-        out.line(f"lost permanently: {lost_text(result.lost)}")
-    failed = [f"not read: {file}: {error}" for file, error in result.failed]
-    out.first(_FAILED_SHOWN, failed, lambda rest: f"not read: {rest:,} more", remark=True)
 
 
 _FOUND = 1
 _SHOWN = 20
+# of a report, which has lines of its own
+_OF_REPORT = ("findings", "notes", "missing", "lost", "unchecked")
 
 
 @command
@@ -227,8 +209,16 @@ def audit(
         most_listed=list_,
         config=config,
     )
-    session.out.answer(_document(result, elapsed_s))
-    _write_audited(session.out, result, elapsed_s, bounded=begin is not None or end is not None)
+    document = _document(result, elapsed_s)
+    show(session.out, document, without=(*_OF_REPORT, "differences"))
+    write_findings(session.out, result.report, _SHOWN)
+    if result.differences is not None:
+        show_fields(session.out, document["differences"], without=("listed",))
+        for kind, count in result.differences.counts.items():
+            rows = [one for one in document["differences"]["listed"] if one["kind"] == kind]
+            show_rows(session.out, kind, rows, count)
+        for remark in result.differences.remarks:
+            session.out.line(remark)
     if report is not None:
         write_report(result, report, config.s3)  # last: what was found is reported even if this fails
     if result.status == "findings":
@@ -236,7 +226,7 @@ def audit(
     return 0 if result.status == "ok" else 3
 
 
-def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
+def _document(result: AuditResult, elapsed_s: float) -> dict[str, Any]:
     from tiered_index.spark.audit.audit import plain
 
     differences = None if result.differences is None else asdict(result.differences)
@@ -250,46 +240,3 @@ def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
         "metrics": result.metrics,
         "elapsed_s": round(elapsed_s, 3),
     }
-
-
-def _write_audited(out: Output, result: AuditResult, elapsed_s: float, *, bounded: bool) -> None:
-    report, line = result.report, out.line
-    write_findings(out, report, _SHOWN)
-    entries, read = counted(result.entries, "entry", "entries"), human_bytes(report.checked["object_bytes"])
-    found = counted(len(report.findings), "finding")
-    line(f"log record {result.log_number}: {counted(result.objects, 'object')} with {entries}, {read} checked, {found}")
-    if result.differences is not None:
-        compared = result.differences
-        for kind, number in compared.counts.items():
-            shown = [one for one in compared.listed if one.kind == kind][:_SHOWN]
-            for one in shown:
-                line(_difference_text(one))
-            if number > len(shown):
-                line(f"and {number - len(shown):,} further {kind}")
-        counts = ", ".join(f"{number:,} {kind}" for kind, number in compared.counts.items())
-        in_source = counted(compared.source_entries, "entry", "entries")
-        line(f"source: {in_source}, index: {compared.index_entries:,}; {counts}")
-        for remark in compared.remarks:
-            line(remark)
-        if not (compared.source_entries or compared.index_entries):
-            line("nothing was compared: neither side has an entry" + (" between the bounds" if bounded else ""))
-    line(f"{result.status}, {human_seconds(elapsed_s)}")
-
-
-def _difference_text(one: Difference) -> str:
-    said = one.expected or one.found or {}
-    name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
-    where = f"queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {counted(said['size'], 'byte')}"
-    text = f"{one.kind.upper()} {name}: {where}"
-    if one.kind == "wrong" and one.found is not None:
-        differing = {field: value for field, value in one.found.items() if (one.expected or {}).get(field) != value}
-        held = [f"time {_time(v)}" if field == "second" else f"{field} {v}" for field, v in differing.items()]
-        text += f"; the index says {', '.join(held)}"
-    return text + (f" ({one.object})" if one.object is not None else "")
-
-
-def _time(second: int) -> str:
-    try:
-        return format_time(second * 1000)
-    except OverflowError:
-        return f"second {second}"

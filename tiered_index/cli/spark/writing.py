@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
-from tiered_index.cli.options import (
-    Column,
-    Constant,
-    EraseOptions,
-    SparkOptions,
-    WindowOptions,
-    given_columns,
-    human_duration,
-)
-from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.merge import merge_options, show_plans, write_merged
+from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, WindowOptions, given_columns
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
+from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.spark import check_index, given_storage, job_document, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
-from tiered_index.types import format_time
 
-if TYPE_CHECKING:
-    from tiered_index.spark.build.build import BuildResult
-    from tiered_index.spark.build.merge import CompactReport
-
-_WINDOWS_SHOWN, _SHOWN = 20, 5
 _UNAVAILABLE, _CORRUPT = 3, 4
 
 
@@ -105,48 +91,18 @@ def build(
         skip_corrupt=skip_corrupt,
         dry_run=dry_run,
     )
-    _write_built(session.out, result, elapsed_s)
+    document = {
+        "status": "planned" if result.dry_run else "built",
+        **job_document(result),
+        "windows": [
+            {"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows
+        ],
+        "removed_topics": [{"topic": topic, "entries": entries} for topic, entries in result.removed_topics],
+        "skipped": [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped],
+        "elapsed_s": round(elapsed_s, 3),
+    }
+    show(session.out, document)
     return 0
-
-
-def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
-    windows = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
-    skipped = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
-    document = {"status": "planned" if result.dry_run else "built", **job_document(result)}
-    removed = [{"topic": topic, "entries": entries} for topic, entries in result.removed_topics]
-    told = {"windows": windows, "removed_topics": removed, "skipped": skipped, "elapsed_s": round(elapsed_s, 3)}
-    out.answer({**document, **told})
-    shown = result.windows[:_WINDOWS_SHOWN]
-    out.table(
-        ("window", "length", "entries"),
-        [(format_time(begin * 1000), human_duration(length), human_count(entries)) for begin, length, entries in shown],
-        right="length entries",
-    )
-    if len(result.windows) > len(shown):
-        out.line(f"and {counted(len(result.windows) - len(shown), 'further window')}")
-    became = f"{counted(result.entries, 'entry', 'entries')} {'would become' if result.dry_run else 'became'}"
-    shards = f"{counted(result.shards, 'shard')}, {human_bytes(result.written_bytes)}"
-    out.line(f"{became} {counted(len(result.windows), 'table')} of {shards}")
-    if result.quarantined:
-        wrong = counted(result.quarantined, "entry", "entries")
-        out.line(f"{wrong} with an implausible time went to quarantine")
-    if result.without_key:
-        out.line(f"{counted(result.without_key, 'message')} without key made no entry")
-    if result.skipped_ranges:
-        stretches = counted(result.skipped_ranges, "damaged stretch", "damaged stretches")
-        size = human_bytes(result.skipped_bytes)
-        out.line(f"{stretches} passed over, {size}: how many messages they had is not known")
-        for file, begin, end, problem in result.skipped[:_SHOWN]:
-            out.remark(f"passed over: {file}: offsets {begin} to {end}: {problem}")
-    if result.removed_objects:
-        would = "would be " if result.dry_run else ""
-        out.line(f"{counted(result.removed_objects, 'object')} {would}replaced")
-        for topic, entries in result.removed_topics:
-            out.line(f"  topic {topic}: {counted(entries, 'entry', 'entries')}")
-    if result.dry_run:
-        out.line(f"about {counted(result.requests, 'request')}, ${result.cost_usd:.6f}; nothing was changed")
-    else:
-        out.line(f"log record {result.log_number}, {human_seconds(elapsed_s)}")
 
 
 @command
@@ -179,32 +135,14 @@ def compact(
     else:
         check_index(config)
         report, _ = run_job(session, compact_staged_files, spark_of(on), **index)
-    _write_compacted(session.out, report, time.monotonic() - begun_s)
-    return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
-
-
-def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> None:
-    status = "planned" if report.dry_run else "compacted" if report.files else "nothing to do"
     document = job_document(report)
-    metrics = document.pop("metrics")
-    # nothing was measured where nothing was done
-    measured = {} if report.dry_run else {"metrics": metrics}
-    out.answer({"status": status, **document, **measured, "elapsed_s": round(elapsed_s, 3)})
-    entries = counted(report.entries, "entry", "entries")
-    what = f"{counted(report.files, 'staged file')} with {entries}, {human_bytes(report.read_bytes)}"
-    if report.dry_run:
-        out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
-    elif report.files:
-        became = f"became {human_bytes(report.written_bytes)}: log record {report.log_number}"
-        out.line(f"{what}, {became}, {human_seconds(elapsed_s)}")
-    else:
-        out.line("nothing to compact")
-    about = "about " if report.dry_run else ""
-    out.line(f"{about}{counted(sum(report.requests.values()), 'request')}, about ${report.cost_usd:.6f}")
-    named = {"left as it is": report.left, "damaged, left to its writer": report.damaged, "failed": report.failed}
-    for what, files in named.items():
-        texts = [f"{what}: {file_id}: {reason}" for file_id, reason in files]
-        out.first(_SHOWN, texts, lambda rest, what=what: f"{what}: {rest:,} more", remark=True)  # type: ignore[misc]
+    if dry_run:
+        # nothing was measured where nothing was done
+        del document["metrics"]
+    status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
+    document = {"status": status, **document, "elapsed_s": round(time.monotonic() - begun_s, 3)}
+    show(session.out, document)
+    return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
 
 
 @command
@@ -235,16 +173,15 @@ def merge(
     spark = spark_of(on)
     from tiered_index.spark.build.merge import merge as merge_tables
 
-    told: list[dict[str, Any]] = []
+    tiers: list[dict[str, Any]] = []
     metrics: list[JobMetrics] = []
     for chosen in options:
         result, _ = run_job(session, merge_tables, spark, window=chosen.window_s, options=chosen, **of_index(config))
-        told.append({"window_s": chosen.window_s, **job_document(result)})
+        tiers.append({"window_s": chosen.window_s, **job_document(result)})
         metrics.append(result.metrics)
-        write_report(session, chosen.window_s, result)
     whole = JobMetrics(stages=tuple(stage for job in metrics for stage in job.stages))
     costs = {name: getattr(whole, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
-    write_total(session, told, result.log_number, costs)
+    write_merged(session.out, tiers, result.log_number, costs)
     return 0
 
 
@@ -294,5 +231,4 @@ def erase(
         **of_index(config),
     )
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
-    session.out.answer({**done.to_dict(), **costs})
-    return write_erasure(session.out, done)
+    return write_erasure(session.out, done, costs)

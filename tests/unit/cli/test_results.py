@@ -1,0 +1,45 @@
+"""A result is one document: as JSON for programs, as fields and tables by the units in its names for people."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tiered_index.cli.output import Output
+from tiered_index.cli.results import show
+
+_RESULT = {
+    "status": "planned",
+    "objects": [{"object": "a", "entries": 1200, "bytes": 2048, "begin_ms": 1_700_000_000_000}] * 21,
+    "window_s": 86400,
+    "elapsed_s": 1.25,
+    "cost_usd": 0.5,
+    "requests": {"get": 3, "put": 1},
+    "left": [["f1", "it is damaged"]],
+    "topics": [],
+    "same": False,
+    "metrics": {"stages": []},
+    "scan": dict.fromkeys("abcdef", 1),
+}
+
+
+def test_people_get_fields_then_parts_by_the_units_in_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Output(as_json=False), _RESULT, without=("same",))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:6] == [
+        "  status    planned",
+        "  window    1d",
+        "  elapsed   1.2 s",
+        "  cost usd  $0.500000",
+        "  requests  get 3, put 1",
+        "  left      f1: it is damaged",
+    ]
+    assert [line.split() for line in lines].count(["a", "1,200", "2.0", "KiB", "2023-11-14T22:13:20Z"]) == 20
+    assert "and 1 more objects" in lines
+    assert lines[-7:] == ["scan", *(f"  {name}  1" for name in "abcdef")]
+
+
+def test_programs_get_the_whole_document(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Output(as_json=True), _RESULT, without=("same",))
+    assert json.loads(capsys.readouterr().out) == _RESULT

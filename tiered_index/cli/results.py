@@ -1,0 +1,104 @@
+"""The result of a command: one document, printed as JSON or, for people, as fields and tables made of it.
+
+The name of a field says its unit (`_bytes`, `_ms`, `_s`, `_usd`), so that no command formats its own figures. Fields
+without a value are left out. One thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tiered_index.cli.options import human_duration
+from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds
+from tiered_index.encoding import json_text
+from tiered_index.errors import listed
+from tiered_index.types import MAX_TIMESTAMP_MS, format_time
+
+# Rows of a table, and texts of a field, that are shown
+_ROWS, _TEXTS = 20, 5
+# Fields for programs alone
+_DETAILS = ("metrics", "quarantined_first")
+
+
+def show(
+    out: Output,
+    document: Mapping[str, Any],
+    *,
+    title: str | None = None,
+    without: Collection[str] = (),
+    streamed: bool = False,
+) -> None:
+    """Write a result; `without` are fields that people don't need. `streamed`: it ends an NDJSON."""
+    out.answer(dict(document), streamed=streamed)
+    show_fields(out, document, title=title, without=without)
+
+
+def show_fields(
+    out: Output, fields: Mapping[str, Any], *, title: str | None = None, without: Collection[str] = ()
+) -> None:
+    """Write fields for people: each value in a line, then parts with titles: large documents, and tables of lists."""
+    if out.as_json:
+        return
+    plain = json.loads(json_text({name: value for name, value in fields.items() if name not in {*_DETAILS, *without}}))
+    parts = {name: value for name, value in plain.items() if _is_part(value)}
+    out.fields({label(name): shown(name, value) for name, value in plain.items() if name not in parts}, title=title)
+    for name, part in parts.items():
+        if isinstance(part, dict):
+            show_fields(out, part, title=label(name))
+        else:
+            show_rows(out, label(name), part)
+
+
+def show_rows(out: Output, title: str, rows: Sequence[Mapping[str, Any]], count: int | None = None) -> None:
+    """Write the first of `rows` for people, as a table; `count`: how many there are in all."""
+    cells = [{name: shown(name, _length(value)) for name, value in row.items()} for row in rows[:_ROWS]]
+    names = [name for name in dict.fromkeys(itertools.chain(*cells)) if any(row.get(name) for row in cells)]
+    numbers = {label(name) for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
+    if cells:
+        table = [[row.get(name) for name in names] for row in cells]
+        out.table([label(name) for name in names], table, title=title, right=numbers)
+    if rest := (len(rows) if count is None else count) - len(cells):
+        out.line(f"and {rest:,} more {title}")
+
+
+def label(name: str) -> str:
+    """Return the name of a field for people."""
+    return name.removesuffix("_ms").removesuffix("_s").replace("_", " ")
+
+
+def shown(name: str, value: Any) -> str | None:
+    """Return the value of a field for people; None where it has none."""
+    if value is None or value in ("", [], {}):
+        return None
+    if isinstance(value, dict):
+        members = {label(each): shown(each, member) for each, member in value.items()}
+        return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
+    if isinstance(value, list):
+        texts = [": ".join(map(str, member)) if isinstance(member, list) else str(member) for member in value]
+        return listed(texts, _TEXTS)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if "bytes" in name.split("_"):
+        return human_bytes(value)
+    if name == "second" or name.endswith("_ms"):
+        time_ms = int(value * 1000 if name == "second" else value)
+        return format_time(time_ms) if 0 <= time_ms <= MAX_TIMESTAMP_MS else str(value)
+    if name.endswith("_s"):
+        return human_duration(value) if isinstance(value, int) else human_seconds(value)
+    return f"${value:.6f}" if "usd" in name.split("_") else human_count(value)
+
+
+def _length(value: Any) -> Any:
+    return len(value) if isinstance(value, list) else value
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether a value has no room in a line: a list of documents, or a document of many fields."""
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], dict)
+    return isinstance(value, dict) and len(value) > _TEXTS
