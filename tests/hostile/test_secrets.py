@@ -197,9 +197,7 @@ def test_a_life_shows_none_anywhere(
     text += "".join(path.read_bytes().decode("latin-1") for path in (tmp_path / "root").rglob("*") if path.is_file())
     text += caplog.text
     for form in ((), ("--json",)):
-        done = run_here(
-            "query", "t", "k", "--storage", uri, "--explain-all", "--debug", *form, environment=_ENVIRONMENT
-        )
+        done = run_here("query", "t", "k", "--storage", uri, "--explain", "--debug", *form, environment=_ENVIRONMENT)
         assert done.code == 0, done.err
         text += done.out + done.err
     assert "lease/" in text

@@ -71,7 +71,7 @@ def test_every_command_on_an_index(made: Path) -> None:
     place = ("--root", made / "root")
     uploaded, unsealed = (next((made / "root" / state).glob("*.index")) for state in ("uploaded", "unsealed"))
     assert SAFE in refused_or_done("files", *place)
-    assert "2 found" in refused_or_done("query", TEXT, TEXT, *place, "--explain-all")
+    assert "2 found" in refused_or_done("query", TEXT, TEXT, *place, "--explain")
     for file in (uploaded, unsealed):
         assert SAFE in refused_or_done("inspect", file, *place)
         refused_or_done("dump", file, *place)

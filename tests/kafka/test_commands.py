@@ -53,7 +53,7 @@ def test_topics_are_ingested_and_found_by_each_kind_of_key(run, servers, produci
         (("--kafka", "secret"), "NAME=VALUE"),
         (("--kafka", "enable.auto.commit=true"), "leave --kafka enable.auto.commit out"),
         (("--key", "json:a["), "JMESPath"),
-        (("--skip-bad",), "--skip-bad is for files"),
+        (("--skip-bad",), "--skip-bad is for a file"),
         (("--skip-corrupt",), "--skip-corrupt is for a RocketMQ store"),
     ],
 )

@@ -1,23 +1,20 @@
-"""The cost of a lookup and the files that it could not read, as text.
-
-The table is 80 columns wide, a file is called there by the end of its id, and its columns add up to the totals below
-it.
+"""The cost of a lookup and the files that it could not read, as text. The columns of the table add up to the totals
+below it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tiered_index.cli.output import Output, counted, human_bytes
+from tiered_index.cli.output import Cell, Output, counted, human_bytes
 from tiered_index.format.names import short_id
 from tiered_index.types import Explain, FileReport, LostFile, format_time
 
 _SKIPPED = "skipped_"
-_FILE_WIDTH = 11
-# Names and widths; those of texts are negative.
-_COLUMNS = (("outcome", -9), ("place", -9), ("requests", 8), ("KiB", 8), ("USD/1M", 7), ("ms", 7), ("matched", 7))
+_COLUMNS = ("file", "outcome", "place", "requests", "KiB", "USD/1M", "ms", "matched", "from", "to", "source")
+_FIGURES = _COLUMNS[3:8]
 # At most so many files are named by an error.
 _FEW = 20
 _LOST_SHOWN = 5
@@ -54,36 +51,24 @@ def _once(reports: Iterable[FileReport]) -> list[FileReport]:
     return list({(report.source, report.file): report for report in reports}.values())
 
 
-@dataclass(frozen=True)
-class Explaining:
-    """The form of costs: by the prices of `prices_as_of`; with `every` each skipped file has a line of its own."""
-
-    prices_as_of: str
-    every: bool = False
-
-    def show(self, out: Output, pages: Sequence[Explain], more: str = "") -> None:
-        """Write what was read, file by file, and what it cost, of all pages together; `more` is before the cost."""
-        files = _by_file(file for page in pages for file in page.files)
-        skipped = [file for file in files if _is_skipped(file)]
-        shown = files if self.every else [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
-        out.line()
-        _print_row(out, "file", [name for name, _ in _COLUMNS])
-        out.line("─" * (_FILE_WIDTH + sum(2 + abs(width) for _, width in _COLUMNS)))
-        for file in shown:
-            _print_file(out, file)
-        out.line()
-        several = f"{len(pages):,} pages: " if len(pages) > 1 else ""
-        read, failed = (
-            len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed")
-        )
-        requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
-        out.line(
-            f"{several}{counted(read, 'file')} read, {len(skipped):,} skipped, "
-            f"{f'{failed:,} failed, ' if failed else ''}{more}"
-            f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
-            f"{sum(page.elapsed_ms for page in pages):.1f} ms"
-        )
-        out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {self.prices_as_of}")
+def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], more: str = "") -> None:
+    """Write what was read, file by file, and what it cost, of all pages together; `more` is before the cost."""
+    files = _by_file(file for page in pages for file in page.files)
+    skipped = [file for file in files if _is_skipped(file)]
+    shown = [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
+    several = any(file.source is not None for file in shown)
+    columns = _COLUMNS if several else _COLUMNS[:-1]
+    out.table(columns, [_row(file)[: len(columns)] for file in shown], right=_FIGURES, brief=_COLUMNS[:8])
+    pages_read = f"{len(pages):,} pages: " if len(pages) > 1 else ""
+    read, failed = (len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed"))
+    requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
+    out.line(
+        f"{pages_read}{counted(read, 'file')} read, {len(skipped):,} skipped, "
+        f"{f'{failed:,} failed, ' if failed else ''}{more}"
+        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
+        f"{sum(page.elapsed_ms for page in pages):.1f} ms"
+    )
+    out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
@@ -118,30 +103,12 @@ def _sum(reports: Sequence[FileReport]) -> FileReport:
     return replace(reports[0], begin_ms=begin_ms, end_ms=end_ms, **sums)
 
 
-def _print_file(out: Output, file: FileReport) -> None:
+def _row(file: FileReport) -> tuple[object, ...]:
     kind = ("skipped", f"by {file.outcome.removeprefix(_SKIPPED)}") if _is_skipped(file) else (file.outcome, file.place)
     cost, ms = f"{file.cost_usd * 1e6:.2f}", f"{file.elapsed_ms:.2f}"
-    short = short_id(file.file)
-    _print_row(
-        out,
-        short or file.file,
-        [*kind, f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}"],
-    )
-    if below := ", ".join(filter(None, (short and file.file, _between(file)))):
-        out.line(f"  {below}")
-    if file.source is not None:
-        out.line(f"  {file.source}")
-
-
-def _print_row(out: Output, file: str, cells: Sequence[str]) -> None:
-    if len(file) > _FILE_WIDTH:  # an object's whole name
-        out.line(file)
-        file = ""
-    padded = [
-        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
-        for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
-    ]
-    out.line("  ".join([f"{file:<{_FILE_WIDTH}}", *padded]))
+    figures = (f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}")
+    times = (format_time(file.begin_ms), format_time(file.end_ms)) if file.end_ms else ("", "")
+    return Cell(file.file, short_id(file.file) or file.file), *kind, *figures, *times, file.source
 
 
 def _between(report: FileReport) -> str:

@@ -26,14 +26,14 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.paging import CommandBudget, Pages
-from tiered_index.cli.results import show
+from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS, listed
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import TopicsResult, TopicSummary, format_time
+from tiered_index.types import TopicsResult, format_time
 
 _PARTIAL = 6
 _UNREAD_SHOWN = 10
@@ -83,19 +83,12 @@ def topics(
         pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=begin, end_ms=end)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        columns = ("topic", "entries", "bytes", "first", "last")
-        session.out.table(columns, map(_topic_row, answer.topics), right=("entries", "bytes"), brief=columns)
+        show_rows(session.out, "topics", [one.to_dict() for one in answer.topics], most=len(answer))
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
-            session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
+            session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")
         session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}{pages.expired}")
         return pages.finish(session.out)
-
-
-def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
-    more = "*" if topic.uncounted_files else ""
-    first, last = _to_the_minute(topic.begin_ms), _to_the_minute(topic.end_ms)
-    return topic.topic, human_count(topic.entries) + more, human_bytes(topic.bytes) + more, first, last
 
 
 @command
@@ -258,7 +251,7 @@ def du(
     """Show stored entries, bytes and monthly cost by topic, day and state.
 
     Days are UTC days. A topic has a share of a file's bytes by its entries. The entries of a file of several days are
-    assumed to be spread evenly over them (~). Cost is that of the bytes in the storage, by the settings' prices
+    assumed to be spread evenly over them (estimated). Cost is that of the bytes in the storage, by the settings' prices
     (default: S3 Standard's list price), without requests. Archived segments have a row of their own. The log, and
     objects that no record names (`orphans`), are not counted. The command reads the directory of each stored file, as
     `topics` does.
@@ -282,28 +275,9 @@ def du(
             document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
     rows, totals = document["rows"], document["totals"]
     session.out.answer(document)
-    session.out.table(
-        (*groups, "entries", "bytes", "$ a month"),
-        [_share(row, groups) for row in rows],
-        right=("entries", "bytes", "$ a month"),
-        brief=(*groups, "entries", "bytes", "$ a month"),
-    )
+    show_rows(session.out, "", rows, most=len(rows))
     session.out.line(
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}; objects in the "
-        f"storage cost ${_dollars(totals['usd_a_month'])} a month at ${document['usd_per_gib_month']:g} a GiB"
+        f"storage cost ${totals['usd_a_month']:,.6f} a month at ${document['usd_per_gib_month']:g} a GiB"
     )
     return 0
-
-
-def _share(row: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
-    about = "~" if row["estimated"] else ""
-    return (
-        *(row[name] for name in groups),
-        about + human_count(row["entries"]),
-        about + human_bytes(row["bytes"]),
-        _dollars(row["usd_a_month"]),
-    )
-
-
-def _dollars(usd: float) -> str:
-    return f"{usd:,.2f}" if usd >= 1 else f"{usd:.6f}"

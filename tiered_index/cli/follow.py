@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tiered_index.cli.options import IntakeOptions
+from tiered_index.cli.options import ArchiveOptions, IntakeOptions
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.putting import Putting, show_put
@@ -32,20 +32,20 @@ def open_follower(
     follow: bool = True,
     poll_s: float = 0.2,
     patience_s: float = 60.0,
-    archive: bool = False,
-    archive_queues: bool = False,
+    archiving: ArchiveOptions,
     skip_corrupt: bool = False,
     **of_source: Any,
 ) -> Follower:
-    """Return a follower of a store, which archives segments with `archive`, and with `archive_queues` also their queue
-    offsets; `of_source` are further arguments of `Dispatcher`, and it raises as that does."""
+    """Return a follower of a store, which archives what `archiving` says. `of_source` are further arguments of
+    `Dispatcher`, and it raises as that does.
+    """
     source = Dispatcher(index, store, follow=follow, skip_corrupt=skip_corrupt, stopping=stop.is_set, **of_source)
     if source.selected_before is not None:
         session.out.note(
             f"from commit log offset {source.position} on {source.fingerprints.selection} is indexed, before it "
             f"{source.selected_before}: --restart reads the log from its beginning"
         )
-    chosen: dict[str, Any] = {"skip_corrupt": skip_corrupt, "dispatcher": source, "queues": archive_queues}
+    chosen: dict[str, Any] = {"skip_corrupt": skip_corrupt, "dispatcher": source, "queues": archiving.archive_queues}
     archiver = SegmentArchiver(index, store.name, store.commitlog, **chosen)
     return Follower(
         index,
@@ -54,7 +54,7 @@ def open_follower(
         poll_s=poll_s,
         patience_s=patience_s,
         stop=stop,
-        archiver=archiver if archive or archive_queues else None,
+        archiver=archiver if archiving != ArchiveOptions() else None,
         note=session.out.note,
     )
 

@@ -13,17 +13,17 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from typer import Argument, Option
 
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
-from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower, refuse_kafka
+from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower
 from tiered_index.cli.options import (
+    ArchiveOptions,
     Column,
     Constant,
     GeometryOptions,
@@ -31,8 +31,10 @@ from tiered_index.cli.options import (
     LogAs,
     SelectionOptions,
     given_columns,
+    given_flags,
     pairs,
 )
+from tiered_index.cli.options import of_store as _of_store
 from tiered_index.cli.output import counted, human_count
 from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session, command
@@ -53,8 +55,6 @@ from tiered_index.sources.messages import ROW_NUMBER, Batch, Fields
 from tiered_index.sources.places import local_path, opened_place
 from tiered_index.storage.disk import Disk
 from tiered_index.types import IndexItem
-
-_of_store = partial(Option, rich_help_panel="RocketMQ stores")
 
 
 def item_type_named(name: str | None) -> type[IndexItem] | None:
@@ -243,6 +243,39 @@ class Intake:
         self.repeats.add(columns)
 
 
+@dataclass(frozen=True)
+class FileOptions:
+    """Options of files of messages."""
+
+    skip_bad: Annotated[
+        bool, Option("--skip-bad", help="Skip bad messages: show the first ten, count all by reason.")
+    ] = False
+    column: Column = None
+    constant: Constant = None
+    item_type: Annotated[
+        str | None, Option(metavar="MODULE:CLASS", help="Class of entries with your own columns.", show_default=False)
+    ] = None
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Options of a RocketMQ store."""
+
+    skip_corrupt: Annotated[bool, _of_store("--skip-corrupt", help="Skip damage and report it.")] = False
+    skip_missing: Annotated[
+        bool, _of_store("--skip-missing", help="Skip messages that were deleted unread or rewritten, and report them.")
+    ] = False
+    begin_from: Annotated[
+        Literal["begin", "checkpoint"],
+        _of_store(
+            "--from", metavar="PLACE", help="Where to begin in a store that is new to the index: begin or checkpoint."
+        ),
+    ] = "begin"
+    check_bodies: Annotated[
+        bool, _of_store("--check-bodies/--no-check-bodies", help="Check each message's body against its CRC.")
+    ] = True
+
+
 @command
 def ingest(
     session: Session,
@@ -257,43 +290,19 @@ def ingest(
         None, "--hash", help="With preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
     ),
     restart: bool = Option(False, "--restart", help="Read the source from its start, even if it has changed."),
-    skip_bad: bool = Option(False, "--skip-bad", help="Skip bad messages: show the first ten, count all by reason."),
     follow: bool = Option(
         False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
     ),
     store_name: str | None = Option(
         None, help="Name of the source in the index. Default: its path. A named file may move."
     ),
-    skip_corrupt: bool = _of_store(False, "--skip-corrupt", help="Skip damage and report it."),
-    skip_missing: bool = _of_store(
-        False, "--skip-missing", help="Skip messages that were deleted unread or rewritten, and report them."
-    ),
-    begin_from: Literal["begin", "checkpoint"] = _of_store(
-        "begin",
-        "--from",
-        metavar="PLACE",
-        help="Where to begin in a store that is new to the index: begin or checkpoint.",
-    ),
-    poll: float = _of_store(0.2, min=0.01, metavar="S", help="Seconds between checks for new messages."),
-    archive_segments: bool = _of_store(
-        False, "--archive-segments", help="Upload each closed segment of the commit log."
-    ),
-    archive_queues: bool = _of_store(
-        False,
-        "--archive-queues",
-        help="As --archive-segments, with queue offsets, so that clients can pull from the archive.",
-    ),
-    check_bodies: bool = _of_store(
-        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC."
-    ),
+    poll: float = Option(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages."),
     log_format: LogAs = "text",
-    column: Column = None,
-    constant: Constant = None,
-    item_type: str | None = Option(
-        None, "--item-type", metavar="MODULE:CLASS", help="Class of entries with your own columns.", show_default=False
-    ),
     *,
+    of_files: FileOptions,
+    of_store: StoreOptions,
     selected: SelectionOptions,
+    archiving: ArchiveOptions,
     kafka: KafkaOptions,
     geometry: GeometryOptions,
     intake: IntakeOptions,
@@ -331,66 +340,76 @@ def ingest(
       file:///tmp/store
     """
     session.log_as(log_format)
-    selection = Selection(*selected.arguments)
-    is_kafka = source.startswith(SCHEME)
-    path = None if is_kafka else local_path(source)
-    is_store = path is not None and path.is_dir()
-    kind = item_type_named(item_type)
-    if not is_kafka:
-        refuse_kafka(kafka, source)
-    if path is not None and is_store:
-        if kind is not None:
-            raise InvalidArgument("--item-type is for files of messages, not for a store")
-        if skip_bad:
-            raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
-        if column or constant:
-            raise InvalidArgument(f"{'--column' if column else '--constant'} is for files of messages, not for a store")
-        config = session.config(offset_space="commitlog", preset=preset, hash=hash_rule, **vars(geometry))
-        check_apart(config, path)
-        store = StoreDirectory.open(path, store_name)
+    path = None if source.startswith(SCHEME) else local_path(source)
+    kind = (
+        "Kafka" if source.startswith(SCHEME) else "a RocketMQ store" if path is not None and path.is_dir() else "a file"
+    )
+    for owner, group in (
+        ("a file", of_files),
+        ("a RocketMQ store", of_store),
+        ("a RocketMQ store", selected),
+        ("a RocketMQ store", archiving),
+        ("Kafka", kafka),
+    ):
+        if owner != kind and (given := next(given_flags(group), None)) is not None:
+            raise InvalidArgument(f"{given} is for {owner}, and {source} is {kind}")
+    settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
+    followed: dict[str, Any] = {"follow": follow, "restart": restart, "poll_s": poll}
+    if kind == "Kafka":
+        return ingest_followed(
+            session,
+            session.config(**settings),
+            intake,
+            open_kafka_follower,
+            place=source,
+            options=kafka,
+            cluster=store_name,
+            **followed,
+        )
+    if kind == "a RocketMQ store":
+        config = session.config(offset_space="commitlog", **settings)
+        check_apart(config, Path(source))
+        store = StoreDirectory.open(Path(source), store_name)
+        selection = Selection(*selected.arguments)
         return ingest_followed(
             session,
             config,
             intake,
             open_follower,
-            follow=follow,
             source_name=store.source,
             store=store,
-            restart=restart,
-            skip_corrupt=skip_corrupt,
-            skip_missing=skip_missing,
-            start=begin_from,
-            poll_s=poll,
-            archive=archive_segments,
-            archive_queues=archive_queues,
-            reader=CommitLogReader(store.commitlog, check_crc=check_bodies, selection=selection),
+            skip_corrupt=of_store.skip_corrupt,
+            skip_missing=of_store.skip_missing,
+            start=of_store.begin_from,
+            archiving=archiving,
+            reader=CommitLogReader(store.commitlog, check_crc=of_store.check_bodies, selection=selection),
+            **followed,
         )
-    of_stores = {
-        "--skip-corrupt": skip_corrupt,
-        "--skip-missing": skip_missing,
-        "--from": begin_from != "begin",
-        "--archive-segments": archive_segments,
-        "--archive-queues": archive_queues,
-        "--no-check-bodies": not check_bodies,
-        **{f"--{name.replace('_', '-')}": given for name, given in vars(selected).items()},
-    }
-    if wrong := [name for name, given in {"--follow": follow and not is_kafka, **of_stores}.items() if given]:
-        raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
-    if is_kafka:
-        of_files = {"--skip-bad": skip_bad, "--column": column, "--constant": constant, "--item-type": item_type}
-        if wrong := [name for name, given in of_files.items() if given]:
-            raise InvalidArgument(f"{wrong[0]} is for files of messages, not for Kafka")
-        config = session.config(preset=preset, hash=hash_rule, **vars(geometry))
-        chosen: dict[str, Any] = {
-            "place": source,
-            "options": kafka,
-            "restart": restart,
-            "cluster": store_name,
-            "poll_s": poll,
-        }
-        return ingest_followed(session, config, intake, open_kafka_follower, follow=follow, **chosen)
-    config = session.config(preset=preset, hash=hash_rule, item_type=kind, **vars(geometry))
-    fields = given_fields(column, constant, stored_schema(config), column_defaults(kind))
+    if follow:
+        raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {source} is a file")
+    return _ingest_file(session, source, settings, of_files, intake, restart=restart, store_name=store_name)
+
+
+def _kind_of(source: str) -> str:
+    if source.startswith(SCHEME):
+        return "Kafka"
+    path = local_path(source)
+    return "a RocketMQ store" if path is not None and path.is_dir() else "a file"
+
+
+def _ingest_file(
+    session: Session,
+    source: str,
+    settings: dict[str, Any],
+    given: FileOptions,
+    intake: IntakeOptions,
+    *,
+    restart: bool,
+    store_name: str | None,
+) -> int:
+    kind = item_type_named(given.item_type)
+    config = session.config(item_type=kind, **settings)
+    fields = given_fields(given.column, given.constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:
         session.out.note(
             "--constant offset: of messages of one key, topic and queue only the newest is answered; --column "
@@ -405,7 +424,7 @@ def ingest(
             raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
         name = source_name(opened, index.durable_positions(), restart=restart, called=store_name)
         start = 0 if restart or name is None else index.durable_position(name) or 0
-        taken = Intake(index, opened, name, skip_bad, putting.patient(), position=start)
+        taken = Intake(index, opened, name, given.skip_bad, putting.patient(), position=start)
         with putting.progress("ingesting", opened.total) as progress:
             for batch in opened.batches(start):
                 taken.take(batch)

@@ -60,14 +60,6 @@ class KafkaOptions(KafkaClientOptions):
     ] = None
 
 
-def refuse_kafka(options: KafkaOptions, source: object) -> None:
-    """Raise `InvalidArgument` where an option of Kafka is given for another source."""
-    if given := [name for name, value in vars(options).items() if value]:
-        raise InvalidArgument(
-            f"--{given[0].replace('_', '-')} is for Kafka, and {source} is not kafka://HOST:PORT/TOPIC"
-        )
-
-
 def open_kafka_follower(
     session: Session,
     index: IndexService,

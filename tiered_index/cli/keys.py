@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index.cli.explaining import Explaining, lost_text
+from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.export import NdjsonWriter, check_new, made_whole
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages
@@ -165,7 +165,7 @@ def look_up_keys(
     target: KeysOut | None,
     *,
     allow_partial: bool,
-    explaining: Explaining | None,
+    prices_as_of: str | None,
     begin_ms: int | None,
     end_ms: int | None,
 ) -> int:
@@ -178,7 +178,7 @@ def look_up_keys(
 
     bounds: Any = {"begin_ms": begin_ms, "end_ms": end_ms}
     pages: Pages[Any] = Pages(
-        open_lookup, _Batch(status="partial"), None, budget, every=True, explaining=explaining, **bounds
+        open_lookup, _Batch(status="partial"), None, budget, every=True, prices_as_of=prices_as_of, **bounds
     )
     shown: list[tuple[object, ...]] = []
     entries = found = 0

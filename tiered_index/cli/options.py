@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer import Argument, Option
+from typer.models import OptionInfo
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.retention import parse_bytes
@@ -91,7 +92,7 @@ MaxLag = Annotated[
     ),
 ]
 
-_of_store = partial(Option, rich_help_panel="RocketMQ stores")
+of_store = partial(Option, rich_help_panel="RocketMQ stores")
 
 
 @dataclass(frozen=True)
@@ -100,25 +101,56 @@ class SelectionOptions:
 
     topics: Annotated[
         list[str] | None,
-        _of_store(
+        of_store(
             metavar="PATTERN",
             help="Index matching topics only, for example 'order*'. Repeatable. Default: all but RocketMQ's own.",
         ),
     ] = None
     exclude_topics: Annotated[
-        list[str] | None, _of_store(metavar="PATTERN", help="Leave out matching topics. Repeatable.")
+        list[str] | None, of_store(metavar="PATTERN", help="Leave out matching topics. Repeatable.")
     ] = None
     index_tags: Annotated[
-        bool, _of_store("--index-tags", help="Also index messages by their tags, for query --tag.")
+        bool, of_store("--index-tags", help="Also index messages by their tags, for query --tag.")
     ] = False
     index_prepared: Annotated[
-        bool, _of_store("--index-prepared", help="Also index prepared messages of transactions.")
+        bool, of_store("--index-prepared", help="Also index prepared messages of transactions.")
     ] = False
 
     @property
     def arguments(self) -> tuple[tuple[str, ...], tuple[str, ...], bool, bool]:
         """The arguments of a `Selection`."""
         return tuple(self.topics or ()), tuple(self.exclude_topics or ()), self.index_tags, self.index_prepared
+
+
+@dataclass(frozen=True)
+class ArchiveOptions:
+    """The archive of a store that is followed: ingest, serve."""
+
+    archive_segments: Annotated[
+        bool, of_store("--archive-segments", help="Upload each closed segment of the commit log.")
+    ] = False
+    archive_queues: Annotated[
+        bool,
+        of_store(
+            "--archive-queues",
+            help="As --archive-segments, with queue offsets, so that clients can pull from the archive.",
+        ),
+    ] = False
+
+
+def flag_of(name: str, info: object) -> str:
+    """Return the flag of an option: the first one that is declared, or that of its name."""
+    declared = getattr(info, "param_decls", None) or ()
+    return next((each for each in declared if each.startswith("--")), "--" + name.replace("_", "-"))
+
+
+def given_flags(group: Any) -> Iterator[str]:
+    """Yield the flags of a group's options that were given; one that is on by itself is given by its opposite."""
+    hints = get_type_hints(type(group), include_extras=True)
+    for each in fields(group):
+        if getattr(group, each.name) != each.default:
+            info = next(i for i in hints[each.name].__metadata__ if isinstance(i, OptionInfo))
+            yield flag_of(each.name, info).rpartition("/")[2]
 
 
 _service = partial(Option, show_default=False, rich_help_panel="Service")

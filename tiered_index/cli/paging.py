@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from tiered_index.cli.explaining import Explaining, lost_text, print_failed
+from tiered_index.cli.explaining import lost_text, print_explained, print_failed
 from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.service.answers.pages import PageTotals
@@ -63,7 +63,8 @@ class Pages(Generic[R]):
 
     `open_lookup` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the budget
     doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.
-    `nothing` is an answer without any; `begin_ms` and `end_ms` are the range, where the command has one.
+    `prices_as_of`: show what the pages cost. `nothing` is an answer without any; `begin_ms` and `end_ms` are the range,
+    where the command has one.
     """
 
     open_lookup: Callable[[], Callable[..., R]]
@@ -71,7 +72,7 @@ class Pages(Generic[R]):
     cursor: str | None
     budget: CommandBudget
     every: bool = field(kw_only=True)
-    explaining: Explaining | None = field(default=None, kw_only=True)
+    prices_as_of: str | None = field(default=None, kw_only=True)
     begin_ms: int | None = field(default=None, kw_only=True)
     end_ms: int | None = field(default=None, kw_only=True)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
@@ -80,7 +81,6 @@ class Pages(Generic[R]):
         self.last: R = self.nothing
         # set where the index is opened
         self.reader: IndexReader | None = None
-        self._folded = 0
         self._totals = PageTotals()
         self._explains: list[Explain] = []
 
@@ -106,9 +106,7 @@ class Pages(Generic[R]):
     def _added(self, answer: R) -> R:
         with_all = self._totals.add(answer)
         self.last = answer if answer is self.nothing else with_all
-        self._folded += answer.explain.folded_entries
-        if self.explaining is not None:
-            self._explains.append(answer.explain)
+        self._explains.append(answer.explain)
         return answer
 
     @property
@@ -168,10 +166,8 @@ class Pages(Generic[R]):
         elif self.begin_ms:  # 0 is the begin of all
             seconds = likely_seconds("the range", self.begin_ms, "begins")
         asked: list[str] = [] if seconds is None else [seconds]
-        if self._folded:
-            asked.append(
-                f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
-            )
+        if folded := sum(explain.folded_entries for explain in self._explains):
+            asked.append(f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer")
         found = self._totals.count
         if (found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return asked
@@ -236,8 +232,8 @@ class Pages(Generic[R]):
             out.line(f"more with --cursor {self.last.cursor}")
         if self.exceeded is None:
             print_failed(out, self._totals.failed.values())
-        if self.explaining is not None:
-            self.explaining.show(out, self._explains, more)
+        if self.prices_as_of is not None:
+            print_explained(out, self.prices_as_of, self._explains, more)
         return self.settle()
 
     def settle(self) -> int:

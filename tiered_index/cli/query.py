@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.explaining import Explaining
 from tiered_index.cli.messages import messages_source, write_messages
 from tiered_index.cli.options import LAST, TIME, LimitOptions, ServiceOptions, end_option, time_option
 from tiered_index.cli.output import Cell, Output
@@ -50,7 +49,6 @@ def query(
     ),
     cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
     explain: bool = Option(False, "--explain", help="Print the files, requests, bytes and cost of the lookup."),
-    explain_all: bool = Option(False, "--explain-all", help="As --explain, with a line for each skipped file."),
     every: bool = Option(
         False, "--all", help="Print all entries. With --json: one per line; the last line is the status."
     ),
@@ -137,7 +135,7 @@ def query(
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=store)
     config = session.reader_config()
-    explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
+    prices_as_of = config.prices.as_of if explain else None
     if keys is not None:
         # it loads what takes a moment
         from tiered_index.cli.keys import KeysOut, look_up_keys
@@ -154,7 +152,7 @@ def query(
                 budget,
                 target,
                 allow_partial=allow_partial,
-                explaining=explaining,
+                prices_as_of=prices_as_of,
                 begin_ms=begin,
                 end_ms=end,
             )
@@ -166,10 +164,7 @@ def query(
         def open_lookup() -> Callable[..., Any]:
             if client is not None:
                 stack.enter_context(client)
-                explained: Any = {
-                    "allow_partial": allow_partial,
-                    "explain": session.out.as_json or explaining is not None,
-                }
+                explained: Any = {"allow_partial": allow_partial, "explain": session.out.as_json or explain}
                 if messages:
                     explained["body"] = body or "text"
                 look_up: Any = client.messages if messages else client.query
@@ -186,7 +181,7 @@ def query(
         if messages:
             nothing = MessagesResult(messages=(), status="partial")
         pages: Pages[Any] = Pages(
-            open_lookup, nothing, cursor, budget, every=every, explaining=explaining, begin_ms=begin, end_ms=end
+            open_lookup, nothing, cursor, budget, every=every, prices_as_of=prices_as_of, begin_ms=begin, end_ms=end
         )
         return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 

@@ -52,14 +52,16 @@ def show_fields(
             show_rows(out, label(name), part)
 
 
-def show_rows(out: Output, title: str, rows: Sequence[Mapping[str, Any]], count: int | None = None) -> None:
-    """Write the first of `rows` for people, as a table; `count`: how many there are in all."""
-    cells = [{name: shown(name, _length(value)) for name, value in row.items()} for row in rows[:_ROWS]]
+def show_rows(
+    out: Output, title: str, rows: Sequence[Mapping[str, Any]], count: int | None = None, *, most: int = _ROWS
+) -> None:
+    """Write the first `most` of `rows` for people, as a table; `count`: how many there are in all."""
+    cells = [{name: shown(name, _length(value)) for name, value in row.items()} for row in rows[:most]]
     names = [name for name in dict.fromkeys(itertools.chain(*cells)) if any(row.get(name) for row in cells)]
     numbers = {label(name) for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
     if cells:
         table = [[row.get(name) for name in names] for row in cells]
-        out.table([label(name) for name in names], table, title=title, right=numbers)
+        out.table([label(name) for name in names], table, title=title or None, right=numbers)
     if rest := (len(rows) if count is None else count) - len(cells):
         out.line(f"and {rest:,} more {title}")
 

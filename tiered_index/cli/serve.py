@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.options import LogAs, MaxLag, bytes_option
+from tiered_index.cli.options import ArchiveOptions, LogAs, MaxLag, bytes_option
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, install_hint
 from tiered_index.follow import Follower
@@ -99,16 +99,6 @@ def serve(
         _writing(metavar="STORE", help="Write the index, and follow this RocketMQ store.", show_default=False),
     ] = None,
     store_name: Annotated[str | None, _writing(help="Name of the store in the index. Default: its path.")] = None,
-    archive_segments: Annotated[
-        bool, _writing("--archive-segments", help="Upload each closed segment of the store's commit log.")
-    ] = False,
-    archive_queues: Annotated[
-        bool,
-        _writing(
-            "--archive-queues",
-            help="As --archive-segments, with queue offsets, so that clients can pull from the archive.",
-        ),
-    ] = False,
     max_lag: MaxLag = None,
     rocketmq_port: Annotated[
         int | None,
@@ -161,6 +151,8 @@ def serve(
     max_body: Annotated[
         int, _guard(parser=bytes_option, metavar="16MiB", help="Most bytes per request.", show_default="16MiB")
     ] = 16 << 20,
+    *,
+    archiving: ArchiveOptions,
 ) -> int:
     """Serve lookups over HTTP until SIGTERM or SIGINT.
 
@@ -208,7 +200,7 @@ def serve(
             "give --rocketmq-keys FILE, or --insecure to let everybody in"
         )
     writes = write or follow is not None
-    if follow is None and (store_name is not None or archive_segments or archive_queues or max_lag is not None):
+    if follow is None and (store_name is not None or archiving != ArchiveOptions() or max_lag is not None):
         options = "--store-name, --archive-segments, --archive-queues and --max-lag"
         raise InvalidArgument(f"{options} are of a store: give --follow, too")
     tools: RemotingOptions | None = None
@@ -255,8 +247,7 @@ def serve(
                 if follow is not None:
                     check_apart(index.config, follow)
                     log = StoreDirectory.open(follow, store_name)
-                    archived = {"archive": archive_segments, "archive_queues": archive_queues}
-                    opened = open_follower(session, index, log, threading.Event(), **archived)
+                    opened = open_follower(session, index, log, threading.Event(), archiving=archiving)
                     following = stack.enter_context(opened).in_background()
             else:
                 lookups = stack.enter_context(session.open_reader(config))

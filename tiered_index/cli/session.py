@@ -25,7 +25,7 @@ import typer
 from typer.models import OptionInfo
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.options import ServiceOptions, pairs
+from tiered_index.cli.options import ServiceOptions, flag_of, pairs
 from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
@@ -229,7 +229,7 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
     for p in parameters:
         infos = (p.default, *getattr(p.annotation, "__metadata__", ()))
         if (info := next((i for i in infos if isinstance(i, OptionInfo)), None)) is not None:
-            flag = next((d for d in info.param_decls or () if d.startswith("--")), "--" + p.name.replace("_", "-"))
+            flag = flag_of(p.name, info)
             names = [p.name] if "_" in p.name else []
             if given[p.name] is not None:
                 names += [f"{p.name}_ms", f"{p.name}_s", f"setting {p.name}", f"{p.name} must be"]

@@ -172,7 +172,7 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     )
     assert "--constant: 'kee' is not a field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
     assert "only the newest is answered" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
-    assert "--column is for files" in run_here("ingest", made.folder, *names, *where).error["message"]
+    assert "--column is for a file" in run_here("ingest", made.folder, *names, *where).error["message"]
 
 
 def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, made):

@@ -170,15 +170,13 @@ def test_a_cache_spares_the_next_command_what_this_one_paid_for(query: Run, tmp_
 
 
 @pytest.mark.parametrize("flags", [("--max", 2), ("--all", "--max", 1), ()])
-@pytest.mark.parametrize("explain", ["--explain", "--explain-all"])
-def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...], explain: str) -> None:
-    out = query(*flags, explain).out
-    table = out[out.index("file    ") :]
-    assert max(map(len, table.splitlines())) <= 80
+def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...]) -> None:
+    out = query(*flags, "--explain").out
+    table = out[out.index(" file  ") :]
     rows = [
-        [cell.replace(",", "") for cell in line[33:].split()]
+        [cell.replace(",", "") for cell in re.split(" {2,}", line.strip())[3:]]
         for line in table.splitlines()[2:]
-        if re.fullmatch(r"\S.{79}", line)
+        if line.count("  ") > 6
     ]
     ((files, skipped, requests, kib),) = re.findall(
         r"(\d) files? read, (\d) skipped, (\d+) requests, ([\d.]+) KiB", out
@@ -189,8 +187,8 @@ def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...], 
         float(re.findall(r"([\d.]+) USD a million", out)[0]), abs=0.005 * len(rows)
     )
     assert int(files) + int(skipped) == FILES
-    names = re.findall(r"^  ([0-9a-f]{15}-[0-9a-f]{12}), \S", table, re.MULTILINE)
-    assert len(set(names)) == (FILES if explain == "--explain-all" else int(files))
+    names = re.findall(r"^ ([0-9a-f]{15}-[0-9a-f]{12})  ", table, re.MULTILINE)
+    assert len(set(names)) == int(files)
     document = query(*(flags if "--all" not in flags else ()), "--json").document
     assert sum(file["requests"] for file in document["explain"]["files"]) == document["explain"]["requests"]
     assert out.endswith(" at the prices of 2026-11\n")
