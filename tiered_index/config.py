@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
@@ -142,7 +142,10 @@ class IndexConfig(BaseModel):
         """
         try:
             if environment:
-                values = merged(_of_environment(type(self).model_fields), values)
+                of_environment: dict[str, Any] = {}
+                for path, value in _of_environment(type(self).model_fields):
+                    of_environment = with_value(of_environment, path, value)
+                values = _merged(of_environment, values)
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_problems(error)) from error
@@ -231,20 +234,12 @@ class IndexConfig(BaseModel):
                 raise ConfigError(f"{config_file} can't be read: {error.strerror}") from error
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file} is not TOML: {error}") from error
-        for name in _variables() if environment else ():
-            if not name.upper().startswith(_TESTS_PREFIX):
-                field, *inner = _path(name)
-                if field not in cls.model_fields or (inner and field not in TABLES):
-                    raise ConfigError(
-                        f"environment variable {name}: {_unknown('.'.join((field, *inner)), cls.model_fields)}"
-                    )
-                if os.environ[name]:
-                    # the environment wins over the file
-                    _without(values, [field, *inner])
-        in_file = values
+        in_file = dict(values)
+        for path, value in _of_environment(cls.model_fields, is_strict=True) if environment else ():
+            values = with_value(values, path, value)
         given_values = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(environment=environment, **merged(in_file, given_values))
+            return cls(environment=False, **_merged(values, given_values))
         except ConfigError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
@@ -288,26 +283,27 @@ def _path(name: str) -> list[str]:
     return [field.lower(), *(part.lower() for part in inner[:1]), *inner[1:]]
 
 
-def _of_environment(known: Collection[str]) -> dict[str, Any]:
-    """Return the settings that variables give. Raises `ConfigError` for a table that is not JSON.
+def _of_environment(known: Collection[str], *, is_strict: bool = False) -> Iterator[tuple[list[str], Any]]:
+    """Yield the settings that variables give: the place of each, and its value; tables before the values in them.
 
-    A variable of one value of a table wins over the table's own variable, in whichever order they come.
+    Raises `ConfigError` for a table that is not JSON, and if `is_strict` for an unknown setting.
     """
-    values: dict[str, Any] = {}
     for name in sorted(_variables(), key=lambda each: each.count("__")):
-        field, *inner = _path(name)
-        value: Any = os.environ[name]
-        if not value or field not in known:
+        path = _path(name)
+        if path[0] not in known or (path[1:] and path[0] not in TABLES):
+            if is_strict and not name.upper().startswith(_TESTS_PREFIX):
+                raise ConfigError(f"environment variable {name}: {_unknown('.'.join(path), known)}")
             continue
-        is_table = field in TABLES and not inner
-        if is_table or (field, *inner) == ("retention", "topics"):
+        value: Any = os.environ[name]
+        if not value:
+            continue
+        is_table = path[0] in TABLES and len(path) == 1
+        if is_table or path == ["retention", "topics"]:
             with contextlib.suppress(ValueError):
                 value = json.loads(value)
             if is_table and not isinstance(value, dict):
                 raise ConfigError(f"environment variable {name} must be a table of settings, as JSON")
-        _without(values, [field, *inner])
-        values = merged(values, nested([field, *inner], value))
-    return values
+        yield path, value
 
 
 _SENTENCES = {
@@ -394,19 +390,22 @@ def _unknown(name: str, known: Iterable[str], *tables: str) -> str:
     return f"unknown setting {prefix + name!r}{did_you_mean(name.lower(), known, prefix)}"
 
 
-def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Return both merged; `high` wins, nested tables are merged key by key."""
     result = dict(low)
     for name, value in high.items():
         below = result.get(name)
-        result[name] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return result
 
 
-def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Return nested tables in which the value is at `path`."""
+def with_value(values: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return nested tables with a value at `path`, in the place of what is there."""
     first, *inner = path
-    return {first: nested(inner, value) if inner else value}
+    if inner:
+        below = values.get(first)
+        value = with_value(below if isinstance(below, dict) else {}, inner, value)
+    return {**values, first: value}
 
 
 def holds(values: dict[str, Any], path: list[str]) -> bool:
@@ -419,14 +418,3 @@ def holds(values: dict[str, Any], path: list[str]) -> bool:
             return False
         inner = inner[name]
     return True
-
-
-def _without(values: dict[str, Any], path: list[str]) -> None:
-    """Delete the value at `path` of nested tables, if it is there."""
-    *tables, last = path
-    for name in tables:
-        inner = values.get(name)
-        if not isinstance(inner, dict):
-            return
-        values = inner
-    values.pop(last, None)

@@ -127,8 +127,16 @@ class Lookup:
     cursor: str | None = None
 
 
+class _Record:
+    """Base of plain records."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
-class FileReport:
+class FileReport(_Record):
     """The outcome of a lookup for one file.
 
     `outcome` is ``read`` or ``failed``, or the reason why the file was not read: ``skipped_time``, ``skipped_topic``,
@@ -153,13 +161,9 @@ class FileReport:
     error: str | None = None
     source: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LostFile:
+class LostFile(_Record):
     """A file, or a part of a window table, that the storage lost and that `recover --lost` gave up.
 
     Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in [`begin_ms`,
@@ -171,10 +175,6 @@ class LostFile:
     end_ms: int
     entries: int
     source: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,10 +324,14 @@ class Answer(Sequence[RowT]):
     explain: Explain = field(default_factory=Explain)
     seen: Provenance = field(default_factory=lambda: _NOTHING_SEEN)
 
+    # the field that has the rows, and the other fields of a kind of answer that its document has
+    rows_field: ClassVar[str]
+    own_fields: ClassVar[tuple[str, ...]] = ()
+
     @property
     def rows(self) -> tuple[RowT, ...]:
         """The rows, in answer order."""
-        raise NotImplementedError
+        return getattr(self, self.rows_field)  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -385,6 +389,18 @@ class Answer(Sequence[RowT]):
         """Return `seen` as a JSON-ready dict."""
         return self.seen.to_dict()
 
+    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
+        """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
+        rows: Sequence[Any] = self.rows
+        return {
+            self.rows_field: [row.to_dict() for row in rows],
+            "status": self.status,
+            **{name: getattr(self, name) for name in self.own_fields},
+            "failed": [report.to_dict() for report in self.failed],
+            "explain": self.explain.to_dict(files=files),
+            **self.provenance(),
+        }
+
 
 class LaterFields(Protocol):
     """The fields of a `QueryResult` that are made when they are looked at."""
@@ -409,6 +425,8 @@ class QueryResult(Answer[ItemT]):
     pages; `query_all` answers it once. `seen` is the provenance.
     """
 
+    rows_field = "items"
+    own_fields = ("cursor", "timestamp_resolution_ms")
     items: tuple[ItemT, ...]
     cursor: str | None = field(default_factory=lambda: None)
     timestamp_resolution_ms: int = 1000
@@ -426,11 +444,6 @@ class QueryResult(Answer[ItemT]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-
-    @property
-    def rows(self) -> tuple[ItemT, ...]:
-        """The items."""
-        return self.items
 
     def to_arrow(self) -> pa.Table:
         """Return the entries as an Arrow table, with a row per entry and a column per field. It builds no item objects.
@@ -454,21 +467,9 @@ class QueryResult(Answer[ItemT]):
             rows.append([*map(str, told), *(f"{name}={getattr(item, name)!r}" for name in more)])
         return Shown(f"{self.status}: {len(self.items):,} found", len(self.items), head, rows)
 
-    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
-        return {
-            "items": [item.to_dict() for item in self.items],
-            "status": self.status,
-            "cursor": self.cursor,
-            "failed": [report.to_dict() for report in self.failed],
-            "explain": self.explain.to_dict(files=files),
-            **self.provenance(),
-            "timestamp_resolution_ms": self.timestamp_resolution_ms,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
-class TopicSummary:
+class TopicSummary(_Record):
     """The contents of an index for one topic.
 
     `entries`, the `bytes` of their messages (a message with two keys counts twice), and the first and last entry's time
@@ -486,10 +487,6 @@ class TopicSummary:
     end_ms: int | None = None
     uncounted_files: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicsResult(Answer[TopicSummary]):
@@ -498,13 +495,9 @@ class TopicsResult(Answer[TopicSummary]):
     `expired_before_ms` belongs to the topics that expire first; of others, older entries may be there.
     """
 
+    rows_field = "topics"
     topics: tuple[TopicSummary, ...]
     cursor: ClassVar[None] = None  # the answer is whole
-
-    @property
-    def rows(self) -> tuple[TopicSummary, ...]:
-        """The topics."""
-        return self.topics
 
     def shown(self, most: int) -> Shown:
         """As `Answer.shown`."""
@@ -514,16 +507,6 @@ class TopicsResult(Answer[TopicSummary]):
         ]
         head = ("topic", "entries", "bytes", "from", "to")
         return Shown(f"{self.status}: {len(self.topics):,} topics", len(self.topics), head, rows)
-
-    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
-        return {
-            "topics": [topic.to_dict() for topic in self.topics],
-            "status": self.status,
-            "failed": [report.to_dict() for report in self.failed],
-            "explain": self.explain.to_dict(files=files),
-            **self.provenance(),
-        }
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from tiered_index.cli.options import ServiceOptions, flag_of, pairs
 from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig, holds, merged, nested
+from tiered_index.config import IndexConfig, holds, with_value
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
@@ -106,7 +106,7 @@ class Session:
             path = name.split(".", 2)
             if holds(values, path):
                 raise InvalidArgument(f"--set {name} contradicts another --set")
-            values = merged(values, nested(path, value))
+            values = with_value(values, path, value)
         named = {"root": self.root, "storage": self.storage, **given}
         values |= {name: value for name, value in named.items() if value is not None}
         return IndexConfig.load(self.config_file, **values)

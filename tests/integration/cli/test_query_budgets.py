@@ -176,7 +176,7 @@ def test_the_table_adds_up_to_the_totals(query: Run, flags: tuple[object, ...]) 
     rows = [
         [cell.replace(",", "") for cell in re.split(" {2,}", line.strip())[3:]]
         for line in table.splitlines()[2:]
-        if line.count("  ") > 6
+        if line.strip() and line.count("  ") > 6
     ]
     ((files, skipped, requests, kib),) = re.findall(
         r"(\d) files? read, (\d) skipped, (\d+) requests, ([\d.]+) KiB", out

@@ -118,16 +118,13 @@ class MessagesResult(Answer[Fetched]):
     and messages together (reports of place ``messages``); the two fields after it count messages only.
     """
 
+    rows_field = "messages"
+    own_fields = ("cursor", "collisions")
     messages: tuple[Fetched, ...]
     cursor: str | None = None
     collisions: int = 0
     message_requests: int = 0
     message_bytes: int = 0
-
-    @property
-    def rows(self) -> tuple[Fetched, ...]:
-        """The messages."""
-        return self.messages
 
     def shown(self, most: int) -> Shown:
         """As `Answer.shown`."""
@@ -141,17 +138,10 @@ class MessagesResult(Answer[Fetched]):
         return Shown(f"{self.status}: {len(self.messages):,} messages", len(self.messages), head, rows)
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """Return the answer JSON-ready; without `files` its `explain` has no report of each file."""
-        return {
-            "messages": [fetched.to_dict() for fetched in self.messages],
-            "status": self.status,
-            "cursor": self.cursor,
-            "failed": [report.to_dict() for report in self.failed],
-            "collisions": self.collisions,
-            "explain": self.explain.to_dict(files=files)
-            | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
-            **self.provenance(),
-        }
+        """As `Answer.to_dict`."""
+        document = super().to_dict(files=files)
+        document["explain"] |= {"message_requests": self.message_requests, "message_bytes": self.message_bytes}
+        return document
 
 
 # the timeout of a lookup whose time is up: it reports what it would have read
