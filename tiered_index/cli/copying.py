@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from typer import Option
 
 from tiered_index.cli.options import duration_option
-from tiered_index.cli.output import human_bytes
 from tiered_index.cli.progress import Ending
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, storage_uri
@@ -105,17 +103,8 @@ def _copier(config: IndexConfig, source: str, to: str, threads: int) -> Iterator
 
 def _round(session: Session, copier: Copier) -> CopyReport:
     """Copy, with a progress display of bytes."""
-    lock, done = threading.Lock(), 0
-    total = copier.missing_bytes()
-    with session.progress("copying", total) as progress:
-
-        def count(size_bytes: int) -> None:
-            nonlocal done
-            with lock:
-                done += size_bytes
-                progress.update(done, f"{human_bytes(done)} of {human_bytes(total)}")
-
-        copier.progress = count
+    with session.progress("copying", copier.missing_bytes()) as progress:
+        copier.progress = progress.counting("bytes")
         return copier.run_once()
 
 

@@ -19,8 +19,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from typer import Option
 
-from tiered_index.cli.options import LAST, TIME, end_option, time_option
-from tiered_index.cli.output import counted, human_count, unknown_topic
+from tiered_index.cli.options import RangeOptions
+from tiered_index.cli.output import counted, human_count, unknown_topic, writing_stdout
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command
 from tiered_index.encoding import json_text
@@ -182,18 +182,14 @@ def export(
         ),
     ] = None,
     topic: Annotated[list[str] | None, Option(help="Export this topic only. Repeatable.", show_default=False)] = None,
-    begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.", show_default=False)
-    ] = None,
-    end: Annotated[
-        int | None, Option(parser=end_option, metavar="T", help=f"Latest time: {LAST}.", show_default=False)
-    ] = None,
     slots: Annotated[
         int | None, Option(help="With --format rocketmq: hash slots per file, as in the broker's configuration.")
     ] = None,
     items: Annotated[
         int | None, Option(help="With --format rocketmq: items per file, as in the broker's configuration.")
     ] = None,
+    *,
+    within: RangeOptions,
 ) -> int:
     """Export the entries of an index as one table, as of one position of its log.
 
@@ -224,7 +220,8 @@ def export(
         raise InvalidArgument(f"{'--slots' if slots else '--items'} is for --format rocketmq")
     config = session.config()
     started_s = time.monotonic()
-    with session.open_reader(config) as reader, reader.export(topic, begin, end, allow_partial=True) as entries:
+    chosen = topic, within.begin, within.end
+    with session.open_reader(config) as reader, reader.export(*chosen, allow_partial=True) as entries:
         lost = [one.told(None) for one in reader.log_state.lost.values()]
         with _made(out, form, entries, slots, items) as writer:
             with session.progress("exporting", entries.most_entries) as progress:
@@ -301,8 +298,10 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
 def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
     """Yield what writes; after the block all is there, or nothing. Raises `InvalidArgument`, `DiskFull`."""
     if out == _STDOUT:
-        with _stdout() as sink, contextlib.closing(_writer(form, sink, entries.schema)) as writer:
-            yield writer
+        with writing_stdout():
+            with contextlib.closing(_writer(form, sys.stdout.buffer, entries.schema)) as writer:
+                yield writer
+            sys.stdout.buffer.flush()
         return
     check_new(out, "an export is written to a name of its own", is_folder=form == "rocketmq")
     with made_whole(out) as partial, contextlib.ExitStack() as stack:
@@ -321,18 +320,6 @@ def _writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
     if form == "arrow":
         return pa.ipc.new_file(sink, schema)
     return _CsvWriter(sink, schema) if form == "csv" else NdjsonWriter(sink)
-
-
-@contextlib.contextmanager
-def _stdout() -> Iterator[IO[bytes]]:
-    """Yield stdout for bytes. Raises `DiskFull`, and `BrokenPipeError` where nobody reads on."""
-    try:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise DiskFull(f"stdout can't be written: {error.strerror or error}") from error
 
 
 def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:

@@ -13,16 +13,13 @@ from typer import Option
 
 from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
 from tiered_index.cli.options import (
-    LAST,
-    TIME,
     File,
     FileItems,
     FileSlots,
     LimitOptions,
+    RangeOptions,
     ServiceOptions,
-    end_option,
     human_duration,
-    time_option,
 )
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.paging import CommandBudget, Pages
@@ -42,14 +39,11 @@ _UNREAD_SHOWN = 10
 @command
 def topics(
     session: Session,
-    begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help=f"Earliest time of files: {TIME}.")
-    ] = None,
-    end: Annotated[int | None, Option(parser=end_option, metavar="T", help=f"Latest time of files: {LAST}.")] = None,
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="List the readable files, and name the others (exit code 6).")
     ] = False,
     *,
+    within: RangeOptions,
     limits: LimitOptions,
     service: ServiceOptions,
 ) -> int:
@@ -75,12 +69,12 @@ def topics(
             if client is not None:
                 stack.enter_context(client)
                 told = {"explain": session.out.as_json}
-                return lambda cursor, **limits: client.topics(begin, end, allow_partial, **told, **limits)
+                return lambda cursor, **limits: client.topics(within.begin, within.end, allow_partial, **told, **limits)
             reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
-            return lambda cursor, **limits: reader.topics(begin, end, allow_partial, **limits)
+            return lambda cursor, **limits: reader.topics(within.begin, within.end, allow_partial, **limits)
 
         nothing = TopicsResult(topics=(), status="partial")
-        pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=begin, end_ms=end)
+        pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=within.begin, end_ms=within.end)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         show_rows(session.out, "topics", [one.to_dict() for one in answer.topics], most=len(answer))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,6 @@ from typer import Option
 
 from tiered_index.cli.options import WindowOptions, human_duration, parse_duration
 from tiered_index.cli.output import Output, describe_object
-from tiered_index.cli.progress import Progress
 from tiered_index.cli.results import show, show_fields
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import InvalidArgument
@@ -140,23 +138,9 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
         entries = sum(job.entries for job in plan(index.log, index.clock, chosen).jobs)
         with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
             report = merge_tables(
-                index.storage, index.log, index.clock, chosen, threads=threads, progress=counting(progress)
+                index.storage, index.log, index.clock, chosen, threads=threads, progress=progress.counting("entries")
             )
         tiers.append({"window_s": chosen.window_s, **asdict(report)})
     total = index.storage.total
     costs = {**index.costs, "bytes_read": total.bytes_read, "bytes_written": total.bytes_written}
     write_merged(session.out, tiers, index.log.state.number, costs)
-
-
-def counting(progress: Progress) -> Callable[[int], None]:
-    """Return what adds up entries done, from any thread, and shows them."""
-    lock = threading.Lock()
-    done = 0
-
-    def count(entries: int) -> None:
-        nonlocal done
-        with lock:
-            done += entries
-            progress.update(done, f"{done:,} entries")
-
-    return count

@@ -68,6 +68,18 @@ class GeometryOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class RangeOptions:
+    """The range of times that a command reads: query, topics, export, spark lookup, spark audit."""
+
+    begin: Annotated[
+        int | None, Option(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.", show_default=False)
+    ] = None
+    end: Annotated[
+        int | None, Option(parser=end_option, metavar="T", help=f"Latest time: {LAST}.", show_default=False)
+    ] = None
+
+
 # What reads single files: inspect, dump, verify.
 File = Annotated[
     str, Argument(metavar="FILE", help="Path, file id or the end of one, or object name.", show_default=False)

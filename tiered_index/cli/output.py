@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -34,7 +34,6 @@ _NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
-_OBJECTS = 20
 # The exit code where nobody reads on.
 CLOSED_PIPE = 141
 
@@ -266,25 +265,18 @@ class Output:
         if len(texts) > count:
             write(more(len(texts) - count))
 
-    def objects(self, objects: Sequence[StoredObject], *segments: str) -> None:
-        """Write the first of stored objects, a line each, and of lines about archived `segments`."""
-        lines = [
-            f"{stored.name}  {counted(stored.count, 'entry', 'entries')}  {human_bytes(stored.size_bytes)}  "
-            f"{format_time(stored.second_min * 1000)} to {format_time(stored.second_max * 1000)}"
-            for stored in objects
-        ]
-        self.first(_OBJECTS, [*lines, *segments], lambda rest: f"and {counted(rest, 'further object')}")
-
     def _text(self, text: str) -> None:
         if not self.as_json:
             self._write(text + "\n")
 
     def _write(self, text: str) -> None:
-        _on_stdout(sys.stdout.write, text)
+        with writing_stdout():
+            sys.stdout.write(text)
 
     def flush(self) -> None:
         """Have what was written go out. Raises `DiskFull` where stdout takes no more, `BrokenPipeError`."""
-        _on_stdout(sys.stdout.flush)
+        with writing_stdout():
+            sys.stdout.flush()
 
     def note(self, text: str) -> None:
         """Tell the user something that is no answer; silent with --quiet."""
@@ -371,9 +363,11 @@ def tell(text: str) -> None:
         discard(sys.stderr)
 
 
-def _on_stdout(act: Callable[..., object], *arguments: str) -> None:
+@contextlib.contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Raise `DiskFull` where stdout takes no more, and `BrokenPipeError` where nobody reads on."""
     try:
-        act(*arguments)
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,18 @@ class Progress:
             share = f"{100 * done / self._total:.0f} %" if self._total else f"{done:,}"
             self._stream.write(f"{self._title}: {share}{', ' + detail if detail else ''}\n")
             self._stream.flush()
+
+    def counting(self, unit: str) -> Callable[[int], None]:
+        """Return what adds up steps done, from any thread, and shows them."""
+        lock, done = threading.Lock(), 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            with lock:
+                done += more
+                self.update(done, f"{done:,} {unit}")
+
+        return count
 
 
 _INTERRUPTED = 130

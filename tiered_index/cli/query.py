@@ -13,7 +13,7 @@ from typing import Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.messages import messages_source, write_messages
-from tiered_index.cli.options import LAST, TIME, LimitOptions, ServiceOptions, end_option, time_option
+from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Cell, Output
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
@@ -40,8 +40,6 @@ def query(
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages.", show_default=False),
     key: str | None = Argument(None, metavar="KEY", help="Key of the messages.", show_default=False),
     tag: bool = Option(False, "--tag", help="KEY is a tag. Needs `ingest --index-tags`."),
-    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Earliest time: {TIME}."),
-    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Latest time: {LAST}."),
     max_count: int | None = Option(
         None,
         "--max",
@@ -61,6 +59,7 @@ def query(
         None, help="With --messages: form of the bodies (default text).", show_default=False
     ),
     *,
+    within: RangeOptions,
     limits: LimitOptions,
     service: ServiceOptions,
     keys: Path | None = Option(
@@ -142,7 +141,7 @@ def query(
         from tiered_index.sources.keys import read_lookups
 
         most = max_count if max_count is not None else _EVERY if every else _FEW
-        lookups = read_lookups(keys, begin, end, most)
+        lookups = read_lookups(keys, within.begin, within.end, most)
         target = KeysOut(keys_out) if keys_out is not None else None
         with contextlib.ExitStack() as stack:
             return look_up_keys(
@@ -153,8 +152,8 @@ def query(
                 target,
                 allow_partial=allow_partial,
                 prices_as_of=prices_as_of,
-                begin_ms=begin,
-                end_ms=end,
+                begin_ms=within.begin,
+                end_ms=within.end,
             )
     assert topic is not None and key is not None
     key = tag_key(key) if tag else key
@@ -168,20 +167,27 @@ def query(
                 if messages:
                     explained["body"] = body or "text"
                 look_up: Any = client.messages if messages else client.query
-                return partial(look_up, topic, key, begin, end, page, **explained)
+                return partial(look_up, topic, key, within.begin, within.end, page, **explained)
             reader = stack.enter_context(session.open_reader(config, with_writers=True))
             pages.reader = reader
             look_up = (
                 partial(reader.messages, source=messages_source(store, reader, config)) if messages else reader.query
             )
-            asked = partial(look_up, topic, key, begin, end, allow_partial=allow_partial)
+            asked = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)
             return partial(asked, max_count=page) if messages or max_count is not None else growing(asked, page)
 
         nothing: Any = QueryResult(items=(), status="partial")
         if messages:
             nothing = MessagesResult(messages=(), status="partial")
         pages: Pages[Any] = Pages(
-            open_lookup, nothing, cursor, budget, every=every, prices_as_of=prices_as_of, begin_ms=begin, end_ms=end
+            open_lookup,
+            nothing,
+            cursor,
+            budget,
+            every=every,
+            prices_as_of=prices_as_of,
+            begin_ms=within.begin,
+            end_ms=within.end,
         )
         return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 

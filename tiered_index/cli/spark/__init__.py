@@ -122,26 +122,18 @@ def _interrupts_after() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows progress: a bar on a terminal, else a line on stderr at each change. With `--json`
-    there is no bar.
-    """
-    last: list[tuple[str, int, int]] = []
+    """Yield a function that shows the progress of one stage after the other."""
     bars: dict[str, Progress] = {}
     # ends the bar of the stage before
     with contextlib.ExitStack() as shown:
 
         def tell(stage: str, done: int, total: int) -> None:
-            if not total or last[-1:] == [(stage, done, total)]:
-                return
-            last[:] = [(stage, done, total)]
-            if session.out.as_json or session.out.logs_json or not sys.stderr.isatty():
-                session.out.note(f"{stage}: {done:,} of {total:,} tasks")
-                return
-            if stage not in bars:
-                shown.close()
-                bars.clear()
-                bars[stage] = shown.enter_context(session.progress(stage, total))
-            bars[stage].update(done, f"{done:,} of {total:,} tasks", total)
+            if total:
+                if stage not in bars:
+                    shown.close()
+                    bars.clear()
+                    bars[stage] = shown.enter_context(session.progress(stage, total))
+                bars[stage].update(done, f"{done:,} of {total:,} tasks", total)
 
         try:
             yield tell

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
-from tiered_index.cli.options import (
-    LAST,
-    TIME,
-    Column,
-    Constant,
-    SparkOptions,
-    end_option,
-    given_columns,
-    pairs,
-    time_option,
-)
+from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
 from tiered_index.cli.results import show, show_fields, show_rows
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark import given_storage, progress_of, run_job, spark_columns, spark_of
@@ -54,8 +44,6 @@ def lookup(
     ),
     column: Column = None,
     topic: str | None = Option(None, help="Topic of all keys."),
-    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Earliest time: {TIME}."),
-    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Latest time: {LAST}."),
     max_count: int = Option(64, "--max", min=1, help="Most entries per key, the newest first."),
     nested: bool = Option(False, "--nested", help="Write one row per key, with its entries in an array."),
     allow_partial: bool = Option(False, "--allow-partial", help="Answer from the readable files, and name the others."),
@@ -66,6 +54,7 @@ def lookup(
         None, metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
     ),
     *,
+    within: RangeOptions,
     on: SparkOptions,
 ) -> int:
     """Look up every key of a file with Spark.
@@ -80,6 +69,7 @@ def lookup(
       tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index
       --out answers.ndjson
     """
+    begin, end = within.begin, within.end
     config = session.config()
     storage = given_storage(config)
     if out is None:
@@ -152,10 +142,6 @@ def audit(
     ),
     column: Column = None,
     constant: Constant = None,
-    begin: int | None = Option(
-        None, parser=time_option, metavar="T", help=f"Compare entries from this time on: {TIME}."
-    ),
-    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Compare entries up to this time: {LAST}."),
     report: str | None = Option(
         None, metavar="PARQUET", help="Write a row for each finding to this path or s3:// object."
     ),
@@ -163,6 +149,7 @@ def audit(
         1000, "--list", min=0, help="Differences of each kind to keep for report and JSON. All are counted."
     ),
     *,
+    within: RangeOptions,
     on: SparkOptions,
 ) -> int:
     """Check every byte of an index, and compare its entries with its source. Changes nothing.
@@ -181,6 +168,7 @@ def audit(
       tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end
       2026-11-30T23:59:59
     """
+    begin, end = within.begin, within.end
     config = session.config()
     storage = given_storage(config)
     columns, constants = given_columns(column, constant)
