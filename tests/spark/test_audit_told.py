@@ -59,7 +59,8 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
     assert all(
         text in wrong for text in (" 77 ", "second 2023-11-14T22:13:20Z, size 10", "second 2023-11-14T22:14:20Z")
     )
-    assert out.count(" missing ") == 21 and "and 30 more missing" in out and "more wrong" not in out
+    assert len([line for line in out.splitlines() if line.startswith(" missing  ")]) == 20
+    assert "and 30 more missing" in out and "more wrong" not in out
     assert out.count("NOT CHECKED ") == 20 and "and 5 further not checked" in out
     assert "4 entries of the source may be in damaged objects" in out and "9 " in out
 
@@ -67,7 +68,7 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
 def test_a_time_that_can_not_be_is_told_as_it_stands(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     odd = Difference("extra", None, None, 5, 0, 1, None, {"second": 2**45, "size": 10}, "data/a.index")
     code, out = told(monkeypatch, capfd, result_of([odd], {"extra": 1}))
-    assert code == 1 and f"second {2**45 * 1000}" in out
+    assert code == 1 and f"second {2**45}" in out
 
 
 def test_nothing_between_the_bounds_is_told(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
