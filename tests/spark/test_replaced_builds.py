@@ -134,7 +134,7 @@ def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None
     pipeline.merge()
     # what an earlier version made stays apart from what is known
     assert len(pipeline.log.state.tables) == 3
-    with pytest.raises(InvalidArgument, match=r"does not say whether builds or live writers .* --replace-all"):
+    with pytest.raises(InvalidArgument, match=r"does not say whether builds or live writers .* mode replace-all"):
         pipeline.build(BATCH)
     check_stored(pipeline.uri, LIVE, BATCH, AGAIN)
     state = pipeline.log.state

@@ -206,8 +206,15 @@ class Contents(ABC):
         """Return what is wrong with the file."""
 
 
-def contents_of(file: FileBytes, slots: int | None = None, items: int | None = None) -> Contents:
-    """Return what is in `file`; `slots` and `items` are the geometry of an unsealed file without a journal.
+@contextlib.contextmanager
+def opened_contents(session: Session, file: str) -> Iterator[tuple[FileBytes, Contents]]:
+    """Yield a file and what is in it. Raises as `opened` and `contents_of`."""
+    with opened(session, file) as data:
+        yield data, contents_of(data, session.config())
+
+
+def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
+    """Return what is in `file`; the settings have the geometry of an unsealed file without a journal.
 
     Raises `CorruptFile`, `InvalidArgument` where the geometry is needed.
     """
@@ -229,9 +236,11 @@ def contents_of(file: FileBytes, slots: int | None = None, items: int | None = N
         if journal is None:
             raise CorruptFile(str(journal_path), "journal without its first record: the file beside it was never begun")
         return _Unsealed(file, journal)
-    if slots is None or items is None:
-        raise InvalidArgument(f"{file.name} is unsealed and has no journal: give its geometry with --slots and --items")
-    return _ForeignUnsealed(file, Layout(kind.preset, kind.preset.schema, slots, items))
+    if config.slots is None or config.items is None:
+        raise InvalidArgument(
+            f"{file.name} is unsealed and has no journal: give its geometry, --set slots=N --set items=N"
+        )
+    return _ForeignUnsealed(file, Layout(kind.preset, kind.preset.schema, config.slots, config.items))
 
 
 class _Compacted(Contents):

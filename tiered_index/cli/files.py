@@ -11,16 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Option
 
-from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
-from tiered_index.cli.options import (
-    File,
-    FileItems,
-    FileSlots,
-    LimitOptions,
-    RangeOptions,
-    ServiceOptions,
-    human_duration,
-)
+from tiered_index.cli.contents import Array, Contents, opened_contents, short_ids
+from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.results import show, show_rows
@@ -166,10 +158,11 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
 
 
 @command
-def inspect(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
+def inspect(session: Session, file: File) -> int:
     """Show header, geometry, metadata and directory statistics of one file.
 
-    Entries are not checked. To check them, use verify.
+    Entries are not checked. To check them, use verify. An unsealed file of RocketMQ does not state its geometry: give
+    the settings slots and items.
 
     [bold]Examples[/bold]
 
@@ -177,16 +170,16 @@ def inspect(session: Session, file: File, slots: FileSlots = None, items: FileIt
 
       tiered-index inspect 456789ab --storage s3://bucket/index --json
 
-      tiered-index inspect store/index/20231114221320000 --slots 5000000 --items 20000000
+      tiered-index inspect store/index/20231114221320000 --set slots=5000000 --set items=20000000
     """
-    with opened(session, file) as data:
-        described = contents_of(data, slots, items).describe()
+    with opened_contents(session, file) as (data, contents):
+        described = contents.describe()
     show(session.out, {"file": data.name, "bytes": data.size_bytes, **described})
     return 0
 
 
 @command
-def dump(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
+def dump(session: Session, file: File) -> int:
     """Print the entries of one file as JSON lines, in the order of the file.
 
     The last line is {"status": ...}. Only bytes that match their checksum are printed. The dump ends at the first
@@ -199,8 +192,7 @@ def dump(session: Session, file: File, slots: FileSlots = None, items: FileItems
       tiered-index dump data/001700000000000-0123456789ab/89abcdef01234567.index --storage s3://bucket/index
     """
     count = 0
-    with opened(session, file) as data:
-        contents = contents_of(data, slots, items)
+    with opened_contents(session, file) as (_, contents):
         try:
             for record in entry_records(contents):
                 session.out.record(record)

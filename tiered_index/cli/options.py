@@ -84,8 +84,6 @@ class RangeOptions:
 File = Annotated[
     str, Argument(metavar="FILE", help="Path, file id or the end of one, or object name.", show_default=False)
 ]
-FileSlots = Annotated[int | None, Option(help="Hash slots of an unsealed file without a journal.")]
-FileItems = Annotated[int | None, Option(help="Items of an unsealed file without a journal.")]
 
 # What runs on and on: serve, ingest --follow.
 LogAs = Annotated[

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from typer import Argument, Option
 
 from tiered_index.cli.contents import contents_of, opened
-from tiered_index.cli.options import FileItems, FileSlots, ServiceOptions
+from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.results import show_fields
 from tiered_index.cli.session import Session, asked_service, command, open_stored_index
@@ -79,8 +79,6 @@ def verify(
         help="With --repair: also give up archived segments without a good copy. Their messages are then missing.",
     ),
     yes: bool = Option(False, "--yes", help="With --repair: apply the repairs."),
-    slots: FileSlots = None,
-    items: FileItems = None,
     *,
     service: ServiceOptions,
 ) -> int:
@@ -120,14 +118,14 @@ def verify(
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
-    client = asked_service(session, service, files=files, repair=repair, slots=slots, items=items)
+    client = asked_service(session, service, files=files, repair=repair)
     _check_places(config, source, store_name, standby)
     if client is not None:
         with client:
             report = _verified_by(session, client, deep=deep)
     elif files:
         for file in files:
-            _check_one(session, file, slots, items, report)
+            _check_one(session, config, file, report)
     else:
         local, is_readable = _check_index(session, config, report, deep=deep)
         if repair and is_readable:
@@ -178,12 +176,12 @@ def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> Report
     return report_of(job["report"])
 
 
-def _check_one(session: Session, file: str, slots: int | None, items: int | None, report: Report) -> None:
+def _check_one(session: Session, config: IndexConfig, file: str, report: Report) -> None:
     with opened(session, file) as data:
         report.count("files")
         report.count("bytes", data.size_bytes)
         try:
-            contents = contents_of(data, slots, items)
+            contents = contents_of(data, config)
         except CorruptFile as error:
             report.add_error(data.name, "file", error)
             return

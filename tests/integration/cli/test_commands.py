@@ -333,16 +333,18 @@ def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     bare.write_bytes(path.read_bytes())
     refused = run_here("inspect", bare, "--json")
     assert (refused.code, refused.error["type"]) == (2, "InvalidArgument")
-    document = run_here("inspect", bare, "--slots", 16, "--items", 100, "--json").document
+    sizes = ("--set", "slots=16", "--set", "items=100")
+    document = run_here("inspect", bare, *sizes, "--json").document
     assert (document["kind"], document["metadata"]["count"]) == ("unsealed without journal", 50)
-    records = run_here("dump", bare, "--slots", 16, "--items", 100).records
+    records = run_here("dump", bare, *sizes).records
     assert records[-1] == {"status": "complete", "entries": 50, "checksummed": False}
     assert [record["offset"] for record in records[:-1]] == list(range(50))
-    assert run_here("verify", bare, "--slots", 16, "--items", 100).code == 0
+    assert run_here("verify", bare, *sizes).code == 0
     assert run_here("ingest", source, "--root", made, "--wait").code == 0
     (compacted,) = (made / "uploaded").glob("*.index")
     trailer = run_here("inspect", compacted, "--json").document["trailer"]
     bare.write_bytes(compacted.read_bytes()[: trailer["position"]])
+    sizes = ("--set", "slots=16", "--set", "items=100")
     document = run_here("inspect", bare, "--json").document
     assert (document["kind"], document["metadata"]["count"], document["layout"]["slots"]) == (
         "compacted without trailer",

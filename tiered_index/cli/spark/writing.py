@@ -32,10 +32,9 @@ def build(
     constant: Constant = None,
     shards: str = Option("auto", metavar="auto|N", help="Shards per window."),
     mode: str = Option(
-        "error", metavar="error|append|replace", help="Action for windows that already have tables of builds."
-    ),
-    replace_all: bool = Option(
-        False, "--replace-all", help="Replace all tables of the windows, including those of live writers."
+        "error",
+        metavar="error|append|replace|replace-all",
+        help="Action for windows that already have tables. replace keeps those of live writers.",
     ),
     max_windows: int = Option(10_000, min=1, help="Fail if the source has more windows."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
@@ -63,10 +62,6 @@ def build(
     storage = given_storage(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
-    if replace_all:
-        if mode not in ("error", "replace"):
-            raise InvalidArgument(f"--replace-all is another mode than {mode}: give one of them")
-        mode = "replace-all"
     columns, constants = given_columns(column, constant)
     wanted_shards = "auto" if shards == "auto" else int(shards)
     from tiered_index.spark.build.build import build as build_tables

@@ -159,7 +159,7 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
         if shard.origin is None and mode == "replace":
             raise InvalidArgument(
                 f"table {shard.table} of {format_time(begin * 1000)} does not say whether builds or live writers made "
-                "its entries, since an earlier version wrote it: --replace-all of `spark build` (mode replace-all) "
+                "its entries, since an earlier version wrote it: mode replace-all "
                 "removes all tables of the windows, live writers' among them, and tells their topics and entries; with "
                 "--dry-run it only tells them"
             )
