@@ -211,8 +211,8 @@ MUTANTS = (
         "staged-damage-compacted",
         "staged entries are believed without their CRC32",
         "_verified_range",
-        "if len(data) == length and found == list(pieces):",
-        "if len(data) == length:",
+        "problem, expected, found, offset=start + at",
+        "problem, found, found, offset=start + at",
         ("tests/unit/service/staging/test_damage.py::test_a_flipped_bit_among_staged_entries_is_found",),
     ),
     Mutant(

@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         "strangers-answer",
         "a file of another schema takes part in answers",
-        "_recover",
+        "_Recovery.run",
         "_set_strangers_aside(layout, found)",
         "",
         ("tests/regressions/test_files_of_another_schema.py::test_it_is_named_kept_and_never_published",),

@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "recovery-keeps-temporaries",
         "half-made work of a crash is never deleted",
-        "_recover",
+        "_Recovery.run",
         "for path in temporaries:",
         "for path in temporaries[:0]:",
         ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
@@ -172,15 +172,15 @@ MUTANTS = (
     Mutant(
         "recovery-prefers-unsealed",
         "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
-        "_recover_unsealed",
-        "state is not None and file_id not in local and _has_newer_journal(file_id, path, journal_path, state",
-        "(\n            path.exists()\n            or state is not None\n            and file_id not in local\n            and _has_newer_journal(file_id, path, journal_path, state)",
+        "_Recovery._recover_unsealed",
+        "state is not None and file_id not in local and self._has_newer_journal(file_id, state)",
+        "path.exists() or state is not None and file_id not in local and self._has_newer_journal(file_id, state)",
         ("tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]",),
     ),
     Mutant(
         "recovery-trusts-compacted",
         "an unsealed file is dropped for a compacted one whose items don't verify",
-        "_recover_compacted",
+        "_Recovery._recover_compacted",
         "verify_runs(file)",
         "",
         ("tests/faults/test_damage.py::test_a_damaged_compacted_file_is_made_again_from_its_unsealed_form",),
@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "recovery-drops-before-the-name",
         "an unsealed file is dropped before the name of its compacted form is durable",
-        "_recover_unsealed",
+        "_Recovery._recover_unsealed",
         "root.disk.sync_folder(root.folder(COMPACTED))",
         "",
         (
@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         "recovery-believes-short-journal",
         "a journal that lost durable entries passes for a short file",
-        "_recover_unsealed",
+        "_Recovery._recover_unsealed",
         "claims.get(file_id, 0)",
         "0",
         (
@@ -208,17 +208,17 @@ MUTANTS = (
     Mutant(
         "recovery-forgets-damage",
         "a file that can't be read is left out: a short answer without a word",
-        "_recover_unsealed",
-        "found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))",
+        "_Recovery._recover_unsealed",
+        "self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)",
         "del typed",
         ("tests/faults/test_damage.py::test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept",),
     ),
     Mutant(
         "recovery-forgets-positions",
         "durable positions of unsealed files are lost at a restart",
-        "_recover",
-        "found.positions = max_positions(found.positions, unsealed.positions)",
-        "pass",
+        "_Recovery.run",
+        "found.positions = max_positions(found.positions, own_positions(file))",
+        "if not isinstance(file, UnsealedFile):\n    found.positions = max_positions(found.positions, own_positions(file))",
         ("tests/unit/service/test_buffer_flush_catalog.py::test_positions_survive_every_file",),
     ),
     Mutant(
@@ -249,7 +249,7 @@ MUTANTS = (
         "adopted-before-the-position",
         "the local copy that is the last to say a position goes",
         "Staging.finish",
-        "not is_needed(kept, handles, logged)",
+        "kept.file_id not in needed",
         "kept",
         ("tests/unit/service/staging/test_positions.py::test_positions_never_run_ahead_of_an_older_file",),
     ),
@@ -265,8 +265,8 @@ MUTANTS = (
         "positions-lost-on-retire",
         "a local copy goes though nothing else says a source's position",
         "Lifecycle._retirable",
-        "if not is_needed(file, handles, logged):",
-        "if logged is not None:",
+        "if file.file_id not in needed:",
+        "if needed is not None:",
         ("tests/unit/service/test_buffer_flush_catalog.py::test_a_local_copy_stays_while_it_alone_says_a_position",),
     ),
     Mutant(

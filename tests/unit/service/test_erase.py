@@ -341,9 +341,9 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
     assert stones(key, later, other).joined(Expired((Horizon(8000, (("u", 4000),)),))).tombstones == (later, other)
     assert Tombstone.of("t", 5001).before_ms == 6000
     monkeypatch.setattr("tiered_index.service.erasure.erase.MOST_TOMBSTONES", 2)
-    assert _check_bound(stones(key, queue), [topic]).tombstones == (topic,)
+    assert _check_bound(stones(key, queue), stones(topic)).tombstones == (topic,)
     with pytest.raises(InvalidArgument, match="3 tombstones, the limit is 2"):
-        _check_bound(stones(key, queue), [other])
+        _check_bound(stones(key, queue), stones(other))
 
 
 def test_requests_that_no_erasure_can_have():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError, UnsupportedVersion, WriterFenced
+from tiered_index.errors import CorruptFile, StorageUnavailable, UnsupportedVersion, WriterFenced
 from tiered_index.format.trailer import Trailer
 from tiered_index.retention import NOTHING, Retention
 from tiered_index.service.checks.checks import check_storage
@@ -314,16 +313,19 @@ def test_a_writer_asks_once_what_objects_hold_of_topics(tmp_path, monkeypatch):
         life.close()
 
 
-def test_a_local_file_that_has_expired_is_not_uploaded_and_its_positions_are(tmp_path):
+def test_a_local_file_that_has_expired_goes_with_the_next_record_and_its_positions_stay(tmp_path):
     life = Merging(tmp_path, settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
     try:
         life.clock.advance(100 * HOUR_S)
         life.index.run_lifecycle()
         life.index.put("t", 0, "k", 1, 1, BASE_MS, source="log", source_position=7)
         life.publish()
+        life.clock.advance(100)
+        life.index.run_lifecycle()
         state = life.state
         assert (dict(state.objects), state.positions) == ({}, {"log": 7})
         assert not life.index.files()
+        life.index.run_lifecycle()
         assert not list((life.folder / "root").rglob("*.index"))
     finally:
         life.close()
@@ -441,27 +443,6 @@ def test_what_is_stated_outlives_checkpoints(tmp_path):
         life.publish()
         life.check()
         assert life.log().state.expired
-    finally:
-        life.close()
-
-
-def test_an_expired_file_of_which_something_is_left_is_uploaded_first(tmp_path):
-    life = Merging(tmp_path, settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
-    try:
-        life.clock.advance(100 * HOUR_S)
-        life.index.run_lifecycle()
-        disk = life.index._lifecycle._context.root.disk
-        life.index.put("t", 0, "k", 1, 1, BASE_MS)
-        life.index.seal()
-        disk.fail("unlink", times=None)
-        with contextlib.suppress(TieredIndexError):
-            life.index.run_lifecycle()
-        assert len(life.state.objects) == 1
-        disk.clear()
-        life.clock.advance(100)
-        life.index.run_lifecycle()
-        assert not life.state.objects
-        assert not life.index.files()
     finally:
         life.close()
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectArchived, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import SegmentTable
-from tiered_index.format.metadata import Metadata
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
     DATA_PREFIX,
@@ -41,6 +40,7 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.lifecycle.publication import stored_file, unlike
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import Checkpoints
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
@@ -116,19 +116,6 @@ def _check_tables(state: LogState, report: Report) -> None:
             reached = max(reached, stored, key=lambda one: (one.part.slot_high, -one.second_max))
 
 
-def _check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> None:
-    """Compare a shard's metadata with the log."""
-    shard = stored.part
-    if "slot_map" not in meta.more:
-        report.add(stored.name, "object", f"it is no shard, the log says it is one of table {shard.table}")
-        return
-    has = (meta.more.get("table"), meta.begin_ms, meta.more.get("window_s"), meta.slot_map, *meta.slot_range)
-    said = (shard.table, shard.begin_s * 1000, shard.window_s, shard.slots, shard.slot_low, shard.slot_high)
-    found, logged = (*has, meta.count, meta.file_id), (*said, stored.count, stored.file_id)
-    if found != logged:
-        report.add(stored.name, "object", f"its metadata says {found}, the log says {logged}")
-
-
 def _range(stored: StoredObject) -> tuple[int, int]:
     shard = stored.part
     return shard.slot_low, shard.slot_high
@@ -199,10 +186,9 @@ def _check_segment_bytes(
 
 # parts of a file without which no trailer can be read
 _TRAILER = ("file", "tail", "directory")
-_LENGTHS = ("filter_length", "directory_length", "metadata_length")
+_LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_length")
 # shards that are asked for a table's topics
 _ASKED = 8
-_LOCAL_FIELDS = ("count", "second_min", "second_max", "lane", "sequence")
 
 
 CheckObjects = Callable[[LogState], None]
@@ -395,18 +381,9 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
 
 def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> None:
     trailer = ColdPath(storage).trailer(stored)
-    meta, tail = trailer.metadata, trailer.tail
-    found = (meta.second_min, meta.second_max, meta.lane, tail.position, *(getattr(tail, name) for name in _LENGTHS))
-    logged = (
-        *(stored.second_min, stored.second_max, stored.lane, stored.trailer_position),
-        *(getattr(stored, name) for name in _LENGTHS),
-    )
-    if found != logged:
-        report.add(stored.name, "object", f"its trailer says {found}, the log says {logged}")
-    if stored.shard is not None:
-        _check_shard_record(stored, meta, report)
-    elif "slot_map" in meta.more:
-        report.add(stored.name, "object", "it is a shard of a window table, the log says it is a file of its own")
+    found = stored_file(stored.name, trailer, stored.size_bytes, stored.published_ms, stored.origin)
+    if (problem := unlike(stored, found, *_LENGTHS)) is not None:
+        report.add(stored.name, "object", f"its trailer says {problem}")
 
 
 def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report) -> bool:
@@ -435,10 +412,9 @@ def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | 
 
 def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> None:
     assert local.local is not None
-    found = (*(getattr(local, field) for field in _LOCAL_FIELDS), local.local.size_bytes)
-    logged = (*(getattr(stored, field) for field in _LOCAL_FIELDS), stored.size_bytes)
-    if found != logged:
-        report.add(local.local.file, "copy", f"the local copy says {found}, the log says {logged}")
+    found = stored_file(stored.name, local.local.trailer(), local.local.size_bytes, stored.published_ms)
+    if (problem := unlike(stored, found, "sequence", "size_bytes")) is not None:
+        report.add(local.local.file, "copy", f"the local copy says {problem}")
 
 
 def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:

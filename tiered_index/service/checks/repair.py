@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -24,7 +24,8 @@ from tiered_index.service.checks.checks import check_object
 from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.checks.salvage import salvage, trailer_of
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, verify_runs, verify_tables
-from tiered_index.service.lifecycle.publication import Publication, Upload, stored_file
+from tiered_index.service.lifecycle.orphans import record_lost
+from tiered_index.service.lifecycle.publication import Publication, Upload, stored_file, unlike
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
@@ -152,11 +153,11 @@ class Repairs:
         name, size, began_ms = publication.sent.name, publication.sent.size_bytes, publication.sent.began_ms
         try:
             trailer = trailer_of(partial(self.storage.get_range, name), name, size)
-            new = replace(stored_file(name, trailer, size, began_ms), shard=old.shard)
+            new = stored_file(name, trailer, size, began_ms, old.origin)
             again = Report()
             check_object(self.storage, new, None, again, deep=True)
-            if again.findings or not _is_like(wanted or old, new):
-                problem = again.findings[0].problem if again.findings else "it holds other entries than the record says"
+            problem = again.findings[0].problem if again.findings else unlike(wanted or old, new, "sequence")
+            if problem is not None:
                 raise CorruptFile(name, f"was sent to repair {old.name}, and does not verify: {problem}")
         except BaseException:
             publication.resolve(self.log.state)  # no record can name it yet
@@ -175,14 +176,8 @@ class Repairs:
     def _give_up(self, stored: StoredObject, report: Report, *, yes: bool) -> Repair:
         told = [one for one in report.missing if one.object == stored.name]
         missing = told[0] if told else Missing.of(stored)
-
-        def make(state: LogState) -> LogRecord | None:
-            if stored.name not in state.objects:
-                return None  # an earlier try got as far as the log, or a merge had it in time
-            return LogRecord(0, "remove", 0, "", 0, remove=(stored.name,), lost=(LostObject.of(stored),))
-
         if yes:
-            self.log.append("what was lost", None, make)
+            record_lost(self.log, [stored])
         return Repair(stored.name, "give up", missing=missing)
 
     # the root
@@ -233,15 +228,7 @@ def _is_copy(stored: StoredObject, name: str, size: int, read: Callable[[int, in
         trailer = trailer_of(read, name, size)
     except (CorruptFile, InvalidArgument, ObjectNotFound):
         return False
-    if (stored.shard is not None) != trailer.metadata.is_shard:
-        return False
-    return _is_like(stored, replace(stored_file(name, trailer, size, 0), shard=stored.shard))
-
-
-def _is_like(stored: StoredObject, other: StoredObject) -> bool:
-    """Return whether an object may stand for another: the same file, entries by number and seconds, order and rule."""
-    fields = ("file_id", "lane", "sequence", "second_min", "second_max", "count", "hash", "shard")
-    return all(getattr(stored, name) == getattr(other, name) for name in fields)
+    return unlike(stored, stored_file(name, trailer, size, 0, stored.origin), "sequence") is None
 
 
 def _windows(size: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:

@@ -24,6 +24,7 @@ from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_tra
 from tiered_index.kernels import crc32
 from tiered_index.service.checks.report import Missing
 from tiered_index.service.cold.path import spans_of
+from tiered_index.service.lifecycle.publication import stored_file, unlike
 from tiered_index.service.log.records import LostObject, StoredObject
 from tiered_index.storage.base import Storage
 
@@ -94,8 +95,7 @@ def salvage(storage: Storage, stored: StoredObject) -> Salvage | None:
     try:
         trailer = trailer_of(partial(storage.get_range, stored.name), stored.name, stored.size_bytes)
         metadata = trailer.metadata
-        says = (metadata.file_id, metadata.count, metadata.second_min, metadata.second_max, metadata.is_shard)
-        if says != (stored.file_id, stored.count, stored.second_min, stored.second_max, stored.shard is not None):
+        if unlike(stored, stored_file(stored.name, trailer, stored.size_bytes, 0, stored.origin)) is not None:
             return None
         runs: list[Run] = []
         bad: list[Run] = []

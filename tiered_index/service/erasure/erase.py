@@ -234,9 +234,9 @@ def erase(
         known["unknown_topics"] = (request.topic,)
         known["known_topics"] = frozenset().union(*(held.topics for held in found.values()))
     if not yes:
-        _check_bound(begun.expired, stones)
+        _check_bound(begun.expired, Expired(tombstones=stones))
         return Erasure(status="planned", log_number=begun.number, **known)
-    state = _record(log, stones, found)
+    state = _record(log, Expired(tombstones=stones), found)
     unnamed_s = max(grace_s, _UNNAMED_S)
     if now:
         state = _rewrite(storage, log, clock, look, threads, run_tasks, shard_bytes, progress)
@@ -295,8 +295,8 @@ def _pending(storage: Storage, state: LogState, asked: Tombstones, half_made: se
     return tuple(sorted(waiting | stored - state.objects.keys() - state.archive.keys()))
 
 
-def _check_bound(expired: Expired, stones: Sequence[Tombstone]) -> Expired:
-    joined = expired.joined(Expired(tombstones=tuple(stones)))
+def _check_bound(expired: Expired, gone: Expired) -> Expired:
+    joined = expired.joined(gone)
     if (count := len(joined.tombstones)) > MOST_TOMBSTONES and count > len(expired.tombstones):
         raise InvalidArgument(
             f"the index would have {count:,} tombstones, the limit is {MOST_TOMBSTONES:,}: erase a whole topic "
@@ -305,15 +305,15 @@ def _check_bound(expired: Expired, stones: Sequence[Tombstone]) -> Expired:
     return joined
 
 
-def _record(log: StorageLog, stones: tuple[Tombstone, ...], found: Found) -> LogState:
-    """Append the record that states the tombstones and removes what holds nothing else."""
+def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
+    """Append the record that states what is `gone` and removes what holds nothing else."""
 
     def make(state: LogState) -> LogRecord | None:
-        joined = _check_bound(state.expired, stones)
+        joined = _check_bound(state.expired, gone)
         names = names_of_nothing_else(state, found)
         if joined is state.expired and not names:
             return None
-        return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=Expired(tombstones=stones))
+        return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)
 
     return log.append("what was erased", None, make)
 
@@ -322,14 +322,9 @@ def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
     """State in the log of an index what has expired of another one whose entries it gets, or was erased of it, unless
     it says so. Raises as the storage.
     """
-
-    def make(state: LogState) -> LogRecord | None:
-        joined = state.expired.joined(expired)
-        return LogRecord(0, "erase", 0, "", 0, expired=expired) if joined is not state.expired else None
-
     log = StorageLog(storage, clock)
     log.open()
-    return log.append("what was erased elsewhere", None, make)
+    return _record(log, expired, {})
 
 
 def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
@@ -364,27 +359,23 @@ def _rewrite(
         names = {name for name in concerned(state) if name not in lost}
         return plan_rewrite(state, names, shard_bytes=shard_bytes)
 
+    lock, done, total = threading.Lock(), 0, 0
+
+    def count(entries: int) -> None:
+        nonlocal done
+        with lock:
+            done += entries
+            progress("entries rewritten", min(done, total), total)
+
+    options = MergeOptions(skip_lost=True)
     for _ in range(_ROUNDS):
         state = log.refresh()
         names = concerned(state)
         if not names:
             break
-        counted = _Counted(sum(state.objects[name].count for name in names), progress)
-        options = MergeOptions(skip_lost=True)
-        merge(storage, log, clock, options, threads=threads, run_tasks=run_tasks, progress=counted, make_plan=planned)
+        done, total = 0, sum(state.objects[name].count for name in names)
+        merge(storage, log, clock, options, threads=threads, run_tasks=run_tasks, progress=count, make_plan=planned)
     return log.refresh()
-
-
-class _Counted:
-    """Adds up the entries that the tasks of a merge say they have read."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._total, self._progress, self._done, self._lock = total, progress, 0, threading.Lock()
-
-    def __call__(self, entries: int) -> None:
-        with self._lock:
-            self._done += entries
-            self._progress("entries rewritten", min(self._done, self._total), self._total)
 
 
 def _hidden(found: Found, without: Container[str] = ()) -> int:

@@ -17,21 +17,18 @@ from typing import Any, NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.archived import HEAD_BYTES, SegmentSums
-from tiered_index.format.names import segment_name
+from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.service.checks.checks import check_segments
 from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.lifecycle.publication import Publication, SentObject
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive, send_segment
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import MAX_PARTS, Storage
+from tiered_index.storage.base import Storage
 
 _PART_BYTES = 16 * HEAD_BYTES
-# in an object's name: later than any writer's, so that none takes the upload for what an earlier one left
-_NO_EPOCH = 10**20 - 1
 _ROUNDS = 5
 
 
@@ -186,21 +183,11 @@ def _send(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
     """Send a segment again and read it back; queue offsets that don't verify are left out. Raises as `put_in_place`."""
-    sums, section = SegmentSums(), b""
+    section = b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
         section = _queue_offsets(SegmentArchive(storage, lambda: log.state, log.refresh), segment)
-    part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
-    part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
-
-    def fill(upload: Upload) -> None:
-        for data in pieces(part_bytes):
-            sums.update(data)
-            upload.write(data)
-        upload.write(section + sums.table(segment.start, len(section)).encode())
-
-    publication = Publication.send(storage, log, segment_name(*segment.place, _NO_EPOCH), fill, part_bytes)
-    sent = publication.sent
-    fresh = replace(segment, name=sent.name, object_bytes=sent.size_bytes, crc32=sums.crc32, head_crc32=sums.head_crc32)
+    sent, publication = send_segment(storage, log, segment.place, segment.size_bytes, pieces, section, _PART_BYTES)
+    fresh = replace(sent, published_ms=segment.published_ms, source=segment.source)
     try:
         again = Report()
         check_segments(storage, [fresh], again, lambda number, what: None, deep=True)

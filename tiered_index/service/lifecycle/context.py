@@ -123,32 +123,35 @@ def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Seq
     if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
         return {}
     if waiting:
-        return _own_positions(file) if file.lane != QUARANTINE else {}
-    return max_positions(_own_positions(file), _positions_of(handles))
-
-
-def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:
-    """Return the greatest position of each source in local files."""
-    positions: dict[str, int] = {}
+        return own_positions(file) if file.lane != QUARANTINE else {}
+    positions = own_positions(file)
     for handle in handles:
         if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
-            positions = max_positions(positions, _own_positions(handle))
+            positions = max_positions(positions, own_positions(handle))
     return positions
 
 
-def _own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
+def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
+    """Return the source positions that a file has."""
     return file.metadata().source_positions if isinstance(file, CompactedFile) else file.positions
 
 
 def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: dict[str, int]) -> bool:
     """Return whether a file, or the journal that is left of one, has a source's position beyond `reached`."""
-    return max_positions(reached, _own_positions(file)) != reached
+    return max_positions(reached, own_positions(file)) != reached
 
 
-def is_needed(file: CompactedFile | UnsealedFile, handles: Sequence[Handle], logged: dict[str, int]) -> bool:
-    """Return whether a local file alone has a source's position: neither the log nor younger local files reach it."""
-    younger = [handle for handle in handles if handle.sequence > file.sequence]
-    return has_newer_positions(file, max_positions(logged, _positions_of(younger)))
+def needed_files(handles: Sequence[Handle], logged: dict[str, int]) -> set[str]:
+    """Return the ids of local files that alone have a source's position: one that neither the log, which has `logged`,
+    nor younger local files reach.
+    """
+    needed, reached = set(), logged
+    for handle in sorted(handles, key=lambda handle: -handle.sequence):
+        if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
+            before, reached = reached, max_positions(reached, own_positions(handle))
+            if reached != before:
+                needed.add(handle.file_id)
+    return needed
 
 
 def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:

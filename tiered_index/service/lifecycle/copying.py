@@ -75,6 +75,15 @@ class CopyStopped(TieredIndexError):
     """`stop` was set: nothing was published, and what was sent is kept for the next round."""
 
 
+@dataclass(frozen=True, slots=True)
+class _WholeObject:
+    """An object that the target has, each byte checked. `began_ms`: since when; by this clock if it `was_sent`."""
+
+    size_bytes: int
+    began_ms: int
+    was_sent: bool
+
+
 @dataclass(eq=False)
 class Copier:
     """Copies one index into another storage, a round at a time; `source` and `target` are metered or not.
@@ -90,12 +99,8 @@ class Copier:
     stop: threading.Event = field(default_factory=threading.Event)
     # whether the target must hold a copy already
     must_exist: bool = False
-    # names that the target has, whole; and of this round whether they had to be sent
-    _checked: set[str] = field(default_factory=set)
-    _done: dict[str, tuple[bool, int]] = field(default_factory=dict)
-    # when sending them began, by this clock: the storage's may be another
-    _began_ms: dict[str, int] = field(default_factory=dict)
-
+    # what the target has whole, and no record names yet, by name
+    _whole: dict[str, _WholeObject] = field(default_factory=dict)
     # the source's record that the target was last compared with
     _compared: tuple[int, str] = (0, "")
 
@@ -118,21 +123,19 @@ class Copier:
 
     def missing_bytes(self) -> int:
         """Return how many bytes the next round looks for in the target, as far as the logs were read: no request."""
-        there = _parts(self.copied.state)
-        return sum(_size(one) for name, one in _parts(self.log.state).items() if name not in there)
+        return sum(map(_size, _beyond(self.log.state, self.copied.state).values()))
 
     def run_once(self) -> CopyReport:
         """Bring the target to the end of the source's log. Raises `CorruptFile` (of the source; lost, too),
         `CopyStopped`, `InvalidArgument`, `JobOverdue`, as the storages; the target is then what it was.
         """
-        self._done.clear()
         as_of_ms = self.clock.now_ms()
         state = self.log.refresh()
         if self.copied.state.number:
             self._check_target(self.copied.refresh())
         for _ in range(_TRIES):
             before = self.copied.state
-            waiting = self._waiting({name: one for name, one in _parts(state).items() if name not in _parts(before)})
+            waiting = self._waiting(_beyond(state, before))
             if not waiting:
                 break
             try:
@@ -148,10 +151,9 @@ class Copier:
                 f"{MAX_AGE_S // 3600} hours: nothing was published"
             )
         after, key = self._publish(state), _key(state)
-        self._checked.clear()
-        self._began_ms.clear()
-        sent = [size for was_sent, size in self._done.values() if was_sent]
-        kept = [size for was_sent, size in self._done.values() if not was_sent]
+        sent = [one.size_bytes for one in self._whole.values() if one.was_sent]
+        kept = [one.size_bytes for one in self._whole.values() if not one.was_sent]
+        self._whole.clear()
         return CopyReport(
             as_of_ms=as_of_ms,
             source_number=after.positions[key],
@@ -161,7 +163,7 @@ class Copier:
             sent_bytes=sum(sent),
             kept=len(kept),
             kept_bytes=sum(kept),
-            removed=tuple(name for name in _parts(before) if name not in _parts(after)),
+            removed=tuple(_beyond(before, after)),
             problems=self._problems(),
         )
 
@@ -183,29 +185,27 @@ class Copier:
     # What is there
 
     def _waiting(self, lacking: dict[str, Part]) -> list[Part]:
-        """Return what the target has not, or not for sure: of what an earlier try left only `_checked` is known."""
+        """Return what the target has not, or not for sure: of what an earlier process left nothing is known."""
         found: dict[str, ObjectInfo] = {}
         for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) if lacking else ():
             found |= {info.name: info for info in own_objects(self.target, prefix) if info.name in lacking}
-        waiting = []
         for name, one in lacking.items():
-            info = found.get(name)
-            if info is None or not self._may_be(one, info):
-                self._checked.discard(name)
-            if name not in self._checked:
-                waiting.append(one)
-        return waiting
+            if name not in found or not self._may_be(one, found[name]):
+                self._whole.pop(name, None)
+        return [one for name, one in lacking.items() if name not in self._whole]
 
     def _may_be(self, one: Part, info: ObjectInfo) -> bool:
         """Return whether an object of the target is as large as `one`, and not so old that a sweep of the target may be
         about to delete it, which no record names yet; no sweep looks at a storage without a log.
         """
-        age_s = abs(self.clock.now_ms() - self._began_ms.get(one.name, info.modified_ms)) / 1000
+        known = self._whole.get(one.name)
+        age_s = abs(self.clock.now_ms() - (known.began_ms if known is not None else info.modified_ms)) / 1000
         return info.size_bytes == _size(one) and (age_s < MAX_AGE_S or not self.copied.state.number)
 
     def _check_lost(self, parts: list[Part], state: LogState) -> None:
+        named = _parts(state)
         for one in parts:
-            if one.name in _parts(state):
+            if one.name in named:
                 try:
                     self.source.head(one.name)
                 except ObjectNotFound as error:
@@ -227,16 +227,14 @@ class Copier:
         """See that the target has an object, whole."""
         if self.stop.is_set():
             raise CopyStopped
-        was_sent = not self._is_there(one)
-        if was_sent:
-            began_ms = self.clock.now_ms()
+        began_ms = self.clock.now_ms()
+        left_ms = self._left_ms(one)
+        if left_ms is None:
             try:
                 self._transfer(one)
             except CorruptFile:  # damage on the way is not damage of the object
                 self._transfer(one)
-            self._began_ms[one.name] = began_ms
-        self._checked.add(one.name)
-        self._done[one.name] = was_sent, _size(one)
+        self._whole[one.name] = _WholeObject(_size(one), began_ms if left_ms is None else left_ms, left_ms is None)
         self.progress(_size(one))
 
     def _transfer(self, one: Part) -> None:
@@ -251,16 +249,18 @@ class Copier:
             upload.abandon(is_fresh=False)
             raise
 
-    def _is_there(self, one: Part) -> bool:
-        """Return whether an earlier try has sent an object: every byte is read and checked."""
+    def _left_ms(self, one: Part) -> int | None:
+        """Return since when the target has what an earlier try sent of an object; None: it has it not whole."""
         try:
-            if not self._may_be(one, self.target.head(one.name)):
-                return False
+            info = self.target.head(one.name)
+            if not self._may_be(one, info):
+                return None
             _check(self.target, one, lambda start, window: None)
         except (ObjectNotFound, CorruptFile):
-            return False
+            return None
         # it may be another whole object, by a hand that is no copy's: the tails hold the checksums of all the rest
-        return self.source.get_suffix(one.name, TAIL_SIZE) == self.target.get_suffix(one.name, TAIL_SIZE)
+        is_same = self.source.get_suffix(one.name, TAIL_SIZE) == self.target.get_suffix(one.name, TAIL_SIZE)
+        return info.modified_ms if is_same else None
 
     # The record
 
@@ -327,6 +327,12 @@ def _parts(state: LogState) -> dict[str, Part]:
     return {**state.objects, **state.archive}
 
 
+def _beyond(state: LogState, other: LogState) -> dict[str, Part]:
+    """Return what `state` names, and `other` does not."""
+    known = _parts(other)
+    return {name: one for name, one in _parts(state).items() if name not in known}
+
+
 def _size(one: Part) -> int:
     return one.size_bytes if isinstance(one, StoredObject) else one.object_bytes
 
@@ -343,6 +349,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
             taken[member.name] = tuple(value.values()) if members[member.name].default == () else value
     taken["positions"] = after.positions | {key: after.number}
     taken["copied"] = after.digest
+    added = _beyond(after, before).values()
     made = LogRecord(
         before.number + 1,
         _KIND,
@@ -350,9 +357,9 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
         "",
         0,
         genesis=None if before.number else after.genesis,
-        add=tuple(one for name, one in after.objects.items() if name not in before.objects),
-        archive=tuple(one for name, one in after.archive.items() if name not in before.archive),
-        remove=tuple(name for name in _parts(before) if name not in _parts(after)),
+        add=tuple(one for one in added if isinstance(one, StoredObject)),
+        archive=tuple(one for one in added if isinstance(one, ArchivedSegment)),
+        remove=tuple(_beyond(before, after)),
         **taken,
     )
     reached = before.apply(made, "copy")
@@ -427,9 +434,8 @@ def copy_index(
     `StorageMisconfigured`. The target is then unchanged.
     """
     with contextlib.ExitStack() as closing:
-        options = s3
-        copied = closing.enter_context(open_storage(source, options=options, parallel_reads=threads))
-        into = closing.enter_context(open_storage(target, options=options))
+        copied = closing.enter_context(open_storage(source, options=s3, parallel_reads=threads))
+        into = closing.enter_context(open_storage(target, options=s3))
         copier = Copier(copied, into, clock or SystemClock(), threads, progress)
         copier.open()
         return copier.run_once()

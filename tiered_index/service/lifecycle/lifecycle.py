@@ -30,7 +30,7 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UNSEALED, UPLOADED, data_name, data_prefix
+from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
 from tiered_index.heap import give_back
 from tiered_index.retention import NOTHING
 from tiered_index.service.files.compacted import (
@@ -49,11 +49,11 @@ from tiered_index.service.lifecycle.context import (
     check_size,
     durable_positions,
     has_newer_positions,
-    is_needed,
+    needed_files,
     sealed_form,
 )
 from tiered_index.service.lifecycle.expiry import KnownStats, record_expiry, sweep
-from tiered_index.service.lifecycle.publication import Publication, stored_file
+from tiered_index.service.lifecycle.publication import Publication, abort_uploads, stored_file
 from tiered_index.service.lifecycle.same_file import check_same
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
@@ -95,8 +95,6 @@ class Lifecycle:
         self._staging = Staging(context)
         self._damaged = DamagedCopies(context, damaged, journals)
         self._publications: dict[str, Publication] = {}  # by file id; what is not known to be in the log
-        # by file id; compacted by this process, and not sent yet
-        self._made: set[str] = set()
         self.refresh = context.refresh
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
@@ -187,22 +185,13 @@ class Lifecycle:
         with self._lock:
             self._step("damaged", self._tend_damaged)
 
-    def sweep_attempts(self, file_ids: set[str]) -> int:
-        """Delete what unfinished uploads of these files left in the storage; return how many objects and uploads."""
-        storage = self._context.session.storage
-        swept = 0
-        named = set(self._context.session.log.refresh().objects)
-        for file_id in sorted(file_ids):
-            for info in list(own_objects(storage, data_prefix(file_id))):
-                if info.name not in named:
-                    storage.delete(info.name)
-                    swept += 1
+    def sweep_attempts(self, file_ids: set[str]) -> None:
+        """Delete what unfinished uploads of these files left in the storage."""
         if file_ids:
-            for handle in list(storage.list_uploads(DATA_PREFIX)):
-                if handle.name.split("/")[1] in file_ids:
-                    storage.abort_upload(handle)
-                    swept += 1
-        return swept
+            storage, named = self._context.session.storage, self._context.session.log.refresh().objects
+            infos = [info for file_id in sorted(file_ids) for info in own_objects(storage, data_prefix(file_id))]
+            storage.delete_many([info.name for info in infos if info.name not in named])
+            abort_uploads(storage, DATA_PREFIX, lambda name: name.split("/")[1] in file_ids)
 
     def end(self) -> None:
         """From here on `run_once` raises `IndexClosed`: the root is somebody else's."""
@@ -321,14 +310,14 @@ class Lifecycle:
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
         bound = self._context.config.local_keep_bytes
         before_ms = self._context.clock.now_ms() - self._context.config.local_keep_s * 1000
-        logged = self._context.session.log.state.positions
         wanted = kept[-1].metadata().layout.unsealed_size if kept and lacks_room else 0
+        needed = needed_files(handles, self._context.session.log.state.positions)
         chosen = []
         for file in kept:
             assert file.local is not None and file.stored is not None
             if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound) and wanted <= 0:
                 continue
-            if not is_needed(file, handles, logged):
+            if file.file_id not in needed:
                 chosen.append(file)
                 total -= file.local.size_bytes
                 wanted -= file.local.size_bytes
@@ -340,8 +329,6 @@ class Lifecycle:
         pieces = sealed_form(file).compacted(file.entries(), file.filter_bytes)
         root.write_file(target, pieces, f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
-        if self._context.config.compaction == "local":
-            self._made.add(file.file_id)
 
     def _upload(self, file: CompactedFile) -> None:
         """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated."""
@@ -350,35 +337,30 @@ class Lifecycle:
         verify_tables(file)
         verify_runs(file)
         context, session, now_ms = self._context, self._context.session, self._context.clock.now_ms()
-        # nothing is sent to another index's storage; a listing costs twelve times as much
-        session.log.check_end()
         # what reached the storage and is not known to be in the log is published under its name
         publication = self._publications.get(file_id)
         if publication is not None and publication.is_overdue:
             self._forget(file_id)
             publication = None
-        may_be_gone = publication is not None or file_id in context.outcome_unknown
-        # nobody can have published what was compacted just now: its record alone reads the log
-        is_new = file_id in self._made and not may_be_gone
-        state = session.log.state if is_new else session.refreshed()
+        # else nobody can have published it: its record alone reads the log
+        may_be_there = publication is not None or file_id in context.outcome_unknown
+        state = session.refreshed() if may_be_there else session.log.state
+        # nothing is sent to another index's storage; a listing costs twelve times as much
+        session.log.check_end()
         known = state.object_of(file_id)
         # a record before any that names the file; 0, the log's beginning, for files of older versions
         removed = partial(context.removals.files, after=int(file.metadata().more.get("log_number", 0)))
-        has_expired_here = state.expired.is_over(file.second_max) and self._is_all_there_is(file_id)
-        if known is None and (has_expired_here or (may_be_gone and file_id in removed(state))):
-            self._let_go(file)
-            return
         if known is not None:
             if publication is not None:
                 publication.resolve(state)
+        elif may_be_there and file_id in removed(state):
+            self._let_go(file)
+            return
         else:
-            if not is_new:
-                session.log.check_end()
-            self._made.discard(file_id)
             publication = self._sent(file_id, memoryview(local.data))
             stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
             positions = durable_positions(file, context.catalog.all())
-            gone: Callable[[LogState], set[str]] = removed if may_be_gone else lambda state: set()
+            gone: Callable[[LogState], set[str]] = removed if may_be_there else lambda state: set()
             make = publishing(session.epoch, (stored,), positions=positions, removed=gone)
             state = publication.record("publish", make, lambda state: state.object_of(file_id))
             known = state.object_of(file_id)
@@ -395,13 +377,6 @@ class Lifecycle:
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
             context.cold.keep(known, local.data)  # else another version's compaction: its bytes are not these
         context.catalog.put(open_local(target, StorageBytes(context.cold, known)))
-
-    def _is_all_there_is(self, file_id: str) -> bool:
-        """Return whether nothing is left of a compacted file's unsealed form, which would be half of a file alone."""
-        self._context.catalog.reclaim()
-        root, waiting = self._context.root, self._context.deletions.errors()
-        paths = root.journal_path(file_id), root.index_path(UNSEALED, file_id)
-        return not any(path.name in waiting or path.exists() for path in paths)
 
     def _sent(self, file_id: str, data: memoryview) -> Publication:
         """Return the publication of a file as sent now, or by an earlier try."""
@@ -443,7 +418,7 @@ class Lifecycle:
         return after
 
     def _let_go(self, file: CompactedFile) -> None:
-        """Drop a file that has expired, or that a record has removed; one that alone has a source's position stays."""
+        """Drop a file that a record has removed; one that alone has a source's position stays."""
         context = self._context
         context.refresh()
         logged = context.append_positions(file)

@@ -207,6 +207,21 @@ def give_up(
             raise InvalidArgument(f"--lost {file}: {problem}")
         missing += gone
 
+    if dry_run:
+        planned = {one.name: one for one in (*map(LostObject.of, missing), *unpublished.values())}
+        state = replace(state, lost={**state.lost, **planned})
+    else:
+        state = record_lost(log, missing, unpublished)
+    return [one for one in state.lost.values() if not set(files).isdisjoint(_names(one))]
+
+
+def record_lost(
+    log: StorageLog, missing: Sequence[StoredObject], unpublished: Mapping[str, LostObject] = MappingProxyType({})
+) -> LogState:
+    """Append the record that gives up what the log still names of `missing`, and what is gone of `unpublished` files;
+    return the log's state.
+    """
+
     def make(state: LogState) -> LogRecord | None:
         gone = tuple({stored.name: stored for stored in missing if stored.name in state.objects}.values())
         local = [one for one in unpublished.values() if one.name not in state.lost]
@@ -215,12 +230,7 @@ def give_up(
         names = tuple(stored.name for stored in gone)
         return LogRecord(0, "remove", 0, "", 0, remove=names, lost=(*map(LostObject.of, gone), *local))
 
-    if dry_run:
-        planned = {one.name: one for one in (*map(LostObject.of, missing), *unpublished.values())}
-        state = replace(state, lost={**state.lost, **planned})
-    else:
-        state = log.append("what was lost", None, make)
-    return [one for one in state.lost.values() if not set(files).isdisjoint(_names(one))]
+    return log.append("what was lost", None, make)
 
 
 def _names(one: StoredObject | LostObject) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from tiered_index.format.compacted import SealedFile
 from tiered_index.format.names import data_name
 from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.service.log.log import Make, StorageLog
-from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.records import LogRecord, Origin, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Bytes, PartInfo, Storage, UploadHandle
 
@@ -86,13 +86,14 @@ class Upload:
         else:
             self._send(data, start // self._part_bytes + 1)
 
-    def finish(self) -> None:
-        """Send what is held: at least one full part before it was sent, or all of it is put as one object."""
+    def finish(self, began_ms: int = 0) -> SentObject:
+        """Send what is held, as one object where that is all of it; return what was sent since `began_ms`."""
         rest = self._taken(self._held_bytes)
         if self.handle is None:
             self._storage.put(self.name, rest)
         elif rest:
             self._send(rest, len(self.parts) + 1)
+        return SentObject(self.name, self.size_bytes, began_ms, self.handle, tuple(self.parts))
 
     def abandon(self, *, is_fresh: bool = True) -> None:
         """Delete the sent objects; `orphans` deletes the rest later. The error that led here counts. An object whose
@@ -144,9 +145,29 @@ class FinishedObject:
 
     @property
     def sent(self) -> SentObject:
-        """What was sent; a job's objects say in `published_ms` when it began to."""
+        """The object as it was sent; a job's objects say in `published_ms` when that began."""
         stored = self.stored
         return SentObject(stored.name, stored.size_bytes, stored.published_ms, self.upload, self.parts)
+
+
+def send_object(
+    storage: Storage,
+    name: str,
+    fill: Callable[[Upload], object],
+    began_ms: int,
+    part_bytes: int = _PART_BYTES,
+    last_bytes: int | None = None,
+) -> SentObject:
+    """Send an object, whose upload is not completed; `fill` writes its bytes. What was sent before an error, or an
+    interrupt, is taken back.
+    """
+    upload = Upload(storage, name, part_bytes, last_bytes)
+    try:
+        fill(upload)
+        return upload.finish(began_ms)
+    except BaseException:
+        upload.abandon()
+        raise
 
 
 class Publication:
@@ -169,21 +190,14 @@ class Publication:
         last_bytes: int | None = None,
         epoch: int | None = None,
     ) -> Publication:
-        """Send an object whole; `fill` writes its bytes. What was sent before an error (of either) is taken back, and
-        before an interrupt. The log's clock alone is used.
-        """
-        began_ms = log.clock.now_ms()
-        upload = Upload(storage, name, part_bytes, last_bytes)
+        """Send an object whole, as `send_object`. The log's clock alone is used."""
+        publication = cls(
+            storage, log, [send_object(storage, name, fill, log.clock.now_ms(), part_bytes, last_bytes)], epoch
+        )
         try:
-            fill(upload)
-            upload.finish()
-            sent = SentObject(name, upload.size_bytes, began_ms, upload.handle, tuple(upload.parts))
-            publication = cls(storage, log, [sent], epoch)
             publication.complete()
         except BaseException:
-            upload.abandon()
-            if upload.handle is not None:  # it may be complete
-                _delete(storage, name)
+            abandon([publication.sent], storage)
             raise
         return publication
 
@@ -245,7 +259,7 @@ class Publication:
     def resolve(self, state: LogState) -> None:
         """Take `state` as the log's last word: delete what it does not name."""
         left = [one for one in self._objects if one.name not in state.objects and one.name not in state.archive]
-        _take_back(left, self._storage)
+        abandon(left, self._storage)
 
     def _overdue(self, what: str) -> TieredIndexError:
         where, hours = self._storage.uri, self._age_s / 3600
@@ -261,45 +275,52 @@ class Publication:
         )
 
 
-def abandon(finished: Sequence[FinishedObject], storage: Storage) -> None:
-    """Delete what a job that will not be published has uploaded; what can't be deleted is left to `orphans`."""
-    _take_back([one.sent for one in finished], storage)
-
-
-def _take_back(objects: Sequence[SentObject], storage: Storage) -> None:
+def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
+    """Delete what no record will name; what can't be deleted is left to `orphans`."""
     for one in objects:
         if one.upload is not None:
             with contextlib.suppress(StorageError):  # it may be complete already
                 storage.abort_upload(one.upload)
-        _delete(storage, one.name)
+        with contextlib.suppress(StorageError):  # an orphan costs only space
+            storage.delete(one.name)
 
 
-def _delete(storage: Storage, name: str) -> None:
-    with contextlib.suppress(StorageError):  # an orphan costs only space
-        storage.delete(name)
+def abort_uploads(storage: Storage, prefix: str, is_left: Callable[[str], bool]) -> None:
+    """Abort the unfinished uploads below `prefix` whose names are those of leftovers."""
+    for handle in list(storage.list_uploads(prefix)):
+        if is_left(handle.name):
+            storage.abort_upload(handle)
 
 
 def send_compacted(storage: Storage, sealed: SealedFile, entries: npt.NDArray[Any], now_ms: int) -> FinishedObject:
     """Send a file's compacted form, unpublished; `entries` as `Compaction` takes them. What was sent before an error
     is taken back.
     """
-    upload = Upload(storage, data_name(sealed.file_id, secrets.token_hex(8)))
-    try:
+    trailer: list[Trailer] = []
+
+    def fill(upload: Upload) -> None:
         last: bytes | memoryview = b""
         for last in sealed.compacted(entries):
             upload.write(last)
-        trailer = parse_trailer(last, upload.name, upload.size_bytes)
-        upload.finish()
-    except BaseException:
-        upload.abandon()
-        raise
-    stored = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
-    return FinishedObject(stored, upload.handle, tuple(upload.parts))
+        trailer.append(parse_trailer(last, upload.name, upload.size_bytes))
+
+    sent = send_object(storage, data_name(sealed.file_id, secrets.token_hex(8)), fill, now_ms)
+    stored = stored_file(sent.name, trailer[0], sent.size_bytes, now_ms)
+    return FinishedObject(stored, sent.upload, sent.parts)
 
 
-def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:
-    """Return the log's description of a compacted file with this `trailer`, as object `name`."""
+def stored_file(
+    name: str, trailer: Trailer, size_bytes: int, published_ms: int, origin: Origin | None = None
+) -> StoredObject:
+    """Return the log's description of a compacted file, or of a shard from `origin`, with this `trailer`, as object
+    `name`.
+    """
     metadata, tail = trailer.metadata, trailer.tail
+    shard = None
+    if metadata.is_shard:
+        table, window_s = metadata.more.get("table", ""), metadata.more.get("window_s", 0)
+        begin_s, slot_range = metadata.begin_ms // 1000, metadata.slot_range
+        shard = TableShard(table, begin_s, window_s, metadata.slot_map, *slot_range, origin)
     return StoredObject(
         name=name,
         file_id=metadata.file_id,
@@ -314,5 +335,19 @@ def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int)
         directory_length=tail.directory_length,
         metadata_length=tail.metadata_length,
         published_ms=published_ms,
+        shard=shard,
         hash=metadata.layout.hash,
     )
+
+
+_OF_ENTRIES = ("file_id", "lane", "second_min", "second_max", "count", "hash", "shard")
+
+
+def unlike(stored: StoredObject, other: StoredObject, *names: str) -> str | None:
+    """Return by which member `other` can't stand for an object, and both values: file, number and times of entries,
+    their order and hash rule, and the members `names`; None: it can.
+    """
+    for name in (*_OF_ENTRIES, *names):
+        if (expected := getattr(stored, name)) != (found := getattr(other, name)):
+            return f"{name} {found!r}, the log says {expected!r}"
+    return None

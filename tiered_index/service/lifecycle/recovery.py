@@ -16,10 +16,9 @@ import contextlib
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiered_index.errors import (
-    ConfigError,
     CorruptFile,
     RootBehind,
     SchemaMismatch,
@@ -41,9 +40,9 @@ from tiered_index.service.files.compacted import (
     verify_tables,
 )
 from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
-from tiered_index.service.lifecycle.context import has_newer_positions
+from tiered_index.service.lifecycle.context import has_newer_positions, own_positions
 from tiered_index.service.lifecycle.same_file import check_same, is_published
-from tiered_index.service.log.records import max_positions
+from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Deletions, Root, disk_error
 from tiered_index.service.root.files import LIST, FileList, ListedFile
@@ -85,223 +84,230 @@ def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Lay
     """Return a root's files, put in order; `state`: the log's, None: unknown. Those of another layout are damaged, and
     so are those that `files` lists and no folder has.
     """
-    found = Recovered(Deletions(root.disk))
+    recovery = _Recovery(root, cold, state, Recovered(Deletions(root.disk)))
     with contextlib.ExitStack() as undo:
-        undo.callback(found.let_go)
-        _recover(root, cold, state, layout, files, found)
+        undo.callback(recovery.found.let_go)
+        recovery.run(layout, files)
         undo.pop_all()
-    for note in found.notes:
+    for note in recovery.found.notes:
         _log.info("recovery: %s", note)
-    return found
+    return recovery.found
 
 
-def _recover(
-    root: Root, cold: ColdPath, state: LogState | None, layout: Layout, files: FileList, found: Recovered
-) -> None:
-    try:
-        gone = files.gone()
-    except CorruptFile as error:
-        _log.error("recovery: %s", error)
-        gone = {}
-        found.damaged.append(DamagedFile(LIST, LIST, error))
-    try:
-        if temporaries := root.temporaries():
-            for path in temporaries:
-                found.deletions.unlink([path])
-            found.notes.append(f"{len(temporaries)} temporary files dropped")
-        ids = {s: {i for name in root.names(s) if (i := file_id_of(name)) is not None} for s in STATES}
-        # until the catalog is there, which says what else is to be listed
-        found.deletions.before = lambda: files.note(lambda: gone)
-        _miss(gone, state, files, found)
-        _recover_uploaded(root, ids, cold, state, found)
-        _recover_compacted(root, ids, cold, state, found)
-        _recover_unsealed(root, ids, cold, state, found)
-    except OSError as error:
-        raise disk_error(error, f"recovering {root.path}") from error
-    _set_strangers_aside(layout, found)
-    for file in (*found.compacted, *found.uploaded):
-        metadata = file.metadata()
-        found.positions = max_positions(found.positions, metadata.source_positions)
-        found.topics += metadata.topics
-        found.next_sequence = max(found.next_sequence, file.sequence + 1)
-    for unsealed in found.unsealed:
-        found.positions = max_positions(found.positions, unsealed.positions)
-        found.topics += unsealed.topics.items()
-        found.next_sequence = max(found.next_sequence, unsealed.sequence + 1)
-    if state is not None:
-        found.positions = max_positions(found.positions, state.positions)
-        found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
+class _ReadJournal(NamedTuple):
+    """A journal's bytes and content, or why they have none; neither: no record of it is whole."""
+
+    data: bytes
+    journal: Journal | None = None
+    error: TieredIndexError | None = None
 
 
-def _miss(gone: dict[str, ListedFile], state: LogState | None, files: FileList, found: Recovered) -> None:
-    """Take listed files that no folder has for damaged, unless the log has them, or they were given up."""
-    given_up = {one.file_id for one in state.lost.values()} if state is not None else set()
-    for file_id, file in gone.items():
-        if file_id not in given_up and (state is None or state.object_of(file_id) is None):
-            error = files.missing(file_id, file)
+class _Recovery:
+    """One recovery. `_ids` are of the files in each folder, without those that were dropped."""
+
+    def __init__(self, root: Root, cold: ColdPath, state: LogState | None, found: Recovered) -> None:
+        self._root, self._cold, self._state, self.found = root, cold, state, found
+        self._ids: dict[str, set[str]] = {}
+        self._journals: dict[str, _ReadJournal] = {}
+
+    def run(self, layout: Layout, listed: FileList) -> None:
+        """Fill in what is `found`."""
+        root, found, state = self._root, self.found, self._state
+        try:
+            gone = listed.gone()
+        except CorruptFile as error:
             _log.error("recovery: %s", error)
-            found.damaged.append(DamagedFile(file_id, UNSEALED, error, *(file.seconds or ())))
-
-
-def _recover_uploaded(
-    root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered
-) -> None:
-    for file_id in sorted(ids[UPLOADED]):
-        path = root.index_path(UPLOADED, file_id)
-        stored = state.object_of(file_id) if state is not None else None
-        if state is not None and stored is None:
-            # merged or expired since: the log decides what exists, but a position that it doesn't have is kept
-            with contextlib.suppress(CorruptFile):
-                file = open_local(path)
-                if has_newer_positions(file, state.positions):
-                    found.uploaded.append(file)
-                    continue
-            found.drop([path], f"{path.name}: its object was removed from the log, local copy dropped")
-            ids[UPLOADED].discard(file_id)
-            continue
+            gone = {}
+            found.damaged.append(DamagedFile(LIST, LIST, error))
         try:
-            found.uploaded.append(open_local(path, StorageBytes(cold, stored) if stored is not None else None))
-        except CorruptFile as error:
-            if stored is None:
-                found.damaged.append(_damaged(file_id, UPLOADED, error))
-                continue
-            found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
-            ids[UPLOADED].discard(file_id)
-
-
-def _recover_compacted(
-    root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered
-) -> None:
-    for file_id in sorted(ids[COMPACTED]):
-        path = root.index_path(COMPACTED, file_id)
-        if file_id in ids[UPLOADED]:
-            found.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
-            continue
-        try:
-            file = open_local(path)
-            if file_id in ids[UNSEALED]:
-                verify_tables(file)
-                verify_runs(file)
-        except CorruptFile as error:
-            if state is not None and state.object_of(file_id) is not None:
-                found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
-            elif file_id in ids[UNSEALED]:
-                with contextlib.suppress(OSError):  # else it is replaced
-                    root.disk.unlink(path)
-                found.notes.append(
-                    f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ ({error})"
-                )
-            else:
-                found.damaged.append(_damaged(file_id, COMPACTED, error))
-            continue
-        stored = state.object_of(file_id) if state is not None else None
-        if stored is None:
-            found.compacted.append(file)
-            continue
-        try:
-            check_same(file, StorageBytes(cold, stored))
-        except RootBehind:
-            raise
-        except (CorruptFile, StorageError) as error:
-            found.notes.append(f"{path.name}: is in the log, and could not be compared with its object ({error})")
-            found.compacted.append(file)  # the life cycle compares and moves it
-            continue
-        target = root.index_path(UPLOADED, file_id)
-        try:
-            root.disk.publish(path, target)
+            if temporaries := root.temporaries():
+                for path in temporaries:
+                    found.deletions.unlink([path])
+                found.notes.append(f"{len(temporaries)} temporary files dropped")
+            self._ids = {s: {i for name in root.names(s) if (i := file_id_of(name)) is not None} for s in STATES}
+            # until the catalog is there, which says what else is to be listed
+            found.deletions.before = lambda: listed.note(lambda: gone)
+            self._miss(gone, listed)
+            self._recover_uploaded()
+            self._recover_compacted()
+            self._recover_unsealed()
         except OSError as error:
-            found.notes.append(f"{path.name}: is in the log, and could not be moved to uploaded/ ({error})")
-            found.compacted.append(file)  # the life cycle moves it
-            continue
-        found.notes.append(f"{path.name}: is in the log, moved to uploaded/")
-        found.uploaded.append(open_local(target, StorageBytes(cold, stored)))
+            raise disk_error(error, f"recovering {root.path}") from error
+        _set_strangers_aside(layout, found)
+        files: list[CompactedFile | UnsealedFile] = [*found.compacted, *found.uploaded, *found.unsealed]
+        for file in files:
+            found.positions = max_positions(found.positions, own_positions(file))
+            found.topics += file.topics.items() if isinstance(file, UnsealedFile) else file.metadata().topics
+            found.next_sequence = max(found.next_sequence, file.sequence + 1)
+        if state is not None:
+            found.positions = max_positions(found.positions, state.positions)
+            found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
 
+    def _stored(self, file_id: str) -> StoredObject | None:
+        """Return what the log has of a file, as far as it is known."""
+        return self._state.object_of(file_id) if self._state is not None else None
 
-def _recover_unsealed(
-    root: Root, ids: dict[str, set[str]], cold: ColdPath, state: LogState | None, found: Recovered
-) -> None:
-    # the log counts too: a deletion that did not reach the disk can bring back a file that was retired since
-    local = {file.file_id for file in (*found.compacted, *found.uploaded)}
-    later = local | {o.file_id for o in (state.objects.values() if state else ())}
-    claims = _claims(root, ids[UNSEALED], found)
-    if local & ids[UNSEALED]:
-        # the crash may have come before the compacted file's name was durable, and then it is all that there is
-        root.disk.sync_folder(root.folder(COMPACTED))
-        root.disk.sync_folder(root.folder(UPLOADED))
-    for file_id in sorted(ids[UNSEALED]):
-        path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-        alone = state is not None and file_id not in local and _has_newer_journal(file_id, path, journal_path, state)
-        if file_id in later and not alone:
-            if _may_go(path, journal_path, file_id, cold, state):
-                found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
+    def _miss(self, gone: dict[str, ListedFile], listed: FileList) -> None:
+        """Take listed files that no folder has for damaged, unless the log has them, or they were given up."""
+        given_up = {one.file_id for one in self._state.lost.values()} if self._state is not None else set()
+        for file_id, file in gone.items():
+            if file_id not in given_up and self._stored(file_id) is None:
+                self._add_damaged(file_id, UNSEALED, listed.missing(file_id, file), file.seconds)
+
+    def _add_damaged(
+        self, file_id: str, place: str, error: TieredIndexError, seconds: tuple[int, int] | None = None
+    ) -> None:
+        _log.error("recovery: %s", error)
+        self.found.damaged.append(DamagedFile(file_id, place, error, *(seconds or ())))
+
+    def _recover_uploaded(self) -> None:
+        found, state = self.found, self._state
+        for file_id in sorted(self._ids[UPLOADED]):
+            path, stored = self._root.index_path(UPLOADED, file_id), self._stored(file_id)
+            if state is not None and stored is None:
+                # merged or expired since: the log decides what exists, but a position that it doesn't have is kept
+                with contextlib.suppress(CorruptFile):
+                    file = open_local(path)
+                    if has_newer_positions(file, state.positions):
+                        found.uploaded.append(file)
+                        continue
+                found.drop([path], f"{path.name}: its object was removed from the log, local copy dropped")
+                self._ids[UPLOADED].discard(file_id)
                 continue
-            alone = True
-        journal: Journal | None = None
-        try:
-            data = journal_path.read_bytes() if journal_path.exists() else b""
-            journal = parse_journal(data, str(journal_path), file_id)
-            if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
-                raise CorruptFile(
-                    str(journal_path),
-                    "ends before entries that were durable when the next file was begun",
-                    expected=claims[file_id],
-                    found=count,
-                )
-            if journal is None and (not path.exists() or _never_written(path)):
-                found.drop([path, journal_path], f"{file_id}: an unfinished new file was deleted")
+            try:
+                bytes_there = StorageBytes(self._cold, stored) if stored is not None else None
+                found.uploaded.append(open_local(path, bytes_there))
+            except CorruptFile as error:
+                if stored is None:
+                    self._add_damaged(file_id, UPLOADED, error)
+                    continue
+                found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+                self._ids[UPLOADED].discard(file_id)
+
+    def _recover_compacted(self) -> None:
+        """Take up compacted files; the life cycle moves those that the log has."""
+        found = self.found
+        for file_id in sorted(self._ids[COMPACTED]):
+            path, stored = self._root.index_path(COMPACTED, file_id), self._stored(file_id)
+            if file_id in self._ids[UPLOADED]:
+                found.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
                 continue
-            if journal is not None and not journal.batches:
-                drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
-                found.notes.append(f"{file_id}: an empty file was deleted")
+            try:
+                file = open_local(path)
+                if file_id in self._ids[UNSEALED]:
+                    verify_tables(file)
+                    verify_runs(file)
+            except CorruptFile as error:
+                if stored is not None:
+                    found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+                elif file_id in self._ids[UNSEALED]:
+                    with contextlib.suppress(OSError):  # else it is replaced
+                        self._root.disk.unlink(path)
+                    found.notes.append(
+                        f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ "
+                        f"({error})"
+                    )
+                else:
+                    self._add_damaged(file_id, COMPACTED, error)
                 continue
-            if journal is None or not path.exists():
-                lost = journal_path if journal is None else path
-                raise CorruptFile(
-                    str(lost),
-                    "an unsealed file needs both its entries and its journal, and this one is missing or empty",
-                )
-            found.unsealed.append(UnsealedFile.recover(root, journal, data))
-        except (CorruptFile, StorageUnavailable, ValueError) as error:
+            found.compacted.append(file)
+            if stored is None:
+                continue
+            try:
+                check_same(file, StorageBytes(self._cold, stored))
+            except RootBehind:
+                raise
+            except (CorruptFile, StorageError) as error:
+                found.notes.append(f"{path.name}: is in the log, and could not be compared with its object ({error})")
+
+    def _recover_unsealed(self) -> None:
+        root, found, state = self._root, self.found, self._state
+        for file_id in sorted(self._ids[UNSEALED]):
+            self._journals[file_id] = self._read_journal(file_id)
+        # the log counts too: a deletion that did not reach the disk can bring back a file that was retired since
+        local = {file.file_id for file in (*found.compacted, *found.uploaded)}
+        later = local | {o.file_id for o in (state.objects.values() if state else ())}
+        claims = self._claims()
+        if local & self._ids[UNSEALED]:
+            # the crash may have come before the compacted file's name was durable, and then it is all that there is
+            root.disk.sync_folder(root.folder(COMPACTED))
+            root.disk.sync_folder(root.folder(UPLOADED))
+        for file_id, (data, journal, unread) in self._journals.items():
+            path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
+            alone = state is not None and file_id not in local and self._has_newer_journal(file_id, state)
             if file_id in later and not alone:
-                note = f"{file_id}: damaged local copy dropped, the storage has the file ({error})"
-                found.drop([journal_path, path], note)
-                continue
-            typed = (
-                error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
-            )
-            found.damaged.append(_damaged(file_id, UNSEALED, typed, journal))
-            if journal is not None and journal.sealed:
-                found.journals[file_id] = journal
-    found.unsealed.sort(key=lambda file: file.sequence)
+                if self._may_go(file_id):
+                    found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
+                    continue
+                alone = True
+            try:
+                if unread is not None:
+                    raise unread
+                if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
+                    raise CorruptFile(
+                        str(journal_path),
+                        "ends before entries that were durable when the next file was begun",
+                        expected=claims[file_id],
+                        found=count,
+                    )
+                if journal is None and (not path.exists() or _never_written(path)):
+                    found.drop([path, journal_path], f"{file_id}: an unfinished new file was deleted")
+                    continue
+                if journal is not None and not journal.batches:
+                    drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
+                    found.notes.append(f"{file_id}: an empty file was deleted")
+                    continue
+                if journal is None or not path.exists():
+                    lost = journal_path if journal is None else path
+                    raise CorruptFile(
+                        str(lost),
+                        "an unsealed file needs both its entries and its journal, and this one is missing or empty",
+                    )
+                found.unsealed.append(UnsealedFile.recover(root, journal, data))
+            except (CorruptFile, StorageUnavailable, ValueError) as error:
+                if file_id in later and not alone:
+                    note = f"{file_id}: damaged local copy dropped, the storage has the file ({error})"
+                    found.drop([journal_path, path], note)
+                    continue
+                typed = (
+                    error
+                    if isinstance(error, TieredIndexError)
+                    else CorruptFile(str(path), f"can't be mapped: {error}")
+                )
+                self._add_damaged(file_id, UNSEALED, typed, journal.seconds if journal is not None else None)
+                if journal is not None and journal.sealed:
+                    found.journals[file_id] = journal
+        found.unsealed.sort(key=lambda file: file.sequence)
 
+    def _read_journal(self, file_id: str) -> _ReadJournal:
+        path = self._root.journal_path(file_id)
+        data = path.read_bytes() if path.exists() else b""
+        try:
+            return _ReadJournal(data, parse_journal(data, str(path), file_id))
+        except CorruptFile as error:
+            return _ReadJournal(data, error=error)
 
-def _may_go(path: Path, journal_path: Path, file_id: str, cold: ColdPath, state: LogState | None) -> bool:
-    """Return whether an unsealed file may be dropped, since a later form of it exists. Raises `RootBehind`."""
-    stored, journal = state.object_of(file_id) if state is not None else None, None
-    with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
-        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
-    return stored is None or journal is None or is_published(path, journal, StorageBytes(cold, stored))
+    def _may_go(self, file_id: str) -> bool:
+        """Return whether an unsealed file may be dropped, since a later form of it exists. Raises `RootBehind`."""
+        stored, journal = self._stored(file_id), self._journals[file_id].journal
+        if stored is None or journal is None:
+            return True
+        return is_published(self._root.index_path(UNSEALED, file_id), journal, StorageBytes(self._cold, stored))
 
+    def _has_newer_journal(self, file_id: str, state: LogState) -> bool:
+        """Return whether a sealed file's journal has a source's position that the log hasn't: the life cycle appends
+        it.
+        """
+        journal = self._journals[file_id].journal
+        if journal is None or not (journal.sealed and journal.count):
+            return False
+        return self._root.index_path(UNSEALED, file_id).exists() and has_newer_positions(journal, state.positions)
 
-def _has_newer_journal(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
-    """Return whether a sealed file's journal has a source's position that the log hasn't: the life cycle appends it."""
-    with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
-        journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
-        if journal is not None and journal.sealed and journal.count and path.exists():
-            return has_newer_positions(journal, state.positions)
-    return False
-
-
-def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
-    """Return how many durable entries files had by the word of their successors, by file id."""
-    pairs = [file.metadata().more.get("predecessor") for file in (*found.compacted, *found.uploaded)]
-    for file_id in file_ids:
-        path = root.journal_path(file_id)
-        # raised again when the file itself is opened
-        with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
-            journal = parse_journal(path.read_bytes(), str(path), file_id)
-            pairs.append(journal.predecessor if journal is not None else None)
-    return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
+    def _claims(self) -> dict[str, int]:
+        """Return how many durable entries files had by the word of their successors, by file id."""
+        pairs = [file.metadata().more.get("predecessor") for file in (*self.found.compacted, *self.found.uploaded)]
+        pairs += [read.journal.predecessor for read in self._journals.values() if read.journal is not None]
+        return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
 
 
 def _set_strangers_aside(wanted: Layout, found: Recovered) -> None:
@@ -331,8 +337,3 @@ def _never_written(path: Path) -> bool:
             if piece.count(0) != len(piece):
                 return False
     return True
-
-
-def _damaged(file_id: str, place: str, error: TieredIndexError, journal: Journal | None = None) -> DamagedFile:
-    _log.error("recovery: %s", error)
-    return DamagedFile(file_id, place, error, *((journal.seconds if journal is not None else None) or ()))

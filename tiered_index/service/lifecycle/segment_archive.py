@@ -20,7 +20,8 @@ from tiered_index.format.archived import HEAD_BYTES, SegmentSums, SegmentTable, 
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
 from tiered_index.service.cold.caches import ByteCache
-from tiered_index.service.lifecycle.publication import Publication, Upload
+from tiered_index.service.lifecycle.publication import Publication, Upload, abort_uploads
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
@@ -35,6 +36,8 @@ ReadSegment = Callable[[int, int], bytes]
 
 # tables of segments of 64 GiB in all
 _TABLES_BYTES = 16 << 20
+# in the name of a job's object: later than any writer's, so that none takes the upload for what an earlier one left
+_NO_EPOCH = 10**20 - 1
 # of a directory of queue offsets, read at once
 _DIRECTORY_BYTES = 64 << 10
 # how long what a record has removed stays
@@ -64,13 +67,15 @@ class SegmentArchive:
         """Return bytes of the log from `offset`, unchecked. Raises `ObjectNotFound` (removed since), `CorruptFile`."""
         if not segment.start <= offset <= offset + length <= segment.end:
             raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
+        return self._range(segment, offset - segment.start, length)
+
+    def _range(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
         try:
             with self._there(segment):
-                return self.storage.get_range(segment.name, offset - segment.start, length)
+                return self.storage.get_range(segment.name, position, length)
         except InvalidArgument as error:
-            raise CorruptFile(
-                segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes
-            ) from error
+            problem = f"is shorter than the log says ({error})"
+            raise CorruptFile(segment.name, problem, expected=segment.object_bytes) from error
 
     @contextlib.contextmanager
     def _there(self, segment: ArchivedSegment) -> Iterator[None]:
@@ -108,15 +113,7 @@ class SegmentArchive:
         `read`.
         """
         length = segment.queues_bytes - begin if length is None else length
-        if not length:
-            return b""
-        try:
-            with self._there(segment):
-                return self.storage.get_range(segment.name, segment.size_bytes + begin, length)
-        except InvalidArgument as error:
-            raise CorruptFile(
-                segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes
-            ) from error
+        return self._range(segment, segment.size_bytes + begin, length) if length else b""
 
     def queue_directory(self, segment: ArchivedSegment) -> QueueDirectory:
         """Return which queues the messages of a segment with queue offsets are of. Raises as `read`."""
@@ -210,9 +207,7 @@ class SegmentUploads:
             numbers = log.numbers_since(log.refresh().number, since_ms)
             kept = log.state.archive.keys() | {name for number in numbers for name in log.record(number).remove}
             storage.delete_many([name for name in left if name not in kept])
-        for handle in list(storage.list_uploads(prefix)):
-            if self._is_left(handle.name):
-                storage.abort_upload(handle)
+        abort_uploads(storage, prefix, self._is_left)
         self._swept.add(store)
 
     def _is_left(self, name: str) -> bool:
@@ -258,29 +253,48 @@ class SegmentUploads:
             with contextlib.suppress(ObjectNotFound):
                 sent[1].complete()
                 return sent
-        sums, section = SegmentSums(), b"" if queues is None else queues()
-        # whole pieces, and so large that they can be numbered
-        part_bytes = max(self.part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
-        part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
 
-        def fill(upload: Upload) -> None:
-            for position in range(0, size_bytes, part_bytes):
-                data = _exactly(read, position, min(part_bytes, size_bytes - position))
-                sums.update(data)
-                upload.write(data)
-            upload.write(section + sums.table(place[1], len(section)).encode())
+        def pieces(length: int) -> Iterator[bytes]:
+            for position in range(0, size_bytes, length):
+                yield _exactly(read, position, min(length, size_bytes - position))
 
-        object_bytes = segment_object_bytes(size_bytes) + len(section)
-        last_bytes = part_bytes + object_bytes - size_bytes
-        sent_as = segment_name(*place, session.epoch)
-        publication = Publication.send(
-            session.storage, session.log, sent_as, fill, part_bytes, last_bytes, session.epoch
+        section = b"" if queues is None else queues()
+        return send_segment(
+            session.storage, session.log, place, size_bytes, pieces, section, self.part_bytes, session.epoch
         )
-        name, now_ms = publication.sent.name, publication.sent.began_ms
-        return (
-            ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms),
-            publication,
-        )
+
+
+def send_segment(
+    storage: Storage,
+    log: StorageLog,
+    place: tuple[str, int],
+    size_bytes: int,
+    pieces: Callable[[int], Iterator[bytes]],
+    queues: bytes,
+    part_bytes: int,
+    epoch: int | None = None,
+) -> tuple[ArchivedSegment, Publication]:
+    """Send a segment: its bytes, which `pieces` yields by a given length, its queue offsets, and their checksums.
+    `epoch` is the writer's, None a job's. Raises as `Publication.send` and `pieces`.
+    """
+    sums = SegmentSums()
+    # whole pieces, and so large that they can be numbered
+    part_bytes = max(part_bytes, storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
+    part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
+
+    def fill(upload: Upload) -> None:
+        for data in pieces(part_bytes):
+            sums.update(data)
+            upload.write(data)
+        upload.write(queues + sums.table(place[1], len(queues)).encode())
+
+    object_bytes = segment_object_bytes(size_bytes) + len(queues)
+    last_bytes = part_bytes + object_bytes - size_bytes
+    name = segment_name(*place, _NO_EPOCH if epoch is None else epoch)
+    publication = Publication.send(storage, log, name, fill, part_bytes, last_bytes, epoch)
+    began_ms = publication.sent.began_ms
+    sent = ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, began_ms)
+    return sent, publication
 
 
 def _called(store: str, start: int) -> str:

@@ -19,10 +19,10 @@ import mmap
 import secrets
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from tiered_index.storage.base import Storage
 
 _log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _PIECES_A_RANGE = 8
 
@@ -138,15 +139,11 @@ def send_entries(
 def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int, ...]]:
     """Return a staged file's description and the CRC32 of each piece. Raises `CorruptFile`, as the storage."""
     position, length = ticket.entries_bytes, ticket.size_bytes - ticket.entries_bytes
-    for last in (False, True):  # damage on the way is not damage of the object
-        try:
-            document = decode_document(
-                storage.get_range(ticket.object, position, length), ticket.object, FORMAT_VERSION
-            )
-            break
-        except CorruptFile:
-            if last:
-                raise
+
+    def read() -> dict[str, Any]:
+        return decode_document(storage.get_range(ticket.object, position, length), ticket.object, FORMAT_VERSION)
+
+    document = _read_again(read)
     sealed, pieces, piece_bytes = checked(_STAGED, document, ticket.object, "staged file", offset=position)
     wanted = (ticket.file_id, ticket.entries_bytes, _PIECE_BYTES, -(-ticket.entries_bytes // _PIECE_BYTES))
     found = (sealed.file_id, sealed.count * sealed.layout.schema.entry.itemsize, piece_bytes, len(pieces))
@@ -169,23 +166,28 @@ def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces:
 
 
 def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[int, ...]) -> bytes:
-    """Return the bytes of `pieces`, from number `first` on; after a wrong answer they are read once more."""
+    """Return the bytes of `pieces`, from number `first` on."""
     start = first * _PIECE_BYTES
     length = min(len(pieces) * _PIECE_BYTES, ticket.entries_bytes - start)
-    wrong = 0
-    for _ in range(2):
+
+    def read() -> bytes:
         data = storage.get_range(ticket.object, start, length)
-        found = [zlib.crc32(data[at : at + _PIECE_BYTES]) for at in range(0, len(data), _PIECE_BYTES)]
-        if len(data) == length and found == list(pieces):
-            return data
-        wrong = next((n for n, pair in enumerate(zip(found, pieces, strict=False)) if pair[0] != pair[1]), 0)
-    raise CorruptFile(
-        ticket.object,
-        "staged entries do not match their CRC32",
-        offset=start + wrong * _PIECE_BYTES,
-        expected=pieces[wrong],
-        found=found[wrong] if found else None,
-    )
+        for number, expected in enumerate(pieces):
+            at = number * _PIECE_BYTES
+            found = zlib.crc32(data[at : min(at + _PIECE_BYTES, length)])
+            problem = "staged entries do not match their CRC32"
+            CorruptFile.unless_equal(ticket.object, problem, expected, found, offset=start + at)
+        return data[:length]
+
+    return _read_again(read)
+
+
+def _read_again(read: Callable[[], T]) -> T:
+    """Return what `read` returns, at the second time if the first one meets damage: it may be damage on the way."""
+    try:
+        return read()
+    except CorruptFile:
+        return read()
 
 
 @dataclass(frozen=True, slots=True)

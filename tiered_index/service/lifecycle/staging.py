@@ -25,10 +25,10 @@ from tiered_index.service.lifecycle.context import (
     check_size,
     durable_positions,
     has_newer_positions,
-    is_needed,
+    needed_files,
     sealed_form,
 )
-from tiered_index.service.lifecycle.publication import Publication
+from tiered_index.service.lifecycle.publication import Publication, abort_uploads
 from tiered_index.service.lifecycle.staged import Ticket, send_entries
 from tiered_index.service.log.log import own_objects
 from tiered_index.service.log.records import StoredObject, max_positions
@@ -106,8 +106,9 @@ class Staging:
             for file in [file for file in handles if _is_published(file) and has_newer_positions(file, logged)]:
                 positions = max_positions(positions, durable_positions(file, handles))
             logged = self._context.session.log.append_positions(self._context.session.epoch, positions).positions
+            needed = needed_files(handles, logged)
             for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
-                if not is_needed(kept, handles, logged):
+                if kept.file_id not in needed:
                     self._release(kept)
         self._sweep()
 
@@ -199,9 +200,7 @@ class Staging:
                 (info.name for info in infos if info.name not in keep),
                 key=lambda name: not name.endswith(TICKET_SUFFIX),
             )
-        for handle in list(storage.list_uploads(STAGING_PREFIX)):
-            if handle.name.split("/")[1] in mine:
-                storage.abort_upload(handle)
+        abort_uploads(storage, STAGING_PREFIX, lambda name: name.split("/")[1] in mine)
         self._leftovers += leftovers
         self._resumed = True
 

@@ -150,7 +150,7 @@ def merge(
         def take_back() -> None:
             # the pool has ended: whatever finished is known
             done = [future for future in futures if not future.cancelled() and future.exception() is None]
-            abandon([shard for future in done for shard in future.result().shards], storage)
+            abandon([shard.sent for future in done for shard in future.result().shards], storage)
 
         with contextlib.ExitStack() as undo:
             undo.callback(take_back)

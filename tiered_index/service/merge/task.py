@@ -33,7 +33,7 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import read_items
 from tiered_index.service.lifecycle.publication import FinishedObject, Upload, stored_file
-from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
+from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
 
@@ -338,12 +338,9 @@ class TableRun:
         )
         parsed = parse_trailer(trailer, upload.name, upload.size_bytes + len(trailer))
         upload.write(trailer)
-        upload.finish()
-        shard_of = TableShard(
-            window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range, window.origin
-        )
-        stored = replace(stored_file(upload.name, parsed, upload.size_bytes, self.now_ms), shard=shard_of)
-        self.finished.append(FinishedShard(stored, upload.handle, tuple(upload.parts), writer.checksum))
+        sent = upload.finish(self.now_ms)
+        stored = stored_file(sent.name, parsed, sent.size_bytes, self.now_ms, window.origin)
+        self.finished.append(FinishedShard(stored, sent.upload, sent.parts, writer.checksum))
 
 
 PIECE_ITEMS = 1 << 20

@@ -123,7 +123,7 @@ def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: S
         state, _ = publish_tables(shards, "append", storage, log, batch)
     if names <= state.objects.keys():
         return True
-    abandon(shards, storage)
+    abandon([shard.sent for shard in shards], storage)
     return False
 
 
@@ -371,7 +371,7 @@ def build(
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile, SchemaMismatch):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides
-            abandon(finished, opened)
+            abandon([shard.sent for shard in finished], opened)
             raise
     written = sum(shard.stored.size_bytes for shard in finished)
     done = replace(result, shards=len(finished), written_bytes=written, removed_objects=removed, dry_run=False)

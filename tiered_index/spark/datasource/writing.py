@@ -136,7 +136,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
         check_sums(what, [result])
     except CorruptFile:
         with job.address.open() as storage:
-            abandon(result.shards, storage)
+            abandon([shard.sent for shard in result.shards], storage)
         raise
     return result
 
@@ -323,7 +323,7 @@ def _publish(
             publish(storage, log)
         except (InvalidArgument, CorruptFile):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides
-            abandon(shards, storage)
+            abandon([shard.sent for shard in shards], storage)
             raise
 
 
@@ -332,4 +332,4 @@ def _abort(job: PartitionJob, messages: Messages) -> None:
     if len(written) == len(messages):
         return  # a commit was tried
     with job.address.open() as storage:
-        abandon([shard for message in written for shard in message.shards], storage)
+        abandon([shard.sent for message in written for shard in message.shards], storage)

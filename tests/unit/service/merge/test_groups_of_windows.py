@@ -15,7 +15,7 @@ from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tests.support.plain_files import plain_files
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.lifecycle.publication import Upload
+from tiered_index.service.lifecycle.publication import SentObject, Upload
 from tiered_index.service.merge import plan
 from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows
@@ -48,9 +48,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         by_upload[id(self)] = self._held_bytes
         seen.append(sum(by_upload.values()))
 
-    def finished(self: Upload) -> None:
-        finish(self)
+    def finished(self: Upload, began_ms: int) -> SentObject:
         by_upload.pop(id(self))
+        return finish(self, began_ms)
 
     monkeypatch.setattr(Upload, "write", watched)
     monkeypatch.setattr(Upload, "finish", finished)
