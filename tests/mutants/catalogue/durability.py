@@ -288,7 +288,7 @@ MUTANTS = (
     Mutant(
         "positions-ahead-of-quarantine",
         "the log says positions while entries wait in quarantine",
-        "durable_positions",
+        "LocalFiles.durable_positions",
         "h.lane == QUARANTINE or h.sequence",
         "h.sequence",
         (

@@ -221,6 +221,11 @@ class Catalog:
         # a view may be kept just after a change made it old
         return kept[1] if kept is not None and kept[0] == self._changes else None
 
+    @property
+    def changes(self) -> int:
+        """How often a handle came or went: as long as it is the same, `all` returns the same handles."""
+        return self._changes
+
     def _changed(self) -> None:
         self._changes += 1
         self._view = None

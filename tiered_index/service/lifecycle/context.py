@@ -7,9 +7,11 @@ stays, untouched. Threads: the life cycle's round; `refresh` and the functions f
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from tiered_index._version import __version__
 from tiered_index.clock import Clock
@@ -17,7 +19,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import STATES, UNSEALED, UPLOADED
+from tiered_index.format.names import COMPACTED, STATES, UNSEALED, UPLOADED
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_stored
@@ -33,7 +35,67 @@ from tiered_index.service.writing.flusher import Flusher
 from tiered_index.storage.base import Storage
 
 
-@dataclass(frozen=True)
+class LocalFiles:
+    """A root's files as the catalog shows them, by their state, in order of sequence. What can be told of `kept` ones
+    is told without looking at each.
+    """
+
+    def __init__(self, handles: Iterable[Handle] = (), changes: int = -1) -> None:
+        self.changes = changes  # of the catalog, when the files were looked at
+        self.unsealed: list[UnsealedFile] = []
+        self.compacted: list[CompactedFile] = []  # local alone
+        self.kept: list[CompactedFile] = []  # local copies of what the storage has, or had
+        self._others: list[Handle] = []
+        for handle in sorted(handles, key=lambda handle: handle.sequence):
+            if isinstance(handle, UnsealedFile):
+                self.unsealed.append(handle)
+            elif isinstance(handle, CompactedFile):
+                if handle.local is not None:
+                    (self.compacted if handle.folder == COMPACTED else self.kept).append(handle)
+            elif not isinstance(handle, WindowTable):
+                self._others.append(handle)
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Bytes of `kept` files."""
+        return sum(file.local.size_bytes for file in self.kept if file.local is not None)
+
+    @cached_property
+    def oldest_ms(self) -> float:
+        """When the first one of `kept` files was published, infinite where none was."""
+        return min((f.stored.stored.published_ms for f in self.kept if f.stored is not None), default=math.inf)
+
+    @cached_property
+    def _kept_positions(self) -> dict[str, int]:
+        return _greatest(self.kept)
+
+    def durable_positions(self, file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
+        """Return the source positions that are true once `file` is published: no entry before them waits in another
+        one. A main file's are no promise for quarantine and damaged files, a quarantine file's none for main files.
+        """
+        waiting: list[Handle] = [one for one in self.unsealed if not one.published]
+        waiting = [h for h in (*waiting, *self.compacted, *self._others) if h.file_id != file.file_id]
+        if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
+            return {}
+        if waiting:
+            return own_positions(file) if file.lane != QUARANTINE else {}
+        local: list[CompactedFile | UnsealedFile | Journal] = [file, *self.unsealed, *self.compacted]
+        return max_positions(_greatest(local), self._kept_positions)
+
+    def needed(self, logged: dict[str, int]) -> set[str]:
+        """Return the ids of files that alone have a source's position: one that neither the log, which has `logged`,
+        nor younger files reach.
+        """
+        files: list[CompactedFile | UnsealedFile] = [*self.unsealed, *self.compacted, *self.kept]
+        needed, reached = set(), logged
+        for file in sorted(files, key=lambda file: -file.sequence):
+            before, reached = reached, max_positions(reached, own_positions(file))
+            if reached != before:
+                needed.add(file.file_id)
+        return needed
+
+
+@dataclass(eq=False)
 class LifecycleContext:
     """One root's files, storage and settings. `outcome_unknown` are ids of files that others may have published (an
     earlier process, a job, a try without an answer): they are looked up in `removals` before they are published.
@@ -51,6 +113,20 @@ class LifecycleContext:
     outcome_unknown: set[str]
     removals: Removals
     _refresh_lock: threading.Lock = field(default_factory=threading.Lock)
+    _files: LocalFiles = field(default_factory=LocalFiles)
+
+    @property
+    def files(self) -> LocalFiles:
+        """The root's files, looked at anew where the catalog has changed. The life cycle's round alone."""
+        changes = self.catalog.changes
+        if self._files.changes != changes:
+            self._files = LocalFiles(self.catalog.all(), changes)
+        return self._files
+
+    def forget_files(self) -> None:
+        """Let go of files that the catalog has no more: what is mapped keeps its space on the disk."""
+        if self._files.changes != self.catalog.changes:
+            self._files = LocalFiles()
 
     def refresh(self) -> LogState:
         """Read the log on, show its objects, and return its state."""
@@ -85,7 +161,7 @@ class LifecycleContext:
 
     def append_positions(self, file: CompactedFile | Journal) -> dict[str, int]:
         """Append the positions that are true once `file` is published; return the log's."""
-        positions = durable_positions(file, self.catalog.all())
+        positions = self.files.durable_positions(file)
         return self.session.log.append_positions(self.session.epoch, positions).positions
 
     def _has_news(self, file: CompactedFile) -> bool:
@@ -115,19 +191,13 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
     )
 
 
-def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Sequence[Handle]) -> dict[str, int]:
-    """Return the source positions that are true once `file` is published: no entry before them waits in another of
-    `handles`. A main file's are no promise for quarantine and damaged files, a quarantine file's none for main files.
-    """
-    waiting = [h for h in handles if h.file_id != file.file_id and not _is_stored(h)]
-    if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
-        return {}
-    if waiting:
-        return own_positions(file) if file.lane != QUARANTINE else {}
-    positions = own_positions(file)
-    for handle in handles:
-        if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
-            positions = max_positions(positions, own_positions(handle))
+def _greatest(files: Iterable[CompactedFile | UnsealedFile | Journal]) -> dict[str, int]:
+    """Return the greatest position of each source in files."""
+    positions: dict[str, int] = {}
+    for file in files:
+        for source, position in own_positions(file).items():
+            if positions.get(source, position) <= position:
+                positions[source] = position
     return positions
 
 
@@ -141,32 +211,10 @@ def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: d
     return max_positions(reached, own_positions(file)) != reached
 
 
-def needed_files(handles: Sequence[Handle], logged: dict[str, int]) -> set[str]:
-    """Return the ids of local files that alone have a source's position: one that neither the log, which has `logged`,
-    nor younger local files reach.
-    """
-    needed, reached = set(), logged
-    for handle in sorted(handles, key=lambda handle: -handle.sequence):
-        if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
-            before, reached = reached, max_positions(reached, own_positions(handle))
-            if reached != before:
-                needed.add(handle.file_id)
-    return needed
-
-
 def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:
     """Raise `CorruptFile` where an object has another size than in the log; `kept` names the local file."""
     problem = f"object has another size than the log says; {kept} is kept"
     CorruptFile.unless_equal(stored.name, problem, stored.size_bytes, storage.head(stored.name).size_bytes)
-
-
-def _is_stored(handle: Handle) -> bool:
-    """Return whether the storage has a file, or what it was merged into."""
-    if isinstance(handle, UnsealedFile):
-        return handle.published
-    if isinstance(handle, CompactedFile):
-        return handle.stored is not None or handle.folder == UPLOADED
-    return isinstance(handle, WindowTable)
 
 
 # a start looks back through so many, a request each: a file that was merged away before stays, as damage

@@ -47,9 +47,7 @@ from tiered_index.service.lifecycle.context import (
     DamagedCopies,
     LifecycleContext,
     check_size,
-    durable_positions,
     has_newer_positions,
-    needed_files,
     sealed_form,
 )
 from tiered_index.service.lifecycle.expiry import KnownStats, record_expiry, sweep
@@ -153,6 +151,7 @@ class Lifecycle:
                     retirable = []
                 for old in retirable:
                     progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
+            self._context.forget_files()
             if has_root:
                 self._context.deletions.again()
                 self._context.catalog.reclaim()
@@ -287,31 +286,24 @@ class Lifecycle:
         progress.staged, progress.adopted = self._staging.staged - staged, self._staging.adopted - adopted
 
     def _sealed(self) -> list[UnsealedFile]:
-        files = [h for h in self._context.catalog.all() if isinstance(h, UnsealedFile) and h.sealed]
-        return sorted(files, key=lambda file: file.sequence)
+        return [file for file in self._context.files.unsealed if file.sealed]
 
     def _ready(self) -> list[CompactedFile]:
-        files = [h for h in self._context.catalog.all() if isinstance(h, CompactedFile) and h.folder == COMPACTED]
-        return sorted(files, key=lambda file: (file.lane != QUARANTINE, file.sequence))
+        return sorted(self._context.files.compacted, key=lambda file: file.lane != QUARANTINE)
 
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
         """Return local copies kept long enough, and the oldest of those beyond the bound in bytes. Where a flush or a
         compaction found no room the oldest go early, to make room for one file. A copy stays while it alone has a
         source's position: one that the log and younger local files don't reach.
         """
-        handles = self._context.catalog.all()
-        known = self._context.session.log.state.files
-        kept = [
-            h
-            for h in handles
-            if isinstance(h, CompactedFile) and h.local is not None and h.stored is not None and h.file_id in known
-        ]
-        kept.sort(key=lambda file: file.sequence)
+        files, state, config = self._context.files, self._context.session.log.state, self._context.config
+        bound, before_ms = config.local_keep_bytes, self._context.clock.now_ms() - config.local_keep_s * 1000
+        if not lacks_room and files.oldest_ms > before_ms and (bound is None or files.kept_bytes <= bound):
+            return []
+        kept = [file for file in files.kept if file.stored is not None and file.file_id in state.files]
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
-        bound = self._context.config.local_keep_bytes
-        before_ms = self._context.clock.now_ms() - self._context.config.local_keep_s * 1000
         wanted = kept[-1].metadata().layout.unsealed_size if kept and lacks_room else 0
-        needed = needed_files(handles, self._context.session.log.state.positions)
+        needed = files.needed(state.positions)
         chosen = []
         for file in kept:
             assert file.local is not None and file.stored is not None
@@ -359,7 +351,7 @@ class Lifecycle:
         else:
             publication = self._sent(file_id, memoryview(local.data))
             stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
-            positions = durable_positions(file, context.catalog.all())
+            positions = context.files.durable_positions(file)
             gone: Callable[[LogState], set[str]] = removed if may_be_there else lambda state: set()
             make = publishing(session.epoch, (stored,), positions=positions, removed=gone)
             state = publication.record("publish", make, lambda state: state.object_of(file_id))

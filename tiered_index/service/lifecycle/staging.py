@@ -13,21 +13,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable
 from tiered_index.format.names import COMPACTED, STAGING_PREFIX, TICKET_SUFFIX
-from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.context import (
-    LifecycleContext,
-    check_size,
-    durable_positions,
-    has_newer_positions,
-    needed_files,
-    sealed_form,
-)
+from tiered_index.service.lifecycle.context import LifecycleContext, check_size, has_newer_positions, sealed_form
 from tiered_index.service.lifecycle.publication import Publication, abort_uploads
 from tiered_index.service.lifecycle.staged import Ticket, send_entries
 from tiered_index.service.log.log import own_objects
@@ -100,13 +91,15 @@ class Staging:
     def finish(self) -> None:
         """Append source positions that jobs' records made true, let go of local copies, sweep what was staged."""
         if self._published or self._enabled:
-            handles, logged = self._context.catalog.all(), self._context.session.log.state.positions
+            files, session = self._context.files, self._context.session
+            published: list[CompactedFile | UnsealedFile] = [file for file in files.unsealed if file.published]
+            published += files.kept
             positions: dict[str, int] = {}
             # those of published files alone: the others' come with the records that publish them
-            for file in [file for file in handles if _is_published(file) and has_newer_positions(file, logged)]:
-                positions = max_positions(positions, durable_positions(file, handles))
-            logged = self._context.session.log.append_positions(self._context.session.epoch, positions).positions
-            needed = needed_files(handles, logged)
+            for file in [file for file in published if has_newer_positions(file, session.log.state.positions)]:
+                positions = max_positions(positions, files.durable_positions(file))
+            logged = session.log.append_positions(session.epoch, positions).positions
+            needed = files.needed(logged)
             for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
                 if kept.file_id not in needed:
                     self._release(kept)
@@ -220,9 +213,3 @@ class Staging:
                 self._since_ms[file_id] = ticket.staged_ms
                 return {ticket.name, ticket.object}
         return set()
-
-
-def _is_published(handle: Handle) -> TypeGuard[CompactedFile | UnsealedFile]:
-    if isinstance(handle, UnsealedFile):
-        return handle.published
-    return isinstance(handle, CompactedFile) and handle.local is not None and handle.folder != COMPACTED
