@@ -163,7 +163,7 @@ MUTANTS = (
         "strangers-answer",
         "a file of another schema takes part in answers",
         "_Recovery.run",
-        "_set_strangers_aside(layout, found)",
+        "self._set_strangers_aside(layout)",
         "",
         ("tests/regressions/test_files_of_another_schema.py::test_it_is_named_kept_and_never_published",),
     ),

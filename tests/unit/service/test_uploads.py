@@ -10,6 +10,7 @@ from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageBehind, StorageUnavailable
 from tiered_index.format.names import log_name
+from tiered_index.service.lifecycle import context
 from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
@@ -235,6 +236,30 @@ def put_and_publish(index, number):
     index.put("t", 0, "k", number, 1, T + number * 1000)
     index.seal()
     index.run_lifecycle()
+
+
+def test_a_round_looks_at_files_only_after_they_have_changed(open_index, monkeypatch):
+    """An idle round looks at none, and a new file costs as many looks however many there are."""
+    index = open_index("many")
+    catalog, looks, positions = index._lifecycle._context.catalog, [], []
+    monkeypatch.setattr(catalog, "all", lambda every=catalog.all: looks.append(1) or every())
+    own = context.own_positions
+    monkeypatch.setattr(context, "own_positions", lambda file: positions.append(file.file_id) or own(file))
+
+    def cost(act):
+        looks.clear()
+        positions.clear()
+        act()
+        return len(looks)
+
+    costs = set()
+    for number in range(40):
+        costs.add(cost(lambda number=number: put_and_publish(index, number)))
+        # each file's positions once, for the record that publishes the new one
+        assert len(positions) <= number + 2
+        assert (cost(index.run_lifecycle), positions) == (0, [])
+        costs = costs if number else set()
+    assert len(costs) == 1
 
 
 def test_what_is_buffered_is_sealed_with_an_old_file(open_index, clock):

@@ -7,6 +7,7 @@ objects; else one thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -149,33 +150,23 @@ def check_segments(
 def _check_segment_bytes(
     archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report
 ) -> None:
-    whole = 0
-    length = table.piece_bytes
+    whole, length = 0, table.piece_bytes
     step = max(_STEP_BYTES // length, 1) * length
-    # the first and the last of the damaged pieces in a row, and the CRC32 of the first as read
-    run: list[int] = []
-
-    def tell() -> None:
-        if run:
-            first, last, found = run
-            part = f"piece {first}" if first == last else f"pieces {first} to {last}"
-            expected = int(table.pieces[first])
-            problem = f"CRC32 {found:#010x}, its table says {expected:#010x}"
-            report.add(segment.name, part, problem, first * length)
-            run.clear()
-
+    bad: list[tuple[int, int]] = []  # number and CRC32, as read, of each damaged piece
     for begin in range(0, segment.size_bytes, step):
         data = memoryview(archive.read(segment, segment.start + begin, min(step, segment.size_bytes - begin)))
         whole = zlib.crc32(data, whole)
         report.count("object_bytes", len(data))
         for error in table.damage(segment.name, begin, data):
             at = error.offset or 0
-            if run and at // length == run[1] + 1:
-                run[1] += 1
-                continue
-            tell()
-            run += [at // length, at // length, zlib.crc32(data[at - begin :][:length])]
-    tell()
+            bad.append((at // length, zlib.crc32(data[at - begin :][:length])))
+    # of pieces in a row the number less the place is the same
+    for _, row in itertools.groupby(enumerate(bad), lambda one: one[1][0] - one[0]):
+        pieces = [piece for _, piece in row]
+        (first, found), last = pieces[0], pieces[-1][0]
+        part = f"piece {first}" if first == last else f"pieces {first} to {last}"
+        problem = f"CRC32 {found:#010x}, its table says {int(table.pieces[first]):#010x}"
+        report.add(segment.name, part, problem, first * length)
     if whole != segment.crc32:
         report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
     if segment.queues_bytes:

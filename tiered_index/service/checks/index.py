@@ -30,14 +30,13 @@ def check_index(
     in `report.unchecked`. Raises `ConfigError` where neither is named, `NotAnIndex`.
     """
     local: dict[str, CompactedFile] = {}
-    state, seen, root_index, is_behind = None, None, None, False
-    uri = config.storage
-    if config.root is not None:
-        root = Root(config.root, Disk())
+    state, seen, marker, is_behind = None, None, None, False
+    uri, root = config.storage, Root(config.root, Disk()) if config.root is not None else None
+    if root is not None:
         marker = root.read_marker()
         if marker is None:
             raise NotAnIndex(f"{config.root} holds no tiered index")
-        uri, root_index = uri or marker.storage, marker.index_id
+        uri = uri or marker.storage
         # read before the log, because a running writer notes each record that it appends
         seen = SeenFile(root.path / "seen", root.disk).read()
         local = check_root(root, report, of_files)
@@ -46,21 +45,17 @@ def check_index(
     with contextlib.closing(config.open_storage(uri)) as storage:
         try:
             state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
-            if state is not None and config.root is not None:
-                _excuse_missing(Root(config.root, Disk()), state, report)
-            # a copy of the index has a log of its own
-            if state is not None and config.root is not None and _id_of(state) == root_index:
-                is_behind = _is_behind(storage, state, seen, Root(config.root, Disk()), report)
+            if state is not None and root is not None and marker is not None:
+                _excuse_missing(root, state, report)
+                # a copy of the index has a log of its own
+                if state.genesis is not None and state.genesis.index_id == marker.index_id:
+                    is_behind = _is_behind(storage, state, seen, root, marker.root_id, report)
         except StorageError as error:
             report.unchecked.append((uri, error))
     return local, state is not None and not is_behind
 
 
-def _id_of(state: LogState) -> str | None:
-    return state.genesis.index_id if state.genesis is not None else None
-
-
-def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, report: Report) -> bool:
+def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, root_id: str, report: Report) -> bool:
     """Add a finding where the storage's log is not the one that the root has `seen`, or the root is older than its own
     records; return whether that is so.
     """
@@ -69,8 +64,7 @@ def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root,
     try:
         if seen is not None:
             log.check_seen(seen)
-        if (marker := root.read_marker()) is not None:
-            log.check_own(marker.root_id, SeenFile(root.path / "seen", root.disk).read())
+        log.check_own(root_id, SeenFile(root.path / "seen", root.disk).read())
     except (StorageBehind, RootBehind) as error:
         report.add_error(error.file, "log", error)
         return True

@@ -117,7 +117,7 @@ class LifecycleContext:
 
     @property
     def files(self) -> LocalFiles:
-        """The root's files, looked at anew where the catalog has changed. The life cycle's round alone."""
+        """The root's files, looked at again once the catalog has changed. For the life cycle's round alone."""
         changes = self.catalog.changes
         if self._files.changes != changes:
             self._files = LocalFiles(self.catalog.all(), changes)

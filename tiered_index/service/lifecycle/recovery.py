@@ -133,7 +133,7 @@ class _Recovery:
             self._recover_unsealed()
         except OSError as error:
             raise disk_error(error, f"recovering {root.path}") from error
-        _set_strangers_aside(layout, found)
+        self._set_strangers_aside(layout)
         files: list[CompactedFile | UnsealedFile] = [*found.compacted, *found.uploaded, *found.unsealed]
         for file in files:
             found.positions = max_positions(found.positions, own_positions(file))
@@ -142,6 +142,24 @@ class _Recovery:
         if state is not None:
             found.positions = max_positions(found.positions, state.positions)
             found.next_sequence = max([found.next_sequence, *(o.sequence + 1 for o in state.objects.values())])
+
+    def _set_strangers_aside(self, wanted: Layout) -> None:
+        kinds: tuple[list[Any], ...] = (self.found.compacted, self.found.uploaded, self.found.unsealed)
+        for files in kinds:
+            for file in list(files):
+                stored = file.metadata().layout if isinstance(file, CompactedFile) else file.layout
+                if (stored.preset, stored.schema, stored.slots) == (wanted.preset, wanted.schema, wanted.slots):
+                    continue
+                files.remove(file)
+                if isinstance(file, UnsealedFile):
+                    file.release()
+                problem = (
+                    f"{file.place}/{file.file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} "
+                    f"slots), the index {wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not "
+                    f"of this index"
+                )
+                seconds = file.second_min, file.second_max
+                self._add_damaged(file.file_id, file.place, SchemaMismatch(problem), seconds)
 
     def _stored(self, file_id: str) -> StoredObject | None:
         """Return what the log has of a file, as far as it is known."""
@@ -308,25 +326,6 @@ class _Recovery:
         pairs = [file.metadata().more.get("predecessor") for file in (*self.found.compacted, *self.found.uploaded)]
         pairs += [read.journal.predecessor for read in self._journals.values() if read.journal is not None]
         return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
-
-
-def _set_strangers_aside(wanted: Layout, found: Recovered) -> None:
-    kinds: tuple[list[Any], ...] = (found.compacted, found.uploaded, found.unsealed)
-    for files in kinds:
-        for file in list(files):
-            stored = file.metadata().layout if isinstance(file, CompactedFile) else file.layout
-            if (stored.preset, stored.schema, stored.slots) == (wanted.preset, wanted.schema, wanted.slots):
-                continue
-            files.remove(file)
-            if isinstance(file, UnsealedFile):
-                file.release()
-            error = SchemaMismatch(
-                f"{file.place}/{file.file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} "
-                f"slots), the index {wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not of "
-                f"this index"
-            )
-            _log.error("recovery: %s", error)
-            found.damaged.append(DamagedFile(file.file_id, file.place, error, file.second_min, file.second_max))
 
 
 def _never_written(path: Path) -> bool:
