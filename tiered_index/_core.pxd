@@ -19,7 +19,7 @@ cdef extern from "core.h" nogil:
 
 cdef enum:
     # of both modules: grows where callers of another one would fail, so that a build that is left over is noticed
-    BUILD = 10
+    BUILD = 11
     # where every schema has these columns
     OFFSET = 12
     TIME = 24
@@ -50,6 +50,22 @@ cdef inline uint32_t mixed32(uint32_t value) noexcept nogil:
     value = (value ^ value >> 16) * <uint32_t>0x85EBCA6B
     value = (value ^ value >> 13) * <uint32_t>0xC2B2AE35
     return value ^ value >> 16
+
+
+cdef inline void add_units(str text, uint32_t *java, uint32_t *second) noexcept:
+    """Add the UTF-16 code units of a text to Java's hash and to the sum of a fingerprint."""
+    cdef Py_UCS4 unit
+    cdef uint32_t a = java[0], b = second[0], value
+    for unit in text:
+        value = unit
+        if value > 0xFFFF:
+            value -= 0x10000
+            a = a * 31 + (0xD800 | value >> 10)
+            b = b * <uint32_t>0x9E3779B1 + (0xD800 | value >> 10)
+            value = 0xDC00 | (value & 0x3FF)
+        a = a * 31 + value
+        b = b * <uint32_t>0x9E3779B1 + value
+    java[0], second[0] = a, b
 
 
 cdef inline int fail(str text) except -1:

@@ -89,13 +89,9 @@ def hash_rows(
         fail("a row's units or topic are not there")
 
 
-def hash_key(bytes units not None, uint32_t java, uint32_t second):
-    """Return Java's hash of one topic#key in ASCII, and 32 bits higher its fingerprint, given the sums of topic#."""
-    cdef const uint8_t *text = units
-    cdef Py_ssize_t at
-    for at in range(len(units)):
-        java = java * 31 + text[at]
-        second = second * <uint32_t>0x9E3779B1 + text[at]
+def hash_key(str key not None, uint32_t java, uint32_t second):
+    """Return Java's hash of one topic#key, and 32 bits higher its fingerprint, given the sums of topic#."""
+    add_units(key, &java, &second)
     return <uint64_t>java | <uint64_t>mixed32(second) << 32
 
 

@@ -14,8 +14,8 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdlib cimport calloc, free, labs, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 from tiered_index._core cimport (
-    BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, fail, filter_mix, find_in_run,
-    first_one, long_at, may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
+    BUILD, MOST_ITEMS, OFFSET, SALTS, SUM_FACTORS, SUM_STARTS, TIME, Bits, Columns, add_units, fail, filter_mix,
+    find_in_run, first_one, long_at, may_hold, mixed32, normal_at, prefetch, seconds_now, set_columns, set_key_bits, word_at,
 )
 
 cdef extern from "Python.h":
@@ -1742,19 +1742,3 @@ cdef inline int64_t number_of(value, int64_t otherwise) except? -2:
         return -1
     number = PyLong_AsLongLongAndOverflow(value, &overflow)
     return number if not overflow and 0 <= number < <int64_t>1 << 60 else -1
-
-
-cdef inline void add_units(str text, uint32_t *java, uint32_t *second) noexcept:
-    """Add the UTF-16 code units of a text to Java's hash and to the sum of a fingerprint."""
-    cdef Py_UCS4 unit
-    cdef uint32_t a = java[0], b = second[0], value
-    for unit in text:
-        value = unit
-        if value > 0xFFFF:
-            value -= 0x10000
-            a = a * 31 + (0xD800 | value >> 10)
-            b = b * <uint32_t>0x9E3779B1 + (0xD800 | value >> 10)
-            value = 0xDC00 | (value & 0x3FF)
-        a = a * 31 + value
-        b = b * <uint32_t>0x9E3779B1 + value
-    java[0], second[0] = a, b

@@ -34,6 +34,8 @@ _SAVED = 19
 _TOGETHER = 64
 # ... where nothing is copied
 _MAPPED_TOGETHER = 1 << 12
+# behind data of n bytes from n % 8 on: words that can be read with the one behind
+_PADDING = bytes(16)
 
 
 def packed_bytes(schema: Schema, count: int) -> int:
@@ -80,7 +82,8 @@ class Packing:
         if not counts:
             return []
         if (loops := compiled()) is None:
-            return packed_numpy.pack(self, items, counts)
+            stops = np.cumsum(counts).tolist()
+            return [packed_numpy.pack(self, items[stop - n : stop]) for stop, n in zip(stops, counts, strict=True)]
         starts = np.cumsum([0, *counts])
         columns = self.for_loops
         # 64 bits a column and item, a mark, and what is left of a byte behind keys, marks and items
@@ -102,7 +105,7 @@ class Packing:
         """Return the items of one normal hash in one run; as `unpack`, in less time."""
         if (loops := compiled()) is not None:
             if words is None:
-                words, at = packed_numpy.padded([data], len(data)), 0
+                words, at = _padded([data], len(data)), 0
             items = np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
             found = loops.find_one(
                 *(words, at, len(data), count, key_hash, self.base, MOST_ITEMS, self.of_keys, self.for_loops),
@@ -138,7 +141,7 @@ class Packing:
                 runs[:, 1], runs[:, 2] = list(map(len, pieces[some])), counts[some]
                 if mapped is None:
                     ends = runs[:, 1].cumsum()
-                    words, runs[:, 0] = packed_numpy.padded(pieces[some], int(ends[-1])), ends - runs[:, 1]
+                    words, runs[:, 0] = _padded(pieces[some], int(ends[-1])), ends - runs[:, 1]
                 else:
                     words, runs[:, 0] = mapped[0], mapped[1][some]
                 found = loops.find_items(
@@ -147,11 +150,17 @@ class Packing:
                 )
             if found < 0:
                 # the core takes only sound runs whose hashes are by rank
-                part, of_runs[some] = packed_numpy.unpack(self, pieces[some], counts[some], file, ranks)
-                found = len(part)
-                items[total : total + found] = part.view(np.uint8).reshape(found, items.shape[1])
+                each = zip(pieces[some], counts[some].tolist(), strict=True)
+                parts = [packed_numpy.unpack(self, piece, count, file, ranks) for piece, count in each]
+                of_runs[some], found = list(map(len, parts)), sum(map(len, parts))
+                items[total : total + found].reshape(-1)[:] = np.concatenate([part.view(np.uint8) for part in parts])
             total += found
         return np.ndarray(total, self.schema.item, items), of_runs
+
+
+def _padded(pieces: Sequence[bytes | memoryview], size: int) -> UInt64:
+    """Return words that have all data, of `size` bytes, and one behind it."""
+    return np.frombuffer(b"".join([*pieces, _PADDING[size & 7 :]]), "<u8")
 
 
 def _words_of(schema: Schema) -> np.dtype[Any]:
