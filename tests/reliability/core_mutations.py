@@ -305,7 +305,6 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
         "topics": TOPICS,
         "second_min": T - 2**31,
         "second_max": T + 2**31,
-        "_entry": layout.schema.entry_struct(),
         "_ids": ids,
         "_map": memoryview(room),
         "_in_core": made.with_chains(heads, layout.items_position, layout.items),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import keyword
-import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -152,10 +151,6 @@ class Schema:
     def entry(self) -> np.dtype[Any]:
         """Packed dtype of an unsealed entry: the item and `previous`."""
         return np.dtype([(c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra)] + [(PREVIOUS, ">i4")])
-
-    def entry_struct(self) -> struct.Struct:
-        """Return what reads one entry sooner than `entry` does; bytes keep the zeros that fill their column."""
-        return struct.Struct(">" + "".join(struct_format(dtype) for dtype, *_ in (self.entry.fields or {}).values()))
 
     @cached_property
     def row(self) -> np.dtype[Any]:

@@ -7,10 +7,8 @@ entries up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from tiered_index.kernels import compiled
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
 _INSERT_CHUNK = 1 << 15
-_MIN_VALUE = -(2**31)
 
 
 def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int32]:
@@ -168,39 +165,6 @@ class UnsealedTable:
         return previous, slots, heads[slots], int(np.count_nonzero(previous[firsts] == 0))
 
 
-@cache
-def _link(size: int) -> struct.Struct:
-    """Return what reads key hash and `previous`, the first and the last column, of an entry of `size` bytes."""
-    return struct.Struct(f">i{size - 8}xi")
-
-
-def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
-    """Return the indices of a chain's entries of `key_hash` from `head` on, newest first.
-
-    None for a chain that does not fall or begins behind the last entry, and for one that is longer than `limit`: the
-    reader scans the hash column instead. `data` is the file's bytes (a memory map).
-    """
-    if head >= layout.items:
-        return None
-    size = layout.schema.entry.itemsize
-    base = layout.items_position
-    view = memoryview(data)
-    found: list[int] = []
-    index = head
-    unpack = _link(size).unpack_from
-    for _ in range(limit):
-        if index <= 0:
-            return found
-        stored, following = unpack(view, base + size * index)
-        if stored == key_hash or (stored == _MIN_VALUE and key_hash == 0):
-            found.append(index)
-        if not 0 <= following < index:
-            # not a valid chain: the caller scans instead
-            return None
-        index = following
-    return found if index <= 0 else None
-
-
 def entries_view(data: Any, layout: Layout, count: int) -> Array:
     """Return entries 1..count as a structured array over `data` (no copy)."""
     return np.frombuffer(data, layout.schema.entry, count, layout.entry_position(1))
@@ -215,7 +179,8 @@ def walk_chains(
     limit: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """Return which entries (i64, m) have the hash of one of the `wanted` (i64, n) of `hashes`, and which one's (i64,
-    m), in no order; None as `walk_chain`. `data` is the file's bytes, `heads` are those of its slots.
+    m), in no order. None for a chain that does not fall or begins behind the last entry, and for one that is longer
+    than `limit`: the reader scans the hash column instead. `data` is the file's bytes, `heads` are those of its slots.
     """
     schema = layout.schema
     entries = np.frombuffer(data, schema.entry, layout.items, layout.items_position)

@@ -194,11 +194,11 @@ MUTANTS = (
     Mutant(
         "chain-cut-at-limit",
         "a chain that is longer than the limit is cut there, as RocketMQ's are at 512",
-        "format/unsealed.py:walk_chain",
-        "return found if index <= 0 else None",
-        "return found",
+        "format/unsealed.py:walk_chains",
+        "if np.any(index > 0):",
+        "if False:",
         (
-            "tests/unit/format/test_unsealed.py::test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall[NumPy]",
+            "tests/unit/format/test_unsealed.py::test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall[NumPy]",
         ),
     ),
     Mutant(

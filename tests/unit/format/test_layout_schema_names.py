@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch
@@ -232,17 +231,6 @@ def test_names():
             names.number_of(name)
     assert sorted(map(names.log_name, (9, 10, 100))) == list(map(names.log_name, (9, 10, 100)))
     assert names.STATES == ("unsealed", "compacted", "uploaded")
-
-
-def test_an_entry_is_read_by_its_struct_as_by_numpy():
-    kinds = [">i1", ">i2", ">i4", ">i8", ">u1", ">u2", ">u4", ">u8", ">f2", ">f4", ">f8", "S5"]
-    schema = Schema("Wide", tuple(Column(f"x{number}", kind) for number, kind in enumerate(kinds)))
-    assert schema.entry_struct().size == schema.entry.itemsize
-    of_kind = {"i": -9, "u": 9, "f": 1.5, "S": b"abc"}
-    values = (-1, 2, -3, 1 << 40, 5, -6, *(of_kind[kind.lstrip(">")[0]] for kind in kinds))
-    entry = np.array([(*values, 77)], schema.entry)
-    *read, label, previous = schema.entry_struct().unpack(entry.tobytes())
-    assert (*read, label.rstrip(b"\0"), previous) == entry.tolist()[0] == (*values, 77)
 
 
 def test_a_layout_that_was_in_use_goes_to_other_processes():

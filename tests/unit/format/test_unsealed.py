@@ -16,7 +16,7 @@ from tiered_index import kernels
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
-from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chain, walk_chains
+from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chains
 
 BEGIN_MS = 1_700_000_000_000
 rows = st.lists(
@@ -51,6 +51,13 @@ def columns(count):
     return {name: np.arange(count) for name in ("topic_id", "queue_id", "offset", "size")}
 
 
+def walked(image, table, hashes, wanted, limit):
+    """Return (entry, lookup) pairs of chains that are walked, in order of entry; None as `walk_chains`."""
+    asked = np.array(hashes, np.int32), np.array(wanted, np.int64)
+    found = walk_chains(image, table.layout, table.heads, *asked, limit)
+    return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
+
+
 @given(rows, st.integers(1, 50), st.lists(st.integers(0, 80)), st.integers(0, 3))
 def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, len(rows) + 1 + spare))
@@ -79,7 +86,7 @@ def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare):
     assert len(image) == layout.unsealed_size
     for key_hash in {h for h, _ in rows} | {7}:
         expected = [index for index in naive.chain(key_hash % slots) if rows[index - 1][0] == key_hash]
-        assert walk_chain(image, layout, int(table.heads[key_hash % slots]), key_hash, len(rows) + 1) == expected
+        assert walked(image, table, [key_hash], [0], len(rows) + 1) == [(index, 0) for index in reversed(expected)]
     assert entries_view(image, layout, len(rows)).tobytes() == entries.tobytes()
     loaded = UnsealedTable(layout, BEGIN_MS)
     loaded.load(entries, naive.end_ms)
@@ -126,17 +133,17 @@ def test_refusals_change_nothing():
 
 
 @pytest.mark.usefixtures("way")
-def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
+def test_a_walk_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 1, 6)
     table = UnsealedTable(layout, BEGIN_MS)
     batch = table.prepare(np.array([9] * 5, np.int32), np.full(5, BEGIN_MS), columns(5))
     table.commit(batch)
-    assert walk_chain(unsealed_image(table, batch.entries), layout, 5, 9, 5) == [5, 4, 3, 2, 1]
-    assert walk_chain(unsealed_image(table, batch.entries), layout, 5, 9, 4) is None
+    assert walked(unsealed_image(table, batch.entries), table, [9], [0], 5) == [(n, 0) for n in (1, 2, 3, 4, 5)]
+    assert walked(unsealed_image(table, batch.entries), table, [9], [0], 4) is None
     for wrong in (4, 5, 2**31 - 1, -1):
         damaged = batch.entries.copy()
         damaged["previous"][3] = wrong
-        assert walk_chain(unsealed_image(table, damaged), layout, 5, 9, 99) is None
+        assert walked(unsealed_image(table, damaged), table, [9], [0], 99) is None
 
 
 @pytest.fixture(params=["NumPy", "loops"])
@@ -157,24 +164,15 @@ def test_chains_of_many_are_walked_as_one_by_one():
     batch.entries["key_hash"][batch.entries["key_hash"] == 0] = -(2**31)
     table.commit(batch)
     image = unsealed_image(table, batch.entries)
-    hashes = np.array([0, 7, 9, 1, 1, 2**31 - 1], np.int32)
-
-    def walked(image, wanted, limit):
-        found = walk_chains(image, layout, table.heads, hashes, np.array(wanted, np.int64), limit)
-        return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
-
+    hashes = [0, 7, 9, 1, 1, 2**31 - 1]
     for wanted in ([0, 1, 2, 3, 4, 5], [3], [2, 5], []):
-        heads = [(lookup, int(hashes[lookup])) for lookup in wanted]
-        chains = {
-            lookup: walk_chain(image, layout, int(table.heads[key_hash % 3]), key_hash, 99)
-            for lookup, key_hash in heads
-        }
-        assert walked(image, wanted, 24) == sorted((index, lookup) for lookup in wanted for index in chains[lookup])
+        expected = [(1 + n, lookup) for lookup in wanted for n in range(40) if stored[n] == hashes[lookup]]
+        assert walked(image, table, hashes, wanted, 24) == sorted(expected)
     # of hash 1 modulo 3 there are 24
-    assert walked(image, [3], 23) is None
-    assert walked(image, [0], 8) is not None
+    assert walked(image, table, hashes, [3], 23) is None
+    assert walked(image, table, hashes, [0], 8) is not None
     for wrong in (20, 39, 40, 41, 42, 2**31 - 1, -1):
         damaged = batch.entries.copy()
         damaged["previous"][19] = wrong
-        owner = int(np.flatnonzero(hashes % 3 == stored[19] % 3)[0])
-        assert walked(unsealed_image(table, damaged), [owner], 99) is None
+        owner = next(lookup for lookup, key_hash in enumerate(hashes) if key_hash % 3 == stored[19] % 3)
+        assert walked(unsealed_image(table, damaged), table, hashes, [owner], 99) is None

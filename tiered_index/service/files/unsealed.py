@@ -29,10 +29,10 @@ from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import row_form
-from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain, walk_chains
+from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chains
 from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching, search_batch
-from tiered_index.service.answers.rows import PreparedLookup, search_one, select_few, select_items
+from tiered_index.service.answers.rows import PreparedLookup, search_one, select_items
 from tiered_index.service.catalog.catalog import LocalHandle, label_of, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 # a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
 _CHAIN_LIMIT = 256
-_FEW = 16
 _VERIFY_CHUNK = 1 << 24
 _log = logging.getLogger(__name__)
 
@@ -110,7 +109,6 @@ class UnsealedFile(LocalHandle):
         self._disk = root.disk
         self._begun = journal  # which has what never changes
         self.layout = journal.layout
-        self._entry = journal.layout.schema.entry_struct()
         self.hash = journal.layout.hash
         self.file_id = journal.file_id
         self.lane = journal.lane
@@ -411,22 +409,15 @@ class UnsealedFile(LocalHandle):
         if (rows := search_one(self.in_core(), lookup, schema)) is not None:
             return rows
         ids = self._ids.get(lookup.topic)
-        head = table.heads.item(lookup.key_hash % layout.slots) if ids is not None else 0
-        if not head or ids is None:
+        if ids is None:
             return schema.no_rows
-        begin_s, count = table.begin_ms // 1000, table.count
-        found = walk_chain(self._map, layout, head, lookup.key_hash, _CHAIN_LIMIT)
-        if found is not None:
-            if not found:
-                return schema.no_rows
-            if len(found) <= _FEW:
-                size, base = schema.entry.itemsize, self.layout.items_position
-                read = self._entry.unpack_from
-                entries = [read(self._map, base + size * index) for index in found]
-                return select_few(entries, begin_s, lookup, ids, schema)
-            whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
-            return select_items(whole[found], begin_s, lookup, ids, schema)
-        return select_items(entries_view(self._map, self.layout, count), begin_s, lookup, ids, schema)
+        hashes = np.array([lookup.key_hash], np.int32)
+        found = walk_chains(self._map, layout, table.heads, hashes, np.zeros(1, np.int64), _CHAIN_LIMIT)
+        if found is None:
+            items = entries_view(self._map, layout, table.count)
+        else:
+            items = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)[found[0]]
+        return select_items(items, table.begin_ms // 1000, lookup, ids, schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, unordered; chains are walked side by side, long ones scanned."""
