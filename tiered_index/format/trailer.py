@@ -8,11 +8,11 @@ block, or a group that is not cut. Pure: bytes in, arrays out; safe under thread
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,28 +76,6 @@ class Run:
     count: int
     second_min: int = -(2**62)
     second_max: int = 2**62
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RunTable(Sequence[Run]):
-    """Runs of groups by position: their offsets, lengths, CRC32s and counts (i64, 4 x n). A `Run` is made when it is
-    looked at: a batch reads thousands.
-    """
-
-    fields: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.fields[0])
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-    @overload
-    def __getitem__(self, index: slice) -> RunTable: ...
-    def __getitem__(self, index: int | slice) -> Run | RunTable:
-        return RunTable(self.fields[:, index]) if isinstance(index, slice) else Run(*self.fields[:, index].tolist())
-
-    def __iter__(self) -> Iterator[Run]:
-        return map(Run, *self.fields.tolist())
 
 
 @dataclass(slots=True)
@@ -218,7 +196,7 @@ class Directory:
         )
         return _runs(blocks[wanted])
 
-    def runs_of(self, slots: Array, second_min: int, second_max: int) -> Sequence[Run]:
+    def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
         """Return the runs, by position, with every item of `slots` (n) in the inclusive range of epoch seconds."""
         # One flag a group: marking many slots is much faster than sorting them. Flag 0 takes the slots before the first
         # group.
@@ -226,7 +204,7 @@ class Directory:
         marked[np.searchsorted(self._first_slots, slots, "right")] = True
         return self._runs_within(self.groups[marked[1:]], second_min, second_max)
 
-    def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> Sequence[Run]:
+    def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
         """Return the runs, by position, of every item of slots [first_slot, last_slot) in the inclusive epoch seconds.
 
         The first and the last run may hold items of neighbouring slots, too.
@@ -235,24 +213,20 @@ class Directory:
         high = int(np.searchsorted(self._first_slots, last_slot, "left"))
         return self._runs_within(self.groups[low:high], second_min, second_max)
 
-    def all_runs(self) -> Sequence[Run]:
+    def all_runs(self) -> list[Run]:
         """Return every run of the file in order of position: blocks of cut groups, and the other groups."""
         limits = np.iinfo(np.int64)
         return self._runs_within(self.groups, limits.min, limits.max)
 
-    def _runs_within(self, groups: Array, second_min: int, second_max: int) -> Sequence[Run]:
+    def _runs_within(self, groups: Array, second_min: int, second_max: int) -> list[Run]:
         """Return the runs of some rows of the group table, of cut groups those in the inclusive range of seconds."""
         whole = groups[(groups["blocks"] == 0) & (groups["count"] > 0)]
-        table = RunTable(np.array([whole[name] for name in ("offset", "length", "crc32", "count")], np.int64))
-        cut = groups[groups["blocks"] > 0] if len(self.blocks) else groups[:0]
-        if not len(cut):
-            return table
-        runs = list(table)
-        for group in cut:
-            first = int(group["first_block"])
-            blocks = self.blocks[first : first + int(group["blocks"])]
+        runs = list(map(Run, *(whole[name].tolist() for name in ("offset", "length", "crc32", "count"))))
+        cut = groups[groups["blocks"] > 0]
+        for first, number in zip(cut["first_block"].tolist(), cut["blocks"].tolist(), strict=True):
+            blocks = self.blocks[first : first + number]
             runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
-        return sorted(runs, key=attrgetter("offset"))
+        return sorted(runs, key=attrgetter("offset")) if len(cut) else runs
 
     def cut_groups(self, slots: Array) -> npt.NDArray[np.int64]:
         """Return which group (i64, n) holds each of `slots` (n); -1 where that group is not cut into blocks."""

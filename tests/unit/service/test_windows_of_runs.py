@@ -1,22 +1,16 @@
-"""Runs as columns of a directory are the runs that they were made of, and are read in the same windows."""
+"""Runs are read in windows: all of them, in order, and none is longer than asked with the gaps that are read."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_index.format.trailer import Run, RunTable
+from tiered_index.format.trailer import Run
 from tiered_index.service.files.search import scan_runs
-
-
-def table_of(runs: list[Run]) -> RunTable:
-    """Return the runs by columns."""
-    fields = [[getattr(run, name) for run in runs] for name in ("offset", "length", "crc32", "count")]
-    return RunTable(np.array(fields, np.int64))
 
 
 @given(
@@ -24,22 +18,20 @@ def table_of(runs: list[Run]) -> RunTable:
     window_bytes=st.integers(1, 30),
     gap_bytes=st.integers(0, 2),
 )
-def test_windows_are_those_of_single_runs(lengths: list[tuple[int, int]], window_bytes: int, gap_bytes: int) -> None:
+def test_windows_fit(lengths: list[tuple[int, int]], window_bytes: int, gap_bytes: int) -> None:
     runs, end = [], 28
     for number, (gap, length) in enumerate(lengths):
         runs.append(Run(end + gap, length, 2**32 - 1 - number, number))
         end += gap + length
     source: Any = None
-
-    def windows(given: Any) -> list[list[Run]]:
-        read = scan_runs(source, given, window_bytes, gap_bytes=gap_bytes, read=lambda _, window: np.array(len(window)))
-        return [list(window) for window, _ in read]
-
-    table = table_of(runs)
-    assert list(table) == [table[at] for at in range(len(table))] == runs
-    assert windows(table) == windows(runs)
-
-
-def test_a_place_behind_the_last_run_is_no_run() -> None:
-    with pytest.raises(IndexError):
-        table_of([Run(0, 1, 2, 3)])[1]
+    read = scan_runs(source, runs, window_bytes, gap_bytes=gap_bytes, read=lambda _, window: np.array(len(window)))
+    windows = [list(window) for window, _ in read]
+    assert [run for window in windows for run in window] == runs
+    for number, window in enumerate(windows):
+        following = windows[number + 1][:1] if number + 1 < len(windows) else []
+        gaps = [after.offset - run.offset - run.length for run, after in itertools.pairwise([*window, *following])]
+        read_gaps = [gap if gap <= gap_bytes else 0 for gap in gaps]
+        size = sum(run.length for run in window) + sum(read_gaps[: len(window) - 1])
+        assert len(window) == 1 or size <= window_bytes
+        if following:
+            assert size + read_gaps[-1] + following[0].length > window_bytes

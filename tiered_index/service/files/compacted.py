@@ -24,7 +24,7 @@ from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema, row_form
-from tiered_index.format.trailer import TAIL_SIZE, Run, RunTable, Tail, Trailer, parse_trailer
+from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
 from tiered_index.service.answers.rows import PreparedLookup, concatenate, search_one
@@ -115,26 +115,18 @@ class LocalBytes:
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
         """As `FileBytes.verified`; the bytes are those that are mapped."""
-        whole = memoryview(self.data)
-        if isinstance(runs, RunTable):
-            offsets, lengths, crcs, _ = runs.fields.tolist()
-            found = [whole[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)]
-            if list(map(crc32, found)) == crcs and list(map(len, found)) == lengths:
-                return found
-        else:
-            found = [whole[run.offset : run.offset + run.length] for run in runs]
-        whole_ones = []
-        for run, piece in zip(runs, found, strict=True):
-            if crc32(piece) != run.crc32 or len(piece) != run.length:
-                try:
-                    check_length(len(piece), run.length, run.offset, self.file)
-                    check_run(piece, run, self.file)
-                except CorruptFile as error:
-                    if damaged is None:
-                        raise
-                    damaged[run.offset] = error
-                    continue
-            whole_ones.append(piece)
+        whole, whole_ones = memoryview(self.data), []
+        for run in runs:
+            piece = whole[run.offset : run.offset + run.length]
+            try:
+                check_length(len(piece), run.length, run.offset, self.file)
+                check_run(piece, run, self.file)
+            except CorruptFile as error:
+                if damaged is None:
+                    raise
+                damaged[run.offset] = error
+            else:
+                whole_ones.append(piece)
         return whole_ones
 
 

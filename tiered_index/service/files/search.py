@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.trailer import Run, RunTable, Trailer
+from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
@@ -75,15 +75,6 @@ def scan_runs(
 
 def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iterator[Sequence[Run]]:
     """Yield runs, in order of position, as many at a time as fit `window_bytes` with the gaps read between them."""
-    if isinstance(runs, RunTable) and not gap_bytes:
-        ends = np.cumsum(runs.fields[1])
-        start = 0
-        while start < len(runs):
-            most = int(ends[start] - runs.fields[1, start]) + window_bytes
-            stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
-            yield runs[start:stop]
-            start = stop
-        return
     window: list[Run] = []
     size = end = 0
     for run in runs:
@@ -140,14 +131,11 @@ def _unpacked(
 ) -> tuple[Array, npt.NDArray[np.int64]]:
     """Return the items of runs, given by their bytes, as `read_asked`."""
     metadata, words = source.trailer().metadata, source.words
-    if isinstance(runs, RunTable):
-        offsets, _, _, counts = runs.fields
-    else:
-        counts = np.array([run.count for run in runs], np.int64)
-        offsets = np.array([run.offset for run in runs], np.int64)
+    counts = np.array([run.count for run in runs], np.int64)
     if metadata.packing is None:
         return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), metadata.layout.schema.item), counts
-    return metadata.packing.unpack(pieces, counts, source.file, ranks, None if words is None else (words, offsets))
+    mapped = None if words is None else (words, np.array([run.offset for run in runs], np.int64))
+    return metadata.packing.unpack(pieces, counts, source.file, ranks, mapped)
 
 
 def scan_matches(
