@@ -22,7 +22,8 @@ from tiered_index.format.foreign import Read, read_exactly
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Header, read_header
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.shard import answer_sorted, entry_checksum
+from tiered_index.format.shard import entry_checksum
+from tiered_index.format.slots import hash_rank
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 
@@ -58,21 +59,29 @@ class _SoundRuns:
     ends: Sequence[int]
     before: Array
 
-    @property
-    def joined(self) -> Array:
-        """The items, `before` in front."""
-        # as bytes, since NumPy copies records column by column
-        return np.frombuffer(self.before.tobytes() + self.items.tobytes(), self.items.dtype)
-
-    def each(self) -> Iterator[tuple[Run, slice, Array]]:
-        """Yield each run, the place of its items, and its items with the one before them in front."""
-        joined, more = self.joined, len(self.before)
+    def each(self) -> Iterator[tuple[Run, slice]]:
+        """Yield each run and the place of its items."""
         for run, (start, stop) in zip(self.runs, itertools.pairwise([0, *self.ends]), strict=True):
-            yield run, slice(start, stop), joined[max(0, start + more - 1) : stop + more]
+            yield run, slice(start, stop)
+
+    def falling(self, meta: Metadata) -> Array:
+        """Return which items (bool, n) come before the item in front of them by the order that SPEC.md sections 4 and
+        10 give.
+        """
+        # as bytes, since NumPy copies records column by column
+        joined = np.frombuffer(self.before.tobytes() + self.items.tobytes(), self.items.dtype)
+        columns: list[Array] = [hash_rank(normal_hashes(joined["key_hash"]), meta.slot_map.base)]
+        columns += [~joined[name].astype(np.int64) for name in ("time_diff_s", "offset")]
+        columns += [joined[name] for name in ("queue_id", *meta.layout.schema.identity_extra)]
+        tied, falling = np.ones(len(joined) - 1, bool), np.zeros(len(joined) - 1, bool)
+        for column in columns:
+            falling |= tied & (column[1:] < column[:-1])
+            tied &= column[1:] == column[:-1]
+        return falling if len(self.before) else np.append(False, falling)
 
 
 class _FileCheck:
-    """Base of the checks of compacted files and shards.
+    """The checks of one compacted file or shard.
 
     After the runs were read, `whole` says whether all passed their CRC32, `interval` the seconds of those that did.
     """
@@ -157,15 +166,15 @@ class _FileCheck:
             low, high = self.interval or (int(seconds[0]), int(seconds[0]))
             self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
             outside = (seconds < meta.second_min) | (seconds > meta.second_max)
-            self._report_each("interval", outside, "are outside the file's interval", sound)
+            self._report("interval", outside, "are outside the file's interval", sound)
             if len(topics):
                 nameless = ~np.isin(items["topic_id"], topics)
-                self._report_each("topic", nameless, "have a topic id without name", sound)
+                self._report("topic", nameless, "have a topic id without name", sound)
             if words is not None:
                 keys = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
                 absent = np.flatnonzero(~blocks_may_hold(words[block_numbers(keys, len(words))], keys))
                 if len(absent) and not denied:
-                    run, rows, _ = next(one for one in sound.each() if one[1].stop > absent[0])
+                    run, rows = next(one for one in sound.each() if one[1].stop > absent[0])
                     first_denied = run.offset + self._item_bytes * (int(absent[0]) - rows.start)
                 denied += len(absent)
             self._bounds(sound, bounds)
@@ -220,7 +229,7 @@ class _FileCheck:
 
     def _bounds(self, sound: _SoundRuns, bounds: Mapping[int, Array]) -> None:
         """Report blocks, by their place, whose hashes and seconds are others than the directory says."""
-        for run, rows, _ in sound.each() if bounds else ():
+        for run, rows in sound.each() if bounds else ():
             if (block := bounds.get(run.offset)) is None:
                 continue
             hashes, seconds = normal_hashes(sound.items["key_hash"][rows]), sound.seconds[rows]
@@ -230,86 +239,48 @@ class _FileCheck:
                 problem = f"block's hashes and seconds are {found}, the directory says {stored}"
                 self._add("bounds", problem, run.offset)
 
-    def _report(self, part: str, wrong: Array, problem: str, offset: int) -> None:
-        """Report the items from byte `offset` on that `wrong` (bool, n) marks, if any."""
-        if wrong.any():
-            self._add(part, f"{int(wrong.sum())} items {problem}", offset + self._item_bytes * int(wrong.argmax()))
-
-    def _report_each(self, part: str, wrong: Array, problem: str, sound: _SoundRuns) -> None:
+    def _report(self, part: str, wrong: Array, problem: str, sound: _SoundRuns) -> None:
         """Report of each run the items that `wrong` (bool, n) marks, if any."""
-        if wrong.any():
-            for run, rows, _ in sound.each():
-                self._report(part, wrong[rows], problem, run.offset)
+        for run, rows in sound.each() if wrong.any() else ():
+            if (count := int(wrong[rows].sum())) > 0:
+                self._add(part, f"{count} items {problem}", run.offset + self._item_bytes * int(wrong[rows].argmax()))
 
-    def by_directory(self, trailer: Trailer, words: Array | None) -> None:
-        """Check every run of a file without slot table and, where they are sound, its items; `words` are the filter's
-        or None.
+    def runs(self, trailer: Trailer, words: Array | None, starts: Array | None = None) -> None:
+        """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None.
+
+        `starts` are the slots' begins and the last's end (i64, slots + 1) of a file with a slot table.
         """
-        meta = trailer.metadata
-        starts = trailer.directory.groups["offset"].astype(np.int64)
-        first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
+        meta, groups = trailer.metadata, trailer.directory.groups
+        begins = groups["offset"].astype(np.int64)
+        first = np.append(groups["first_slot"].astype(np.int64), meta.slot_range[1])
         checksum, slots_in_use, last_slot = 0, 0, -1
         for sound in self._sound_runs(trailer, words):
             checksum += entry_checksum(sound.items, sound.seconds) if meta.is_shard else 0
             slots = meta.slot_map.slots_of(normal_hashes(sound.items["key_hash"]))
             slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
             last_slot = int(slots[-1])
-            groups = np.searchsorted(starts, [run.offset for run in sound.runs], "right") - 1
-            lies_in = np.repeat(groups, np.diff(sound.ends, prepend=0))
-            wrong = (slots < first[lies_in]) | (slots >= first[lies_in + 1])
-            self._report_each("slot", wrong, "are in the wrong slot group", sound)
-            if not _misplaced(sound.joined, meta).any():
-                continue
-            for run, rows, joined in sound.each():
-                at = run.offset - self._item_bytes * (len(joined) - (rows.stop - rows.start))
-                self._report("order", _misplaced(joined, meta), "are out of order", at)
+            if starts is None:
+                lies_in = np.searchsorted(begins, [run.offset for run in sound.runs], "right") - 1
+                lies_in = np.repeat(lies_in, np.diff(sound.ends, prepend=0))
+                wrong = (slots < first[lies_in]) | (slots >= first[lies_in + 1])
+                self._report("slot", wrong, "are in the wrong slot group", sound)
+            else:
+                positions = sound.runs[0].offset + self._item_bytes * np.arange(len(slots), dtype=np.int64)
+                wrong = slots != np.searchsorted(starts[:-1], positions, "right") - 1
+                self._report("slot", wrong, "are in the wrong slot", sound)
+            if meta.in_answer_order:
+                self._report("order", sound.falling(meta), "are out of order", sound)
         if not self.whole:
             return
         sum_found = f"{checksum % 2**64:016x}"
         for part, name, found, said in (
             ("interval", "seconds are", self.interval, (meta.second_min, meta.second_max)),
-            ("metadata", "slots in use are", slots_in_use, meta.slots_in_use),
+            ("metadata", "slots in use are", slots_in_use, meta.slots_in_use if starts is None else slots_in_use),
             ("checksum", "the entries' sum is", sum_found, meta.more.get("checksum", sum_found)),
         ):
             if found != said:
                 self._add(part, f"{name} {found}, the metadata says {said}")
 
-
-def _misplaced(items: Array, meta: Metadata) -> Array:
-    """Return which items (bool, n) stand elsewhere than the order says."""
-    # a stable sort moves what is out of order
-    order: Array = answer_sorted(items, items["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
-    return np.not_equal(order, np.arange(len(items)))
-
-
-def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
-    """Return all defects of a compacted file with a trailer; an empty list proves that there are none.
-
-    A damaged trailer or geometry ends the list. Raises `UnsupportedVersion` for a later format, `InvalidArgument` where
-    the metadata names a part of a file's slots, and what `read` raises.
-    """
-    check = _CompactedCheck(read, file_size, file)
-    trailer = check.trailer()
-    if trailer is None:
-        return check.findings
-    meta = trailer.metadata
-    slots = meta.layout.slots
-    if (meta.slot_base, meta.slot_range) != (slots, (0, slots)):
-        raise InvalidArgument(
-            f"{file} holds slots {meta.slot_range} of {meta.slot_base}: a part of a file is not verified"
-        )
-    words = check.filter(trailer.tail)
-    check.header(meta, Header(meta.layout.preset.end_magic, meta.begin_ms, meta.end_ms, meta.slots_in_use, meta.count))
-    if meta.packing is not None:
-        check.by_directory(trailer, words)
-        return check.findings
-    starts = check.slot_table(trailer)
-    if starts is not None and check.directory(trailer, starts):
-        check.runs(trailer, starts, words)
-    return check.findings
-
-
-class _CompactedCheck(_FileCheck):
     def slot_table(self, trailer: Trailer) -> Array | None:
         """Return the slots' begins and the last's end (i64, slots + 1); None for a table that contradicts itself."""
         meta, layout = trailer.metadata, trailer.metadata.layout
@@ -344,55 +315,6 @@ class _CompactedCheck(_FileCheck):
                 self._add("directory", f"groups' {name} contradicts the slot table")
         return len(self.findings) == before
 
-    def runs(self, trailer: Trailer, starts: Array, words: Array | None) -> None:
-        """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None."""
-        meta = trailer.metadata
-        sound = self._sound_runs(trailer, words)
-        for run, items, joined in ((run, one.items[rows], joined) for one in sound for run, rows, joined in one.each()):
-            lies_in = self._slots_at(run.offset, items, starts)
-            wrong = normal_hashes(items["key_hash"]) % meta.layout.slots != lies_in
-            self._report("slot", wrong, "are in the wrong slot", run.offset)
-            if not meta.layout.preset.newest_first:
-                self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
-        if self.whole and self.interval != (meta.second_min, meta.second_max):
-            said = (meta.second_min, meta.second_max)
-            self._add("interval", f"seconds are {self.interval}, the metadata says {said}")
-
-    def _slots_at(self, offset: int, items: Array, starts: Array) -> Array:
-        """Return the slot (i64, n) in which each item is, by its position; `offset` is the first item's byte."""
-        positions = offset + items.itemsize * np.arange(len(items), dtype=np.int64)
-        return np.searchsorted(starts[:-1], positions, "right") - 1
-
-    def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
-        """Report neighbours within a slot that are out of order, as SPEC.md section 4 gives it."""
-        slots = self._slots_at(offset, items, starts)
-        falling = [~items[name].astype(np.int64) for name in ("time_diff_s", "offset")]
-        later = [items[name] for name in ("queue_id", *meta.layout.schema.identity_extra)]
-        tied = slots[1:] == slots[:-1]
-        wrong = np.zeros(len(tied), bool)
-        for column in (items["key_hash"], *falling, *later):
-            wrong |= tied & (column[1:] < column[:-1])
-            tied = tied & (column[1:] == column[:-1])
-        self._report("order", np.append(False, wrong), "are out of order", offset)
-
-
-def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
-    """Return all defects of a shard; an empty list proves that there are none.
-
-    A damaged trailer or directory ends the list. Raises `UnsupportedVersion` for a later format and what `read` raises.
-    """
-    check = _ShardCheck(read, file_size, file)
-    trailer = check.trailer()
-    if trailer is None or not check.metadata(trailer.metadata):
-        return check.findings
-    meta = trailer.metadata
-    words = check.filter(trailer.tail)
-    check.header(meta, Header(SHARD_MAGIC, meta.begin_ms, meta.end_ms, 0, 0))
-    check.by_directory(trailer, words)
-    return check.findings
-
-
-class _ShardCheck(_FileCheck):
     def metadata(self, meta: Metadata) -> bool:
         """Return whether the metadata is a shard's and its times are its window's; reports where not."""
         before = len(self.findings)
@@ -409,6 +331,49 @@ class _ShardCheck(_FileCheck):
             seconds = f"{meta.second_min}..{meta.second_max}"
             self._add("interval", f"seconds {seconds} are not within the window of {window_s} s from {begin_s}")
         return len(self.findings) == before
+
+
+def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
+    """Return all defects of a compacted file with a trailer; an empty list proves that there are none.
+
+    A damaged trailer or geometry ends the list. Raises `UnsupportedVersion` for a later format, `InvalidArgument` where
+    the metadata names a part of a file's slots, and what `read` raises.
+    """
+    check = _FileCheck(read, file_size, file)
+    trailer = check.trailer()
+    if trailer is None:
+        return check.findings
+    meta = trailer.metadata
+    slots = meta.layout.slots
+    if (meta.slot_base, meta.slot_range) != (slots, (0, slots)):
+        raise InvalidArgument(
+            f"{file} holds slots {meta.slot_range} of {meta.slot_base}: a part of a file is not verified"
+        )
+    words = check.filter(trailer.tail)
+    check.header(meta, Header(meta.layout.preset.end_magic, meta.begin_ms, meta.end_ms, meta.slots_in_use, meta.count))
+    if meta.packing is not None:
+        check.runs(trailer, words)
+        return check.findings
+    starts = check.slot_table(trailer)
+    if starts is not None and check.directory(trailer, starts):
+        check.runs(trailer, words, starts)
+    return check.findings
+
+
+def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
+    """Return all defects of a shard; an empty list proves that there are none.
+
+    A damaged trailer or directory ends the list. Raises `UnsupportedVersion` for a later format and what `read` raises.
+    """
+    check = _FileCheck(read, file_size, file)
+    trailer = check.trailer()
+    if trailer is None or not check.metadata(trailer.metadata):
+        return check.findings
+    meta = trailer.metadata
+    words = check.filter(trailer.tail)
+    check.header(meta, Header(SHARD_MAGIC, meta.begin_ms, meta.end_ms, 0, 0))
+    check.runs(trailer, words)
+    return check.findings
 
 
 # Bytes of one window

@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant(
         "shard-sum-unchecked",
         "verify believes a shard's checksum",
-        "_FileCheck.by_directory",
+        "_FileCheck.runs",
         'meta.more.get("checksum", sum_found)),',
         "sum_found),",
         ("tests/unit/format/test_verify_shard.py::test_seconds_topics_filters_and_counts",),
