@@ -18,9 +18,9 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.lookup.answers import answer_partitions
 from tiered_index.spark.lookup.lookup import bounded
-from tiered_index.spark.lookup.packing import KeysCensus
+from tiered_index.spark.lookup.packing import KeysCensus, pack_keys, pack_lookups
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, plan_lookup
-from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_asked, search_task
+from tiered_index.spark.lookup.search import REPORT, TaskReport, search_asked, search_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import Lookup
@@ -79,7 +79,7 @@ def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:
     """Return the plan with all lookups."""
     topics, keys, begins, ends = _columns(lookups)
     packed = lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed)
-    return replace(plan, asked=KeysCensus(len(lookups), plan.topics, (0, 0), 0, packed).asked(plan.kept_from))
+    return replace(plan, asked=KeysCensus(len(lookups), plan.topics, (0, 0), 0, None, packed).asked(plan.kept_from))
 
 
 def looked_up(
@@ -95,7 +95,8 @@ def looked_up(
     rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
     batches = [rows.slice(start, batch_rows) for start in range(0, len(lookups), batch_rows)]
     shuffled = plan if plan.asked is None else replace(plan, asked=None)
-    packed = pa.Table.from_batches(list(pack_lookups(batches, shuffled)))
+    lots = pack_keys(batches, keyed=plan.schema.keyed, column="'key'")
+    packed = pa.Table.from_batches(list(pack_lookups(lots, shuffled)))
     found: list[pa.RecordBatch] = []
     for task in range(len(plan.tasks)):
         blocks = packed.filter(pc.equal(packed["task"], task)).to_batches()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -60,46 +60,35 @@ _log = logging.getLogger(__name__)
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
     """Return the objects with just a quarantine window's entries, for ``replace``; for ``error`` they are an error."""
-    if mode == "append" or not (written := _by_build(shard.stored for shard in shards)):
+    written: dict[int, list[FinishedShard]] = {}
+    for shard in shards if mode != "append" else ():
+        if (table := shard.stored.shard) is not None and table.window_s == QUARANTINE_S:
+            written.setdefault(table.begin_s, []).append(shard)
+    # those of one build were published at once
+    earlier: dict[tuple[int, int], list[StoredObject]] = {}
+    for stored in state.objects.values():
+        if (table := stored.shard) is not None and table.window_s == QUARANTINE_S and table.begin_s in written:
+            earlier.setdefault((table.begin_s, stored.published_ms), []).append(stored)
+    if not earlier:
         return ()
-    checksums = {shard.stored.name: shard.checksum for shard in shards}
     names: list[str] = []
-    earlier = _by_build(state.objects.values())
     assert state.genesis is not None
     keyed, settings = state.genesis.layout.schema.keyed, ColdSettings(query_threads=1, block_cache_bytes=0)
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings)) as cold:
-        for (begin_s, _), mine in written.items():
-            for (other_s, _), theirs in earlier.items():
-                if other_s != begin_s or _outline(theirs) != _outline(mine):
-                    continue
-                stored = {o.name: int(cold.trailer(o).metadata.more["checksum"], 16) for o in theirs}
-                if _sum(theirs, stored) != _sum(mine, checksums):
-                    continue
-                if mode == "error":
-                    raise InvalidArgument(
-                        f"the {_outline(mine)[0]:,} entries with implausible times, from "
-                        f"{format_time(begin_s * 1000)} on, are in the index already, in {theirs[0].name}: use "
-                        f"mode append or replace"
-                    )
-                names += stored
+        for (begin_s, _), theirs in earlier.items():
+            mine, count = written[begin_s], sum(stored.count for stored in theirs)
+            if sum(shard.stored.count for shard in mine) != count:
+                continue
+            checksum = sum(int(cold.trailer(stored).metadata.more["checksum"], 16) for stored in theirs)
+            if (checksum - sum(shard.checksum for shard in mine)) % 2**64:
+                continue
+            if mode == "error":
+                raise InvalidArgument(
+                    f"the {count:,} entries with implausible times, from {format_time(begin_s * 1000)} on, are in the "
+                    f"index already, in {theirs[0].name}: use mode append or replace"
+                )
+            names += [stored.name for stored in theirs]
     return tuple(names)
-
-
-def _by_build(objects: Iterable[StoredObject]) -> dict[tuple[int, int], list[StoredObject]]:
-    """Return the objects of quarantine windows by (begin, time of the build)."""
-    found: dict[tuple[int, int], list[StoredObject]] = {}
-    for stored in objects:
-        if stored.shard is not None and stored.shard.window_s == QUARANTINE_S:
-            found.setdefault((stored.shard.begin_s, stored.published_ms), []).append(stored)
-    return found
-
-
-def _outline(objects: Sequence[StoredObject]) -> tuple[int, int, int]:
-    return sum(o.count for o in objects), min(o.second_min for o in objects), max(o.second_max for o in objects)
-
-
-def _sum(objects: Sequence[StoredObject], checksums: Mapping[str, int]) -> int:
-    return sum(checksums[stored.name] for stored in objects) % 2**64
 
 
 MODES = ("error", "append", "replace", "replace-all")

@@ -29,7 +29,7 @@ from tiered_index.spark.build.parquet import ParquetFiles
 from tiered_index.spark.build.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import cells_of, each_split, frame_of_splits, gathered
-from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, times_of
+from tiered_index.spark.lookup.plan import LookupPlan, kept, lookups_of, places_of, times_of
 from tiered_index.storage.base import StorageOptions
 
 if TYPE_CHECKING:
@@ -221,10 +221,6 @@ class Keys:
         """Return the rows that have a topic and a key."""
         return self.frame.where(self.fields["topic"].isNotNull() & self.fields["key"].isNotNull())
 
-    def fields_only(self) -> DataFrame:
-        """Return (topic, key, begin, end) of the rows that have a topic and a key."""
-        return self.whole().select(*(self.fields[name].alias(f"_{name}") for name in _FIELDS))
-
     def with_lookup(self, shared: Any, name: str) -> DataFrame:
         """Return the rows with their lookup as the blocks of a plan, a broadcast value, name it, as column `name`."""
         from pyspark.sql.pandas.functions import arrow_udf
@@ -236,8 +232,8 @@ class Keys:
             # Spark may ask for rows, too, that it leaves out afterwards
             whole = pc.and_(pc.is_valid(arrays[0]), pc.is_valid(arrays[1]))
             topic, key, begin, end = (array.filter(whole) for array in arrays)
-            keyed, kept_from = plan.schema.keyed, plan.kept_from
-            lookups = lookups_of(topic, key, begin, end, plan.places, keyed=keyed, column=column, kept_from=kept_from)
+            lookups = lookups_of(topic, key, begin, end, plan.places, keyed=plan.schema.keyed, column=column)
+            lookups = kept(lookups, plan.kept_from)
             if plan.asked is None:
                 cells = cells_of(lookups, np.arange(len(lookups)))
             else:

@@ -44,7 +44,7 @@ from tiered_index.spark.lookup.answers import (
     with_messages,
 )
 from tiered_index.spark.lookup.keys import Keys, keys_of
-from tiered_index.spark.lookup.packing import take_census
+from tiered_index.spark.lookup.packing import TASK_SCHEMA, pack_lookups, take_census
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
 from tiered_index.spark.versions import check_classic
@@ -151,16 +151,12 @@ def look_up(
     """
     check_classic(spark)
     settings, limits = config or IndexConfig(), LookupLimits(max_requests, max_bytes)
-    with opened_index(storage, settings, max_count=max_count, nested=nested, messages=messages) as (
-        address,
-        opened,
-        log,
-        taken,
-    ):
+    given = opened_index(storage, settings, max_count=max_count, nested=nested, messages=messages)
+    with given as (address, opened, log, taken), ExitStack() as ending:
         keys = keys_of(df, columns or {}, taken)
         genesis = log.state.genesis
         assert genesis is not None
-        census = take_census(spark, keys, progress, keyed=genesis.layout.schema.keyed, skip_null=skip_null)
+        census = take_census(spark, keys, progress, ending, keyed=genesis.layout.schema.keyed, skip_null=skip_null)
         make_plan = partial(
             plan_lookup,
             topics=census.topics,
@@ -179,7 +175,7 @@ def look_up(
             if limits != LookupLimits():
                 plan = bounded(plan, census.rows, limits)
             shared = spark.sparkContext.broadcast(plan)
-            kept, reports = _search(spark, keys, shared, address, progress)
+            kept, reports = _search(spark, census.lots, shared, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
             if not missing:
                 break
@@ -254,23 +250,23 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
 
 
 def _search(
-    spark: SparkSession, keys: Keys, shared: Broadcast[LookupPlan], address: StorageAddress, progress: Progress
+    spark: SparkSession, lots: DataFrame, shared: Broadcast[LookupPlan], address: StorageAddress, progress: Progress
 ) -> tuple[DataFrame, list[search.TaskReport]]:
     """Run the tasks; return their blocks, kept by Spark, and the report of each task that had anything to do."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    plan, column = shared.value, keys.names["key"]
+    plan = shared.value
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return search.pack_lookups(batches, shared.value, column)
+        return pack_lookups(batches, shared.value)
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         search_tasks = search.search_task if shared.value.asked is None else search.search_asked
         return search_tasks(batches, shared.value, address)
 
     if plan.asked is None:
-        packed = keys.fields_only().mapInArrow(pack, search.TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
+        packed = lots.mapInArrow(pack, TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
     else:
         packed = spark.range(0, len(plan.tasks), 1, len(plan.tasks))
     found = packed.mapInArrow(find, search.FOUND_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)

@@ -2,8 +2,8 @@
 are few enough.
 
 A task tells of each lot of its rows how many there are and which topics they have, and keeps the lookups packed: a few
-go to the driver with that, more on a second call, very many not at all. Nulls are counted, other rows that no lookup
-can have are errors of the task.
+go to the driver with that, more on a second call; very many go from task to task. Nulls are counted, other rows that no
+lookup can have are errors of the task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.failures import typed_errors
 from tiered_index.spark.frames import arrow_schema, gathered
-from tiered_index.spark.lookup.plan import LOOKUP, Array, distinct, lookups_of, records_of
+from tiered_index.spark.lookup.plan import LOOKUP, Array, LookupPlan, distinct, kept, lookups_of, records_of, routes
 from tiered_index.spark.metrics import Progress, watched
 
 if TYPE_CHECKING:
@@ -43,23 +43,21 @@ _MAX_TOPICS = 1_000_000
 
 @dataclass(frozen=True)
 class KeysCensus:
-    """The rows to look up and those skipped, counted, with their topics and (inclusive) range of seconds; and all
-    lookups (n), of those topics, in no order and maybe repeated; None: they are too many to be held.
+    """The rows to look up and those skipped, counted, with their topics and (inclusive) range of seconds; the `lots`
+    that Spark keeps; and all lookups (n), of those topics, in no order and maybe repeated; None: too many to be
+    held.
     """
 
     rows: int
     topics: tuple[str, ...]
     seconds: tuple[int, int]
     skipped_null: int
+    lots: Any = field(default=None, compare=False, repr=False)
     lookups: Array | None = field(default=None, compare=False, repr=False)
 
     def asked(self, kept_from: Sequence[int]) -> Array | None:
-        """Return the lookups once, none before its topic's second of `kept_from`, where that is not empty."""
-        if self.lookups is None or not kept_from:
-            return None if self.lookups is None else distinct(self.lookups)
-        lookups = self.lookups.copy()
-        lookups["second_min"] = np.maximum(lookups["second_min"], np.array(kept_from, np.int64)[lookups["topic"]])
-        return distinct(lookups)
+        """Return the lookups once, as `kept` does."""
+        return None if self.lookups is None else distinct(kept(self.lookups, kept_from))
 
 
 def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) -> Iterator[pa.RecordBatch]:
@@ -97,8 +95,12 @@ def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) ->
 _TOPICS = f"the keys have more than {_MAX_TOPICS:,} topics"
 
 
-def take_census(spark: SparkSession, keys: Keys, progress: Progress, *, keyed: bool, skip_null: bool) -> KeysCensus:
-    """Count and pack. Raises `InvalidArgument` naming a column that has nulls, unless such rows are skipped."""
+def take_census(
+    spark: SparkSession, keys: Keys, progress: Progress, ending: ExitStack, *, keyed: bool, skip_null: bool
+) -> KeysCensus:
+    """Count and pack; Spark keeps the lots until `ending`. Raises `InvalidArgument` naming a column that has nulls,
+    unless such rows are skipped.
+    """
     from pyspark import StorageLevel
 
     column = keys.names["key"]
@@ -107,10 +109,10 @@ def take_census(spark: SparkSession, keys: Keys, progress: Progress, *, keyed: b
         return pack_keys(batches, keyed=keyed, column=column)
 
     lots = keys.all_fields().mapInArrow(pack, LOTS_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
-    with ExitStack() as ending, typed_errors("counting the keys"), watched(spark, "count", progress):
-        ending.callback(lots.unpersist)
+    ending.callback(lots.unpersist)
+    with typed_errors("counting the keys"), watched(spark, "count", progress):
         heads = [row.asDict() for row in lots.drop("asked").collect()]
-        census = census_of(heads, keys.names, skip_null=skip_null)
+        census = replace(census_of(heads, keys.names, skip_null=skip_null), lots=lots)
         if census.rows > _MOST_HELD:
             return census
         large = any(row["few"] is None for row in heads)
@@ -140,9 +142,27 @@ def lookups_in(lots: Iterable[Mapping[str, Any]], topics: Sequence[str]) -> Arra
     places = {topic: place for place, topic in enumerate(topics)}
     parts = [np.zeros(0, LOOKUP)]
     for row in lots:
-        cell = row["few"] if "few" in row else row["asked"]
-        if cell:
+        if cell := row.get("few") or row.get("asked"):
             part = records_of(pa.array([cell], pa.binary())).copy()
             part["topic"] = np.array([places[topic] for topic in row["topics"]], np.uint32)[part["topic"]]
             parts.append(part)
     return np.concatenate(parts)
+
+
+TASK_SCHEMA = "task int, asked binary, wanted binary"
+
+
+def pack_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
+    """Yield the lookups of lots for the tasks that search, each once in its lot."""
+    for lot in (row for batch in batches for row in batch.to_pylist()):
+        lookups = distinct(kept(lookups_in([lot], plan.topics), plan.kept_from))
+        tasks, asked, wanted = [], [], []
+        base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
+        for task in range(len(plan.tasks)):
+            mine, here = lookups[homes == task], lookups[plan.wanted(task, lookups, base_slots)]
+            if len(mine) or len(here):
+                tasks.append(task)
+                asked.append(mine.tobytes())
+                wanted.append(here.tobytes())
+        columns = [pa.array(tasks, pa.int32()), pa.array(asked, pa.binary()), pa.array(wanted, pa.binary())]
+        yield pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])

@@ -143,10 +143,8 @@ def lookups_of(
     *,
     keyed: bool,
     column: str = "'key'",
-    kept_from: Sequence[int] = (),
 ) -> Array:
-    """Return the lookups (n) of n rows; a null bound is none, `places` are the plan's topics, `kept_from` its
-    `kept_from`, `column` is for errors.
+    """Return the lookups (n) of n rows; a null bound is none, `places` are the plan's topics, `column` is for errors.
 
     Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not counted.
     """
@@ -174,9 +172,15 @@ def lookups_of(
     for row in np.flatnonzero(low > high)[:1].tolist():
         raise InvalidArgument(f"begin_ms {low[row]} is after end_ms {high[row]}, for key {keys[row].as_py()!r:.60}")
     found["second_min"], found["second_max"] = low // 1000, high // 1000
-    if kept_from:
-        found["second_min"] = np.maximum(found["second_min"], np.array(kept_from, np.int64)[found["topic"]])
     return found
+
+
+def kept(lookups: Array, kept_from: Sequence[int]) -> Array:
+    """Return lookups (n) that begin no earlier than their topic's second of `kept_from`, which may be empty."""
+    if kept_from:
+        lookups = lookups.copy()
+        lookups["second_min"] = np.maximum(lookups["second_min"], np.array(kept_from, np.int64)[lookups["topic"]])
+    return lookups
 
 
 def distinct(lookups: Array) -> Array:

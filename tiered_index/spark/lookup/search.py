@@ -2,8 +2,8 @@
 
 ```
 keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions of lookups ─> in order, cut, joined
-        pack_lookups       shuffle     search_task         shuffle                       answers
-        packing            broadcast   search_asked
+        packing            broadcast   search_asked        shuffle                       answers
+        pack_lookups       shuffle     search_task
 ```
 
 Answers are cut to one more than `max_count` a key. A row between stages is a block of many lookups or rows in binary
@@ -31,8 +31,8 @@ from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import lookup_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.frames import arrow_schema, cells_of, gathered
-from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
+from tiered_index.spark.frames import arrow_schema, cells_of
+from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, records_of
 from tiered_index.spark.workers import between_tasks
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
@@ -159,14 +159,12 @@ def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
     return stored.filter_length > 0 and (stored.filter_length + request) * _FILTER_SHARE <= wanted
 
 
-TASK_SCHEMA = "task int, asked binary, wanted binary"
 # `lookups` are their records, or their places among the plan's `asked` (i64).
 FOUND_SCHEMA = "kind int, partition int, lookups binary, rows binary, more binary"
 _FOUND = arrow_schema(FOUND_SCHEMA)
 # Kinds of blocks: every lookup once, lookups of an object that could not be read, answers, what a task spent,
 # lookups given up.
 ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
-_HELD_LOOKUPS = 1 << 18
 _BLOCK_LOOKUPS = 1 << 20
 
 
@@ -183,35 +181,6 @@ class TaskReport:
     found: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
     missing: str | None = None
-
-
-def pack_lookups(
-    batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
-) -> Iterator[pa.RecordBatch]:
-    """Yield the lookups of rows (topic, key, begin, end) for the tasks that search; errors call the keys `column`."""
-    for lookups in lots_of_lookups(batches, plan, column):
-        tasks, asked, wanted = [], [], []
-        base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
-        for task in range(len(plan.tasks)):
-            mine, here = lookups[homes == task], lookups[plan.wanted(task, lookups, base_slots)]
-            if len(mine) or len(here):
-                tasks.append(task)
-                asked.append(mine.tobytes())
-                wanted.append(here.tobytes())
-        columns = [pa.array(tasks, pa.int32()), pa.array(asked, pa.binary()), pa.array(wanted, pa.binary())]
-        yield pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])
-
-
-def lots_of_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
-    """Yield the lookups of rows (topic, key, begin, end) in batches of some 260,000 rows, each once in its batch."""
-
-    def lookups(batch: pa.RecordBatch) -> Array:
-        topics, keys, begins, ends = batch.columns
-        keyed, kept_from = plan.schema.keyed, plan.kept_from
-        return lookups_of(topics, keys, begins, ends, plan.places, keyed=keyed, column=column, kept_from=kept_from)
-
-    for held in gathered(map(lookups, filter(len, batches)), len, _HELD_LOOKUPS):
-        yield distinct(np.concatenate(held))
 
 
 def search_task(
