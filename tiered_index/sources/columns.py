@@ -265,22 +265,32 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
         return None
     if not _keyless_are_sound(table, lists, [name for name in names if name not in own]):
         return None
-    keys, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
-    if keys.null_count:
+    if pc.list_flatten(lists).null_count:
         return None
-    if len(keys) > len(table) or len(pc.unique(parents)) < len(keys):
-        # a message with several keys: (message, key) pairs as one number each, the first of equal ones stays
-        codes = keys.dictionary_encode()
-        pairs = parents.to_numpy().astype(np.int64) * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
-        first = np.unique(pairs, return_index=True)[1]
-        if len(first) < len(keys):
-            kept = pa.array(np.sort(first))
-            keys, parents = keys.take(kept), parents.take(kept)
+    rows, keys = each_key(lists)
+    parents = pa.array(rows)
     if not pa.types.is_dictionary(table["topic"].type):
         # a topic is beside each of its message's keys: a number does, not a copy
         table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].dictionary_encode())
     # combined columns have one chunk, or none where there is no row
     return _batch({**{name: table[name].take(parents).combine_chunks() for name in names}, "key": keys})
+
+
+def each_key(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return each different key of each list, in order, with its list's place (i64); null is no key."""
+    keys, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy().astype(np.int64)
+    if keys.null_count:
+        valid = pc.is_valid(keys).to_numpy(zero_copy_only=False)
+        keys, rows = keys.drop_null(), rows[valid]
+    if (rows[1:] == rows[:-1]).any():
+        # (list, key) pairs as one number each, the first of equal ones stays
+        codes = keys.dictionary_encode()
+        pairs = rows * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
+        first = np.unique(pairs, return_index=True)[1]
+        if len(first) < len(keys):
+            first.sort()
+            keys, rows = keys.take(pa.array(first)), rows[first]
+    return rows, keys
 
 
 def is_list(kind: pa.DataType) -> bool:

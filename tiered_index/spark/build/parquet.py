@@ -17,13 +17,12 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.sources.columns import has_items
+from tiered_index.sources.columns import each_key, has_items
 from tiered_index.sources.parquet import ParquetTable
 from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.spark.addresses import AddressOf
@@ -206,9 +205,15 @@ class EntryReader:
         keys = rows.column(key) if key in rows.schema.names else None
         place = rows.schema.metadata
         if listed:
-            places, keys = each_key(keys)
-            rows = rows.take(places)
-            place |= {ROWS: places.astype(np.int64).tobytes()}
+            places, found = each_key(keys)
+            # a row without key stays one, without key
+            keyless = np.setdiff1d(np.arange(len(rows)), places)
+            places, keys = (
+                np.concatenate([places, keyless]),
+                pa.concat_arrays([found, pa.nulls(len(keyless), found.type)]),
+            )
+            rows = rows.take(pa.array(places))
+            place |= {ROWS: places.tobytes()}
         columns = []
         for name in names:
             column, value = self.fields.get(name, (None, None))
@@ -224,16 +229,3 @@ class EntryReader:
             else:
                 columns.append(pa.repeat(pa.scalar(value, pa.int64()), len(rows)))
         return pa.RecordBatch.from_arrays(columns, list(names), metadata=place)
-
-
-def each_key(lists: pa.ListArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return each different key of each list with its row (i64); of a row that has none, null."""
-    flat, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
-    codes = flat.dictionary_encode()
-    valid = np.flatnonzero(pc.is_valid(flat).to_numpy(zero_copy_only=False))
-    indices = codes.indices.fill_null(0).to_numpy().astype(np.int64)
-    pairs = rows[valid].astype(np.int64) * max(1, len(codes.dictionary)) + indices[valid]
-    kept = valid[np.unique(pairs, return_index=True)[1]]
-    keyless = np.setdiff1d(np.arange(len(lists)), rows[kept])
-    places = np.concatenate([rows[kept], keyless]).astype(np.int64)
-    return places, pa.concat_arrays([flat.take(pa.array(kept)), pa.nulls(len(keyless), flat.type)])

@@ -33,9 +33,9 @@ from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
+from tiered_index.sources.columns import each_key
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.build.build import publish_batch, publish_tables, stored_genesis
-from tiered_index.spark.build.parquet import each_key
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
@@ -89,8 +89,7 @@ def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a row for each different key of each row."""
     at = batch.schema.get_field_index("key")
     rows, keys = each_key(batch.column(at))
-    whole = batch.drop_columns(["key"]).take(pa.array(rows)).add_column(at, "key", keys)
-    return whole.filter(pc.is_valid(keys))
+    return batch.drop_columns(["key"]).take(pa.array(rows)).add_column(at, "key", keys)
 
 
 @dataclass(frozen=True, slots=True)
