@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,32 +42,23 @@ def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
 
 
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_rows_lock = threading.Lock()
-# of sessions by their identity: blocks under way, and the setting before the first
-_rows_held: dict[int, tuple[int, str]] = {}
+_LARGE = 1 << 17
 
 
 @contextlib.contextmanager
 def large_batches(spark: SparkSession) -> Iterator[None]:
     """Have Spark hand rows to Python in batches of 2^17 in this block, fewer where they pass its bound
-    of bytes (64 MiB).
+    of bytes (64 MiB). In a session where another thread's block has set that, batches are large up to that block's end.
     """
-    # jobs of several threads share a session: the first one sets it, the last one sets it back
-    with _rows_lock:
-        held, before = _rows_held.get(id(spark), (0, ""))
-        if not held:
-            before = str(spark.conf.get(_ROWS))
-            spark.conf.set(_ROWS, str(1 << 17))
-        _rows_held[id(spark)] = held + 1, before
+    before = str(spark.conf.get(_ROWS))
+    if before == str(_LARGE):
+        yield
+        return
+    spark.conf.set(_ROWS, str(_LARGE))
     try:
         yield
     finally:
-        with _rows_lock:
-            held, before = _rows_held.pop(id(spark))
-            if held > 1:
-                _rows_held[id(spark)] = held - 1, before
-            else:
-                spark.conf.set(_ROWS, before)
+        spark.conf.set(_ROWS, before)
 
 
 _ARROW_TYPES = {

@@ -80,9 +80,9 @@ def test_jobs_side_by_side_leave_a_session_as_it_was():
     session = SimpleNamespace(conf=SimpleNamespace(get=settings.get, set=settings.__setitem__))
     first, second = large_batches(session), large_batches(session)
     first.__enter__()
+    assert list(settings.values()) == ["131072"]
     second.__enter__()
     first.__exit__(None, None, None)
-    assert settings.popitem()[1] == "131072"
     second.__exit__(None, None, None)
     assert list(settings.values()) == ["10000"]
 
