@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,25 @@ def _time(value: Any, *, end: bool) -> int | None:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of a file, each with its place for people. Raises `InvalidArgument`, `CorruptFile`."""
+    """Return the rows of a file, each with its place for people. Raises `InvalidArgument`, `CorruptFile`."""
     name = file.name.lower()
     rows = next((read for kinds, read in _KINDS if name.endswith(kinds)), None)
     if rows is None:
         raise InvalidArgument(
             f"--keys {file}: a file of keys is .parquet, .ndjson (.jsonl, .json), or .csv with a header"
         )
+    return rows(file)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, gzipped or not. Raises `InvalidArgument`, `CorruptFile`."""
     try:
-        yield from rows(file)
-    except (gzip.BadGzipFile, EOFError, zlib.error, pa.ArrowException) as error:
-        raise CorruptFile(str(file), f"can't be read: {error}") from error
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+            yield from bounded_lines(lines.readline, f"{file}: ")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CorruptFile(str(file), str(error)) from error
     except OSError as error:
-        raise InvalidArgument(f"--keys {file}: {error.strerror}") from error
+        raise InvalidArgument(f"{file}: {error.strerror}") from error
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -89,28 +95,23 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """
     line, width = 1, 0
     try:
-        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-            reader = csv.reader(_decoded(file, bounded_lines(lines.readline, f"{file}: ")), strict=True)
-            for cells in reader:
-                width = width or len(cells)
-                if len(cells) not in (0, width):
-                    raise InvalidArgument(
-                        f"{file}: line {line:,} has {len(cells)} cell{'s' * (len(cells) > 1)}, the header {width}"
-                    )
-                if cells:
-                    yield line, cells
-                line = reader.line_num + 1
+        reader = csv.reader(_decoded(file), strict=True)
+        for cells in reader:
+            width = width or len(cells)
+            if len(cells) not in (0, width):
+                raise InvalidArgument(
+                    f"{file}: line {line:,} has {len(cells)} cell{'s' * (len(cells) > 1)}, the header {width}"
+                )
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
     except csv.Error as error:
         raise InvalidArgument(f"{file}: line {line:,}: {_csv_problem(str(error))}") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CorruptFile(str(file), str(error)) from error
-    except OSError as error:
-        raise InvalidArgument(f"{file}: {error.strerror}") from error
 
 
-def _decoded(file: Path, lines: Iterable[bytes]) -> Iterator[str]:
+def _decoded(file: Path) -> Iterator[str]:
     # lines end with \n: a \r by itself is part of a cell, or refused where that has no quotes
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(file), 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -126,15 +127,14 @@ def _csv_problem(problem: str) -> str:
 
 def ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the objects of a file, each with its place for people. Raises `InvalidArgument` naming the line."""
-    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        for number, line in enumerate(bounded_lines(lines.readline, f"{file}: "), 1):
-            if line.strip():
-                where = f"line {number:,}"
-                found = json_object(line, f"{file}: {where}: ")
-                # neither tables nor services take half a surrogate pair, as an escape or in bytes
-                if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
-                    raise InvalidArgument(f"{file}: {where}: it has half of a surrogate pair")
-                yield where, found
+    for number, line in enumerate(_lines(file), 1):
+        if line.strip():
+            where = f"line {number:,}"
+            found = json_object(line, f"{file}: {where}: ")
+            # neither tables nor services take half a surrogate pair, as an escape or in bytes
+            if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
+                raise InvalidArgument(f"{file}: {where}: it has half of a surrogate pair")
+            yield where, found
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
