@@ -76,8 +76,23 @@ Origin = Literal["build", "writer"]
 """Where entries came from: jobs that built tables of a source, or live writers (files, streams)."""
 
 
+class Stored:
+    """The document of a dataclass: its fields in order, without those that have their defaults."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        document: dict[str, Any] = {}
+        for name, declared in self.__dataclass_fields__.items():  # type: ignore[attr-defined]
+            value = getattr(self, name)
+            if value != declared.default:
+                document[name] = value.to_json() if hasattr(value, "to_json") else value
+        return document
+
+
 @dataclass(frozen=True, slots=True)
-class TableShard:
+class TableShard(Stored):
     """The part of a window table that an object is; all shards of a table come and go in one record, except for lost
     ones. The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of
     `slots`. A slot too large for one object has several of one range, each with the entries of a time of its own. All
@@ -92,15 +107,9 @@ class TableShard:
     slot_high: int
     origin: Origin | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
-        document = {name: getattr(self, name) for name in self.__slots__ if name != "origin"}
-        document["slots"] = self.slots.to_json()
-        return document if self.origin is None else {**document, "origin": self.origin}
-
 
 @dataclass(frozen=True, slots=True)
-class StoredObject:
+class StoredObject(Stored):
     """An object that the log names. Seconds are inclusive; `shard`: its part of a window table, None: a file.
 
     `hash` is the rule by which its entries' keys are hashed.
@@ -147,13 +156,9 @@ class StoredObject:
         """Return about how many bytes the entries have, never less."""
         return min(self.count * schema.item.itemsize, self.trailer_position)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
-        return _object_json(self)
-
 
 @dataclass(frozen=True, slots=True)
-class ArchivedSegment:
+class ArchivedSegment(Stored):
     """A closed segment of a source's log, kept as one object: bytes [start, end) of the log of `store`."""
 
     name: str
@@ -185,11 +190,6 @@ class ArchivedSegment:
         """Store and start: of one store, one segment begins at an offset."""
         return self.store, self.start
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
-        document = {name: getattr(self, name) for name in self.__slots__ if name != "source"}
-        return document if self.source is None else {**document, "source": list(self.source)}
-
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> ArchivedSegment:
         """Return the segment that `to_json` described; unknown fields are ignored. Raises `Malformed`."""
@@ -210,7 +210,7 @@ class StreamBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class LostObject:
+class LostObject(Stored):
     """An object that the storage lost and a record gave up. Answers miss its entries permanently. Seconds are
     inclusive.
     """
@@ -250,29 +250,14 @@ class LostObject:
         mine = {"abs": hashes[:1], "mask": hashes[1:], "both": hashes}[self.hash]
         return any(shard.slot_low <= shard.slots.slot_of(key_hash) < shard.slot_high for key_hash in mine)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
-        return _object_json(self)
-
-
-def _object_json(one: StoredObject | LostObject) -> dict[str, Any]:
-    document = {name: getattr(one, name) for name in one.__slots__ if name not in ("shard", "hash")}
-    if one.shard is not None:
-        document["shard"] = one.shard.to_json()
-    return document if one.hash == "abs" else {**document, "hash": one.hash}
-
 
 @dataclass(frozen=True)
-class IndexDescriptor:
+class IndexDescriptor(Stored):
     """Record 1, which never changes: the id of the index and the form of its files."""
 
     index_id: str
     layout: Layout
     offset_space: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in record 1."""
-        return {"index_id": self.index_id, "layout": self.layout.to_json(), "offset_space": self.offset_space}
 
 
 @dataclass(frozen=True)
@@ -424,34 +409,33 @@ _PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
 # of an object's name; a record can only name objects below the prefix of their kind
 DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
 _SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
-_SHARD = record(
-    table_shard,
-    table=FILE_ID,
-    begin_s=SECONDS,
-    window_s=integer(1, 2**42),
-    slots=SlotMap.from_json,
-    slot_low=COUNT,
-    slot_high=COUNT,
-    origin=Optional(text("build|writer"), None),
-)
-OBJECT = record(
-    stored_object,
-    name=DATA_NAME,
-    file_id=FILE_ID,
-    lane=text(),
-    sequence=COUNT,
-    second_min=SECONDS,
-    second_max=SECONDS,
-    count=integer(1, 2**36),
-    size_bytes=SIZE,
-    trailer_position=SIZE,
-    filter_length=SIZE,
-    directory_length=SIZE,
-    metadata_length=SIZE,
-    published_ms=MILLISECONDS,
-    shard=Optional(_SHARD, None),
-    hash=Optional(text("|".join(HASH_RULES)), "abs"),
-)
+SHARD_FIELDS: dict[str, Any] = {
+    "table": FILE_ID,
+    "begin_s": SECONDS,
+    "window_s": integer(1, 2**42),
+    "slots": SlotMap.from_json,
+    "slot_low": COUNT,
+    "slot_high": COUNT,
+    "origin": Optional(text("build|writer"), None),
+}
+OBJECT_FIELDS: dict[str, Any] = {
+    "name": DATA_NAME,
+    "file_id": FILE_ID,
+    "lane": text(),
+    "sequence": COUNT,
+    "second_min": SECONDS,
+    "second_max": SECONDS,
+    "count": integer(1, 2**36),
+    "size_bytes": SIZE,
+    "trailer_position": SIZE,
+    "filter_length": SIZE,
+    "directory_length": SIZE,
+    "metadata_length": SIZE,
+    "published_ms": MILLISECONDS,
+    "shard": Optional(record(table_shard, **SHARD_FIELDS), None),
+    "hash": Optional(text("|".join(HASH_RULES)), "abs"),
+}
+OBJECT = record(stored_object, **OBJECT_FIELDS)
 _ARCHIVED = record(
     _segment,
     name=_SEGMENT_NAME,
@@ -464,16 +448,7 @@ _ARCHIVED = record(
     published_ms=MILLISECONDS,
     source=Optional(nullable(tuple_of(CRC32, CRC32)), None),
 )
-_LOST = record(
-    _lost,
-    name=DATA_NAME,
-    file_id=FILE_ID,
-    second_min=SECONDS,
-    second_max=SECONDS,
-    count=integer(1, 2**36),
-    shard=Optional(_SHARD, None),
-    hash=Optional(text("|".join(HASH_RULES)), "abs"),
-)
+_LOST = record(_lost, **{name: OBJECT_FIELDS[name] for name in LostObject.__slots__})
 _BATCH = record(
     lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
     number=COUNT,

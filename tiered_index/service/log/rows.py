@@ -8,42 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
-from tiered_index.documents import (
-    COUNT,
-    MILLISECONDS,
-    SECONDS,
-    SIZE,
-    Malformed,
-    integer,
-    list_of,
-    nullable,
-    text,
-    tuple_of,
-)
-from tiered_index.format.hashing import HASH_RULES
+from tiered_index.documents import COUNT, Malformed, integer, list_of, nullable, text, tuple_of
 from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import data_prefix
 from tiered_index.format.slots import SlotMap
-from tiered_index.service.log.records import DATA_NAME, StoredObject, TableShard, stored_object, table_shard
+from tiered_index.service.log.records import (
+    DATA_NAME,
+    OBJECT_FIELDS,
+    SHARD_FIELDS,
+    StoredObject,
+    TableShard,
+    stored_object,
+    table_shard,
+)
 
 _SLOTS = tuple_of(integer(1, 2**28), integer(1, 2**31), integer(1, 2**28))
 _TABLE = tuple_of(
-    FILE_ID, SECONDS, integer(1, 2**42), lambda value: SlotMap(*_SLOTS(value)), nullable(text("build|writer"))
+    *[SHARD_FIELDS[name] for name in ("table", "begin_s", "window_s")],
+    lambda value: SlotMap(*_SLOTS(value)),
+    nullable(SHARD_FIELDS["origin"].check),
 )
-_TABLES = list_of(_TABLE)
+# of an object, as its document has them; in front of them its id and its name's tail, behind them its part of a table
+_COLUMNS = tuple(name for name in OBJECT_FIELDS if name not in ("name", "file_id", "shard", "hash"))
+_columns_of = attrgetter(*_COLUMNS, "hash")
 _ROW = tuple_of(
     FILE_ID,
     text(),
-    text(),
-    COUNT,
-    SECONDS,
-    SECONDS,
-    integer(1, 2**36),
-    *[SIZE] * 5,
-    MILLISECONDS,
-    text("|".join(HASH_RULES)),
+    *[OBJECT_FIELDS[name] for name in _COLUMNS],
+    OBJECT_FIELDS["hash"].check,
     nullable(COUNT),
     COUNT,
     COUNT,
@@ -60,35 +55,16 @@ def rows_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
         if (shard := stored.shard) is not None:
             key = (shard.table, shard.begin_s, shard.window_s, shard.slots, shard.origin)
             table, low, high = tables.setdefault(key, len(tables)), shard.slot_low, shard.slot_high
-        rows.append(
-            [
-                stored.file_id,
-                # a tail with a slash would be taken for a whole name
-                stored.name if "/" in tail else tail,
-                stored.lane,
-                stored.sequence,
-                stored.second_min,
-                stored.second_max,
-                stored.count,
-                stored.size_bytes,
-                stored.trailer_position,
-                stored.filter_length,
-                stored.directory_length,
-                stored.metadata_length,
-                stored.published_ms,
-                stored.hash,
-                table,
-                low,
-                high,
-            ]
-        )
+        # a tail with a slash would be taken for a whole name
+        tail = stored.name if "/" in tail else tail
+        rows.append([stored.file_id, tail, *_columns_of(stored), table, low, high])
     said = [[name, begin, length, [at.base, at.split, at.join], origin] for name, begin, length, at, origin in tables]
     return {"tables": said, "objects": rows}
 
 
 def objects_of(tables: Any, rows: Any) -> tuple[StoredObject, ...]:
     """Return what `rows_of` made rows of. Raises `Malformed`, `ConfigError`."""
-    return list_of(partial(_object, _TABLES(tables), {}))(rows)
+    return list_of(partial(_object, list_of(_TABLE)(tables), {}))(rows)
 
 
 def _object(tables: tuple[tuple[Any, ...], ...], shared: dict[Any, Any], row: Any) -> StoredObject:
