@@ -135,7 +135,7 @@ MUTANTS = (
         "log-number-unchecked",
         "a record that stands under another number is believed",
         "LogReplay.add",
-        "self.number + 1, record.number",
+        "now.number + 1, record.number",
         "record.number, record.number",
         ("tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage",),
     ),

@@ -333,8 +333,8 @@ MUTANTS = (
         "log-positions-go-back",
         "a record with smaller positions takes the log's positions back",
         "LogReplay.add",
-        "max_positions(self._positions, record.positions)",
-        "self._positions | record.positions",
+        "max_positions(now.positions, record.positions)",
+        "now.positions | record.positions",
         ("tests/unit/service/test_log_and_lease.py::test_states_are_folds_and_readers_keep_theirs",),
     ),
     Mutant(

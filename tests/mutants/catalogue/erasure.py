@@ -192,9 +192,9 @@ MUTANTS = (
     Mutant(
         "expiry-lost-in-checkpoints",
         "who opens by a checkpoint shows what has expired",
-        "LogReplay.__init__",
-        "self._lost, self._expired, self._roots = begun.lost, begun.expired, begun.roots",
-        "self._lost, self._expired, self._roots = begun.lost, NOTHING, begun.roots",
+        "LogReplay.add",
+        "if record.expired else now.expired",
+        "if record.expired else NOTHING",
         ("tests/unit/service/test_expiry.py::test_what_is_stated_outlives_checkpoints",),
     ),
     Mutant(

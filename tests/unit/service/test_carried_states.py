@@ -21,7 +21,7 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 
 LAYOUT = IndexConfig.load(environment=False, slots=64, items=100).geometry()
-CARRIED = ("files", "tables", "newest_ms", "_by_file")
+CARRIED = ("files", "tables", "newest_ms")
 
 
 def begun() -> LogState:
@@ -154,4 +154,3 @@ def test_an_object_that_comes_and_goes_in_one_step_leaves_the_other_one_of_its_f
     records = LogRecord(3, "publish", 0, "a", 0, (twin,)), LogRecord(4, "publish", 0, "a", 0, remove=(twin.name,))
     state = state.replayed([(record, f"log/{record.number}") for record in records])
     assert state.files == replace(state).files == {one.file_id: one}
-    assert state._by_file == replace(state)._by_file

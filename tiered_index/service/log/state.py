@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -104,11 +104,11 @@ class LogState:
         replay = LogReplay(self)
         for added, file in records:
             replay.add(added, file)
-        return replay.state() if replay.number > self.number else self
+        return replay.state()
 
     def object_of(self, file_id: str) -> StoredObject | None:
-        """Return the object that holds file `file_id`, or None."""
-        return self._by_file.get(file_id)
+        """Return the object that is file `file_id`, or None."""
+        return self.files.get(file_id)
 
     def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that begins at offset `start`, or None."""
@@ -159,10 +159,6 @@ class LogState:
         for segment in sorted(self.archive.values(), key=lambda segment: (segment.store, segment.start)):
             stores.setdefault(segment.store, []).append(segment)
         return stores
-
-    @cached_property
-    def _by_file(self) -> dict[str, StoredObject]:
-        return {o.file_id: o for o in reversed(self.objects.values())}
 
     def encode(self) -> bytes:
         """Return the bytes of a whole checkpoint."""
@@ -243,109 +239,100 @@ def _changes(before: tuple[Named, ...], now: dict[str, Named]) -> tuple[list[Nam
 
 
 class LogReplay:
-    """A state that changes in place while records are added to it."""
+    """A state that records are added to: a copy of one, whose objects and segments change in place."""
 
     def __init__(self, begun: LogState) -> None:
-        self._begun = begun
+        self._begun = self._now = begun
         self._added: list[StoredObject] = []
         self._removed: list[StoredObject] = []
-        self.number, self._epoch, self._genesis = begun.number, begun.epoch, begun.genesis
-        self._positions, self._batches = begun.positions, begun.batches
-        self._objects, self._archive, self._copied = begun.objects, begun.archive, False
-        self._lost, self._expired, self._roots = begun.lost, begun.expired, begun.roots
-        self._digest, self._is_chained, self._chain = begun.digest, False, begun.chain
+        self._is_chained = False
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
+
+    @property
+    def number(self) -> int:
+        """The number of the newest record that was added."""
+        return self._now.number
 
     def add(self, record: LogRecord, file: str) -> None:
         """Add the next record. After `CorruptFile`, where it contradicts the state, nothing may be added;
         `StorageBehind` where it follows another record than the one before it: two histories meet here.
         """
-        CorruptFile.unless_equal(file, "log record has another number than its name", self.number + 1, record.number)
-        if self._digest and (record.previous or self._is_chained) and record.previous != self._digest:
+        now = self._now
+        CorruptFile.unless_equal(file, "log record has another number than its name", now.number + 1, record.number)
+        if now.digest and (record.previous or self._is_chained) and record.previous != now.digest:
             raise StorageBehind(
                 file,
-                f"follows another record {self.number} than the one that was read: the storage was restored, or two "
+                f"follows another record {now.number} than the one that was read: the storage was restored, or two "
                 f"histories of this index were mixed",
-                expected=self._digest,
+                expected=now.digest,
                 found=record.previous,
             )
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
-        if not self._copied:
-            self._objects, self._archive, self._copied = dict(self._objects), dict(self._archive), True
+        if now is self._begun:
+            now = replace(now, objects=dict(now.objects), archive=dict(now.archive))
+        objects, archive, genesis = now.objects, now.archive, now.genesis or record.genesis
         if record.archive and self._places is None:
-            self._places = {segment.place for segment in self._archive.values()}
+            self._places = {segment.place for segment in archive.values()}
         places = self._places if self._places is not None else set()
         for name in record.remove:
-            if (gone := self._objects.pop(name, None)) is not None:
+            if (gone := objects.pop(name, None)) is not None:
                 self._removed.append(gone)
             else:
-                segment = self._archive.pop(name, None)
+                segment = archive.pop(name, None)
                 if segment is None:
                     raise CorruptFile(file, f"removes {name!r}, which does not exist")
                 places.discard(segment.place)
-        self._genesis = self._genesis or record.genesis
         for added in record.add:
-            if added.name in self._objects:
+            if added.name in objects:
                 raise CorruptFile(file, f"adds {added.name!r}, which exists already")
-            check_slots(added, self._genesis, file)
-            self._objects[added.name] = added
+            check_slots(added, genesis, file)
+            objects[added.name] = added
             self._added.append(added)
         for segment in record.archive:
-            if segment.name in self._archive or segment.place in places:
+            if segment.name in archive or segment.place in places:
                 raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
-            self._archive[segment.name] = segment
+            archive[segment.name] = segment
             places.add(segment.place)
-        self.number, self._digest, self._is_chained = record.number, record.digest, bool(record.previous)
-        known = self._chain + record.digest[:DIGEST_DIGITS] if record.digest else ""
-        self._chain = known[-CHAINED * DIGEST_DIGITS :]
-        if record.root:
-            self._roots = {**self._roots, record.root: (record.number, record.attempt)}
-        self._epoch = max(self._epoch, record.epoch)
-        self._positions = max_positions(self._positions, record.positions)
-        held = self._batches
+        known, held = now.chain + record.digest[:DIGEST_DIGITS] if record.digest else "", now.batches
         later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
-        self._batches = {**held, **later} if later else held
-        if record.lost:
-            self._lost = {**self._lost, **{one.name: one for one in record.lost}}
-        self._expired = self._expired.joined(record.expired) if record.expired else self._expired
+        root = {record.root: (record.number, record.attempt)} if record.root else {}
+        self._is_chained = bool(record.previous)
+        self._now = replace(
+            now,
+            number=record.number,
+            epoch=max(now.epoch, record.epoch),
+            genesis=genesis,
+            positions=max_positions(now.positions, record.positions),
+            batches={**held, **later},
+            lost=now.lost | {one.name: one for one in record.lost},
+            expired=now.expired.joined(record.expired) if record.expired else now.expired,
+            roots=now.roots | root,
+            digest=record.digest,
+            chain=known[-CHAINED * DIGEST_DIGITS :],
+        )
 
     def state(self) -> LogState:
         """Return the state reached. What was looked up in the state before it is carried over, as far as it holds."""
-        begun = self._begun
+        begun, now = self._begun, self._now
+        if now is begun:
+            return begun
         changed = frozenset([stored.file for stored in (*self._added, *self._removed)])
         steps = (*begun.steps, Step(begun.number, begun.digest, changed))[-_STEPS:]
-        state = LogState(
-            self.number,
-            self._epoch,
-            self._genesis,
-            self._objects,
-            self._positions,
-            self._archive,
-            self._batches,
-            self._lost,
-            self._expired,
-            self._roots,
-            self._digest,
-            self._chain,
-            steps if sum(len(step.changed) for step in steps) <= _MOST_CHANGED else (),
-        )
+        state = replace(now, steps=steps if sum(len(step.changed) for step in steps) <= _MOST_CHANGED else ())
         self._carry(begun.__dict__, state.__dict__)
         return state
 
     def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
         """Bring the cached properties of the state before up to date: each takes as long as there are objects."""
-        gone = {stored.name for stored in self._removed}
-        added = [stored for stored in self._added if self._objects.get(stored.name) is stored]
+        added = [stored for stored in self._added if self._now.objects.get(stored.name) is stored]
         files, tables = known.get("files"), known.get("tables")
         if files is not None and tables is not None:
             # otherwise two objects are of one file
             if len(files) + sum(map(len, tables.values())) != len(self._begun.objects):
                 return
-            into["files"], into["tables"] = self._files(files, added), self._tables(tables, added, gone)
-        if "_by_file" in known and not gone:
-            into["_by_file"] = {stored.file_id: stored for stored in reversed(added)} | known["_by_file"]
-        if known.get("newest_ms") is not None and not gone and self._lost is self._begun.lost:
+            into["files"], into["tables"] = self._files(files, added), self._tables(tables, added)
+        if known.get("newest_ms") is not None and not self._removed and self._now.lost == self._begun.lost:
             into["newest_ms"] = max([known["newest_ms"], *(stored.second_max * 1000 for stored in added)])
 
     def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
@@ -357,10 +344,8 @@ class LogReplay:
         files.update((stored.file_id, stored) for stored in added if stored.shard is None)
         return files
 
-    def _tables(
-        self, known: dict[str, list[StoredObject]], added: list[StoredObject], gone: Container[str]
-    ) -> dict[str, list[StoredObject]]:
-        tables = dict(known)
+    def _tables(self, known: dict[str, list[StoredObject]], added: list[StoredObject]) -> dict[str, list[StoredObject]]:
+        tables, gone = dict(known), {stored.name for stored in self._removed}
         for table in dict.fromkeys(stored.file for stored in (*self._removed, *added) if stored.shard is not None):
             shards = [stored for stored in tables.get(table, ()) if stored.name not in gone]
             shards += [stored for stored in added if stored.shard is not None and stored.file == table]
