@@ -95,7 +95,7 @@ def test_a_driver_killed_at_each_call_of_publish(program: Program, tmp_path: Pat
     shutil.copytree(origin, whole)
     calls = program(job="publish", uri=f"file://{whole}", build=str(second), mode="replace", nth=0, when="")["calls"]
     # the log's end
-    assert calls.count("complete_upload") == calls.count("head") == new == 2 and calls.count("get_suffix") == 1
+    assert calls.count("complete_upload") == calls.count("head") == new == 2 and "get" in calls
     assert calls.count("put_if_absent") == 1 and "put" in calls
     assert len(calls) * 2 >= 20
     published = 0

@@ -300,14 +300,13 @@ def open_parts(
                 f"files of this root wait here to be put in again: `tiered-index recover --root {root.path}` was "
                 f"interrupted, run it again",
             )
-        log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
-        if config.seal_after_s < 1:
-            log.lists_every_s = LIST_EVERY_S
-        session = StorageSession(storage, log, clock, config.lease_ttl_s, lock.place)
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
         seen = SeenFile(root.path / "seen", disk)
         seen.read()
-        log.belong_to(root_id, seen)
+        log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every, root_id=root_id, seen=seen)
+        if config.seal_after_s < 1:
+            log.lists_every_s = LIST_EVERY_S
+        session = StorageSession(storage, log, clock, config.lease_ttl_s, lock.place)
         marker, layout, state = _join(
             config,
             root,

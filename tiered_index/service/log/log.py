@@ -270,8 +270,6 @@ def _base(name: str, state: LogState, size_bytes: int) -> CheckpointBase:
 # how often a log that is read or written several times a second is listed: a listing notices another log, and holes
 LIST_EVERY_S = 30.0
 _LISTED = 1000
-# of a record: among them its CRC32
-_TAIL_BYTES = 16
 # numbers that may be lost to other writers in one append before it gives up
 _MAX_RACES = 1000
 # of a writer's own, by which it tells its records from those of a clone of its root
@@ -282,17 +280,23 @@ Make = Callable[[LogState], LogRecord | None]
 
 
 class StorageLog:
-    """One process's view of the log."""
+    """One process's view of the log; a writer's is that of a root, which has `seen` records of it."""
 
-    def __init__(self, storage: Storage, clock: Clock, *, checkpoint_every: int | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        clock: Clock,
+        *,
+        checkpoint_every: int | None = None,
+        root_id: str = "",
+        seen: SeenFile | None = None,
+    ) -> None:
         self._storage = storage
         self.clock = clock
         self.state = LogState()  # as far as the log was read
         self._checkpoints = Checkpoints(storage, checkpoint_every)
-        # number, tail and size of the newest record that was read or written, by which this log is known
-        self._end: tuple[int, bytes, int] = (0, b"", 0)
         # the newest record that was read, as it was listed: one that was replaced since has another size or time
-        self._listed: tuple[str, int, int] | None = None
+        self._listed: ObjectInfo | None = None
         self._writes = False
         # 0: each append lists the log before
         self.lists_every_s = 0.0
@@ -300,9 +304,8 @@ class StorageLog:
         self.summary_data: bytes | None = None
         """The newest summary, if `open` read it."""
         self._settled = 0  # the newest record that is known to be durable
-        self._seen: SeenFile | None = None
-        self._root_id = ""
-        self._attempts: deque[str] = deque(maxlen=_ATTEMPTS_KEPT)
+        self._root_id, self._seen = root_id, seen
+        self._attempts = deque([seen.last.attempt] if seen is not None else [], maxlen=_ATTEMPTS_KEPT)
         self._append_lock = threading.Lock()
         self._summary_lock = threading.Lock()
         self._advance_lock = threading.Lock()
@@ -373,19 +376,14 @@ class StorageLog:
         replay = LogReplay(self.state)
         try:
             while True:
-                name = log_name(replay.number + 1)
-                replay.add(self._decoded(self._storage.get(name), name), name)
+                number = replay.number + 1
+                replay.add(self.record(number), log_name(number))
         except ObjectNotFound:
             self._advance(replay.state())
         except (StorageError, BudgetExceeded):
             self._advance(replay.state())
             raise
         return self.state
-
-    def belong_to(self, root_id: str, seen: SeenFile) -> None:
-        """Write for a root from here on, which has `seen` records of this log. Nothing is checked yet: `check_root`."""
-        self._root_id, self._seen = root_id, seen
-        self._attempts.append(seen.last.attempt)
 
     @property
     def summary(self) -> ObjectInfo | None:
@@ -449,7 +447,7 @@ class StorageLog:
         """
         if self._seen is not None:
             self.check_seen(self._seen.last)
-            self._check_own(self.state)
+            self._check_attempts(self.state)
 
     def check_seen(self, seen: Seen, *, deep: bool = True) -> None:
         """Check the log that was read against what a root has `seen`. Raises `StorageBehind`; `deep`: by a request
@@ -474,21 +472,16 @@ class StorageLog:
             if found != seen.digest:
                 raise self._another(seen.number, seen.digest, found)
 
-    def check_own(self, root_id: str, seen: Seen | None) -> None:
-        """Raise `RootBehind` where a root has written records that it has not `seen`. Read that behind the log: a
-        running writer notes each of its attempts before.
+    def check_own(
+        self, root_id: str, seen: Seen | None, attempts: Container[str] = (), state: LogState | None = None
+    ) -> None:
+        """Raise `RootBehind` where a root has written records that it has not `seen`, by none of its `attempts`:
+        somebody else has its identity, or it is an older copy. Read what it has seen behind the log: a running writer
+        notes each of its attempts before.
         """
         seen = seen or Seen()
-        self._check_root_of(self.state, root_id, seen, (seen.attempt,))
-
-    def _check_own(self, state: LogState) -> None:
-        if self._seen is not None:
-            self._check_root_of(state, self._root_id, self._seen.last, self._attempts)
-
-    def _check_root_of(self, state: LogState, root_id: str, seen: Seen, attempts: Container[str]) -> None:
-        """Raise `RootBehind` where somebody else has written with a root's identity, or it is an older copy."""
-        own = state.roots.get(root_id)
-        if own is None or own[0] <= seen.number or own[1] in attempts:
+        own = (state or self.state).roots.get(root_id)
+        if own is None or own[0] <= seen.number or own[1] == seen.attempt or own[1] in attempts:
             return
         raise RootBehind(
             f"{self._storage.uri}/{log_name(own[0])}",
@@ -497,6 +490,11 @@ class StorageLog:
             expected=seen.number,
             found=own[0],
         )
+
+    def _check_attempts(self, state: LogState) -> None:
+        """As `check_own`, of the root that this log is written for."""
+        if self._seen is not None:
+            self.check_own(self._root_id, self._seen.last, self._attempts, state)
 
     def _another(self, number: int, expected: str, found: str) -> StorageBehind:
         return StorageBehind(
@@ -514,7 +512,7 @@ class StorageLog:
         state = self.state
         if not state.number:
             return
-        self._check_own(state)
+        self._check_attempts(state)
         self._settle(state.number)
         if self._seen is not None:
             self._seen.note(state.number, state.digest)
@@ -539,8 +537,8 @@ class StorageLog:
             if infos and self._writes:
                 self.check_end(state)  # or records of another log would be taken for this one's
             for info in infos:
-                replay.add(self._record(info.name), info.name)
-                self._listed = _identity(info)
+                replay.add(self._record(replay.number + 1), info.name)
+                self._listed = info
         except (StorageError, BudgetExceeded):
             self._advance(replay.state())
             raise
@@ -578,12 +576,12 @@ class StorageLog:
             is_same = self._checkpoints.read_ms is None or info.modified_ms <= self._checkpoints.read_ms
         else:
             # a record that this process has appended since is read, too: another index may have one of its number
-            is_same = self._listed == _identity(info)
+            is_same = self._listed == info
         if not is_same and state.digest:
             found = digest_of(self._storage.get(info.name))
             if found != state.digest:
                 raise self._another(state.number, state.digest, found)
-        self._listed = _identity(info)
+        self._listed = info
 
     def _gone(self, number: int) -> StorageUnavailable | CorruptFile:
         numbers = [number_of(info.name) for info in own_objects(self._storage, LOG_PREFIX)]
@@ -602,19 +600,12 @@ class StorageLog:
             found=numbers[-1],
         )
 
-    def _record(self, name: str) -> LogRecord:
+    def _record(self, number: int) -> LogRecord:
+        """Return a record that is listed."""
         try:
-            data = self._storage.get(name)
+            return self.record(number)
         except ObjectNotFound as error:
-            raise CorruptFile(name, "record is listed, but the storage does not have it") from error
-        return self._decoded(data, name)
-
-    def _decoded(self, data: bytes, name: str) -> LogRecord:
-        return self._ends_with(LogRecord.decode(data, name), data)
-
-    def _ends_with(self, record: LogRecord, data: bytes) -> LogRecord:
-        self._end = (record.number, data[-_TAIL_BYTES:], len(data))
-        return record
+            raise CorruptFile(log_name(number), "record is listed, but the storage does not have it") from error
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one; return the state, with the descriptor of the record that is there."""
@@ -628,7 +619,6 @@ class StorageLog:
                 self._storage.put_if_absent(log_name(1), data)
             except ObjectExists:
                 return self.open()
-            self._ends_with(record, data)
             self._settled = 1
             self._advance(LogState().apply(record, log_name(1)))
             self._checkpoints.write(self.state)
@@ -706,7 +696,7 @@ class StorageLog:
             self._checkpoints.drop_newer(state.number)
             for _ in range(_MAX_RACES):
                 if root_id:
-                    self._check_own(state)
+                    self._check_attempts(state)
                 if epoch is not None and state.epoch > epoch:
                     raise fenced(self._storage.uri, state.epoch, epoch)
                 made = make(state)
@@ -749,7 +739,7 @@ class StorageLog:
             try:
                 self._storage.put_if_absent(name, data)
             except ObjectExists:
-                winner = self._winner(name)
+                winner = self._reread(record.number)
                 if winner.attempt == record.attempt:
                     self._settle(record.number)  # an earlier request's, which may not be durable
                 return winner
@@ -758,13 +748,14 @@ class StorageLog:
                 f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}"
             ) from error
         self._settled = record.number
-        return self._ends_with(record, data)
+        return record
 
-    def _winner(self, name: str) -> LogRecord:
+    def _reread(self, number: int) -> LogRecord:
+        """Return a record; damage on the way, which a second request does not meet, is not damage of the object."""
         try:
-            return self._decoded(self._storage.get(name), name)
-        except CorruptFile:  # damage on the way is not damage of the object
-            return self._decoded(self._storage.get(name), name)
+            return self.record(number)
+        except CorruptFile:
+            return self.record(number)
 
     def check_end(self, state: LogState | None = None) -> None:
         """Raise `StorageBehind` where the newest record is gone or another, `StorageUnavailable` where there is no log,
@@ -773,17 +764,11 @@ class StorageLog:
         state = state or self.state
         if not state.number:
             return
-        name, end = log_name(state.number), self._end
-        known, tail, size = end
         try:
-            if known == state.number and self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size):
-                return
-            found = self._winner(name).digest
+            found = self._reread(state.number).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
-        if found != (state.digest or found):
-            # the next look finds it again
-            self._end = end
+        if state.digest not in ("", found):
             raise self._another(state.number, state.digest, found)
         # a checkpoint of an older version doesn't say it
         self._advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))
@@ -793,10 +778,6 @@ class StorageLog:
             known = self.state
             if state.number > known.number or (state.number == known.number and state.digest and not known.digest):
                 self.state = state
-
-
-def _identity(info: ObjectInfo) -> tuple[str, int, int]:
-    return info.name, info.size_bytes, info.modified_ms
 
 
 def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
@@ -841,22 +822,12 @@ class Removals:
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log
-        self._first = self._last = 0  # records behind `_first` up to `_last` have been read
-        self._files: set[str] = set()
+        self._files: dict[int, set[str]] = {}  # by record
 
     def files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return ids of files that records behind number `after` removed, maybe older ones'. Raises as the storage."""
-        if after >= self._last:
-            self._files = set()
-            self._first = self._last = max(state.number, after)
-        while self._last < state.number:
-            self._read(self._last + 1)
-            self._last += 1
-        while self._first > after:
-            self._read(self._first)
-            self._first -= 1
-        return self._files
-
-    def _read(self, number: int) -> None:
-        removed = self._log.record(number).remove
-        self._files.update(name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX))
+        """Return ids of files that records behind number `after` removed. Raises as the storage."""
+        for number in range(state.number, after, -1):
+            if number not in self._files:
+                removed = self._log.record(number).remove
+                self._files[number] = {name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX)}
+        return set().union(*(files for number, files in self._files.items() if number > after))
