@@ -13,6 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tiered_index.clock import Clock
@@ -32,7 +33,7 @@ from tiered_index.errors import (
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.format.schema import Schema
-from tiered_index.retention import NOTHING
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.answers.validation import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
@@ -306,17 +307,10 @@ def open_parts(
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every, root_id=root_id, seen=seen)
         if config.seal_after_s < 1:
             log.lists_every_s = LIST_EVERY_S
-        session = StorageSession(storage, log, clock, config.lease_ttl_s, lock.place)
+        index_id, describe = marker.index_id if marker is not None else "", partial(wanted_descriptor, config)
+        session = StorageSession(storage, log, clock, config.lease_ttl_s, describe, index_id, lock.place)
         marker, layout, state = _join(
-            config,
-            root,
-            session,
-            marker,
-            wanted,
-            uri or storage.uri,
-            root_id,
-            begins_anew=begins_anew,
-            takes_over=takes_over,
+            config, root, session, marker, wanted, uri or storage.uri, root_id, begins_anew, takes_over
         )
         undo.callback(_release, session)
         folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
@@ -386,45 +380,43 @@ def _join(
     wanted: IndexDescriptor,
     uri: str,
     root_id: str,
-    *,
     begins_anew: bool,
     takes_over: bool,
 ) -> tuple[Marker, Layout, LogState | None]:
     """Join the index in the storage and claim it; a known root may start while the storage is unavailable."""
-    known = marker is not None
+    known, layout = marker, wanted.layout
     try:
-        descriptor = session.join(
-            wanted,
-            lambda stored: replace(wanted_descriptor(config, stored), index_id=wanted.index_id),
-            begins_anew=begins_anew,
-        )
-    except NotAnIndex as error:
+        descriptor = session.join(begins_anew=begins_anew)
+        layout = wanted_descriptor(config, descriptor).layout
         if marker is None:
+            # before the claim: the log's records name the root
+            marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
+            _write_marker(root, marker)
+        session.claim(root_id, waits=True, takes_over=takes_over)
+    except NotAnIndex as error:
+        if known is None:
             raise
         # the same URI in another process
-        ended = ", which ended with its process" if marker.storage.startswith("memory://") else ""
+        ended = ", which ended with its process" if known.storage.startswith("memory://") else ""
         raise NotAnIndex(
-            f"{error}, and root {root.path} belongs to another storage: index {marker.index_id} in {marker.storage}"
+            f"{error}, and root {root.path} belongs to another storage: index {known.index_id} in {known.storage}"
             f"{ended}. Give the root its own storage, or make a new index with another root"
         ) from error
     except (StorageError, DiskFull) as error:
-        if marker is None or isinstance(error, StorageMisconfigured):
+        if known is None or isinstance(error, StorageMisconfigured):
             raise
-        _without_log(session, root, marker, error)
-        return marker, wanted.layout, None
-    layout = wanted_descriptor(config, descriptor).layout
-    if marker is None or marker.storage != uri:
-        # before the claim: the log's records name the root
-        marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
-        root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
-    try:
-        session.claim(root_id, waits=True, takes_over=takes_over)
-    except (StorageError, DiskFull) as error:
-        if not known or isinstance(error, StorageMisconfigured):
-            raise
-        _without_log(session, root, marker, error)
-        return marker, layout, None
+        session.log_error = without_frames(error)
+        session.kept_expired = _kept_expired(root, known)
+        _log.warning("starting without the storage, files wait locally: %s", error)
+        return known, layout, None
+    if marker.storage != uri:
+        marker = replace(marker, layout=layout, storage=uri)
+        _write_marker(root, marker)
     return marker, layout, session.log.state
+
+
+def _write_marker(root: Root, marker: Marker) -> None:
+    root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
 
 
 def _release(session: StorageSession) -> None:
@@ -433,11 +425,11 @@ def _release(session: StorageSession) -> None:
         session.release()
 
 
-def _without_log(session: StorageSession, root: Root, marker: Marker, error: StorageError | DiskFull) -> None:
-    session.log_error = without_frames(error)
+def _kept_expired(root: Root, marker: Marker) -> Expired:
+    """Return what has expired by the log that is kept in the root, as far as it can be read."""
     with contextlib.suppress(CorruptFile):
         if (kept := root.kept_log()) is not None:
             state = LogState.decode(kept, str(root.path))
             if state.genesis is not None and state.genesis.index_id == marker.index_id:
-                session.kept_expired = state.expired
-    _log.warning("starting without the storage, files wait locally: %s", error)
+                return state.expired
+    return NOTHING

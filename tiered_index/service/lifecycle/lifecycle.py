@@ -240,7 +240,7 @@ class Lifecycle:
         if session.fenced is not None:
             raise session.fenced
         if not session.claimed:
-            session.join_again()
+            session.join()
             session.claim(context.root_id)
             context.flusher.learn(self.refresh().positions)
             session.log_error = None

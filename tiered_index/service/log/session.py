@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tiered_index.clock import Clock
@@ -47,23 +47,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Holder:
+class _Found:
+    """The lease that counts; `name` and `written_ms` as it is listed, by the storage's clock."""
+
     root_id: str
     host: str
     pid: int
-    expires_ms: int
     released: bool
     place: str
     ttl_ms: int
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The lease that counts; `written_ms` by the storage's clock."""
-
-    name: str
-    holder: _Holder
-    written_ms: int
+    name: str = ""
+    written_ms: int = 0
 
     def age_ms(self, storage: Storage) -> int:
         """Return the time since the renewal by the storage's clock; negative where that clock went back since."""
@@ -85,8 +79,8 @@ class Writer:
     seen_ms: int
 
 
-_HOLDER = record(
-    _Holder,
+_LEASE = record(
+    lambda expires_ms, **fields: _Found(**fields),
     root_id=text(),
     host=text(),
     pid=integer(0, 2**31 - 1),
@@ -115,24 +109,24 @@ class LeaseWatch:
     def _left_s(self, root_id: str, place: str, waits: bool) -> float:
         """Return how long the lease is still to be watched; 0: it holds nobody off. Raises as `check`."""
         found = _current(self._storage)
-        if found is None or found.holder.released:
+        if found is None or found.released:
             return 0.0
-        holder, now_s = found.holder, self._clock.monotonic_s()
-        if (holder.place == place) if holder.place else (holder.root_id == root_id):
+        if (found.place == place) if found.place else (found.root_id == root_id):
             return 0.0
+        now_s = self._clock.monotonic_s()
         was_renewed = self._name not in ("", found.name)
         if self._name != found.name:
             self._name, self._since_s = found.name, now_s
         age_ms, watched_ms = found.age_ms(self._storage), (now_s - self._since_s) * 1000
-        if max(age_ms, watched_ms) >= holder.ttl_ms:
+        if max(age_ms, watched_ms) >= found.ttl_ms:
             return 0.0
-        left_s = (holder.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
-        if waits and not was_renewed and age_ms <= -holder.ttl_ms:
+        left_s = (found.ttl_ms - max(age_ms, watched_ms, 0)) / 1000
+        if waits and not was_renewed and age_ms <= -found.ttl_ms:
             return left_s
         raise LockHeld.by(
             self._storage.uri,
-            holder.pid,
-            holder.host,
+            found.pid,
+            found.host,
             f" with another root; its lease ends in {left_s:.0f} s unless it is renewed. If that writer is gone, "
             f"`tiered-index recover --take-over` does not wait",
         )
@@ -145,11 +139,10 @@ def writer_of(storage: Storage) -> Writer | None:
     found = _current(storage)
     if found is None:
         return None
-    holder = found.holder
     # a renewal of the storage's future proves nothing
-    is_young = not holder.released and abs(found.age_ms(storage)) < holder.ttl_ms
-    state: WriterState = "closed" if holder.released else "alive" if is_young else "gone"
-    return Writer(state, holder.host, holder.pid, found.written_ms)
+    is_young = not found.released and abs(found.age_ms(storage)) < found.ttl_ms
+    state: WriterState = "closed" if found.released else "alive" if is_young else "gone"
+    return Writer(state, found.host, found.pid, found.written_ms)
 
 
 def _current(storage: Storage) -> _Found | None:
@@ -160,8 +153,8 @@ def _current(storage: Storage) -> _Found | None:
             return None
         name = listed[-1].name
         try:
-            holder = checked(_HOLDER, load(storage.get(name), name, "lease"), name, "lease")
-            return _Found(name, holder, listed[-1].modified_ms)
+            found = checked(_LEASE, load(storage.get(name), name, "lease"), name, "lease")
+            return replace(found, name=name, written_ms=listed[-1].modified_ms)
         except ObjectNotFound:
             continue
         except CorruptFile as error:
@@ -255,6 +248,9 @@ class StorageSession:
     log: StorageLog
     clock: Clock
     lease_ttl_s: float
+    describe: Callable[[IndexDescriptor | None], IndexDescriptor]
+    """Returns what the index must be, for the stored one; None: there is none yet."""
+    index_id: str = ""  # of the root's index; empty: it has none
     place: str = ""  # of the root's lock
     epoch: int = 0
     fenced: WriterFenced | None = None
@@ -262,7 +258,6 @@ class StorageSession:
     kept_expired: Expired = NOTHING  # what had expired by the log that is kept in the root
     _lease: Lease | None = None
     _watch: LeaseWatch = field(init=False)
-    _asked: tuple[IndexDescriptor, Callable[[IndexDescriptor], IndexDescriptor]] | None = None
 
     def __post_init__(self) -> None:
         self._watch = LeaseWatch(self.storage, self.clock)
@@ -283,32 +278,24 @@ class StorageSession:
         state = self.log.state
         return state.expired if state.number else self.kept_expired
 
-    def join(
-        self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor], *, begins_anew: bool = False
-    ) -> IndexDescriptor:
-        """Open or create the index; `adapt` returns the wanted descriptor for a stored one. `begins_anew`: the root
-        takes the log as it is. Raises as `check_descriptor`.
+    def join(self, *, begins_anew: bool = False) -> IndexDescriptor:
+        """Open or create the index, again where the storage was down; `begins_anew`: the root takes the log as it is.
+        Raises as `check_descriptor`.
         """
-        self._asked = wanted, adapt
-        where = self.storage.uri
         try:
             state = self.log.open(checks=False)
         except NotAnIndex:
-            if wanted.index_id:
+            if self.index_id:
                 raise
             probe_put_if_absent(self.storage)
-            state = self.log.create(IndexDescriptor(secrets.token_hex(8), wanted.layout, wanted.offset_space))
+            state = self.log.create(replace(self.describe(None), index_id=secrets.token_hex(8)))
         assert state.genesis is not None
-        check_descriptor(state.genesis, adapt(state.genesis), where)
+        wanted = replace(self.describe(state.genesis), index_id=self.index_id)
+        check_descriptor(state.genesis, wanted, self.storage.uri)
         if not self.log.has_seen and not begins_anew:
             self.log.check_unmixed()
         self.log.check_root()
         return state.genesis
-
-    def join_again(self) -> None:
-        """Join as before, after the storage was down. Errors as `join`."""
-        assert self._asked is not None
-        self.join(*self._asked)
 
     def claim(self, root_id: str, *, waits: bool = False, takes_over: bool = False) -> None:
         """Become the index's writer. `waits` as `LeaseWatch.check`; `takes_over` ignores another's lease. Raises

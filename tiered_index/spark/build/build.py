@@ -355,7 +355,7 @@ def build(
                 _check(plan, results)
                 if log.state.genesis is None:
                     # tasks need what the index will be like, not that it is there: a build that fails leaves none
-                    StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
+                    StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
                 state, removed = publish_tables(finished, mode, opened, log, source_range=source_range)
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile, SchemaMismatch):

@@ -225,8 +225,7 @@ def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[Pa
 
 def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> IndexDescriptor:
     """Create the index, or join the one that another has created meanwhile."""
-    session, anew = StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s), replace(wanted, index_id="")
-    return session.join(anew, lambda stored: anew)
+    return StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s, lambda stored: wanted).join()
 
 
 class EntryWriter(DataSourceArrowWriter):
