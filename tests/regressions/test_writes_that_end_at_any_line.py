@@ -60,7 +60,7 @@ def put(service, *numbers):
 
 
 def flush(service):
-    service._flusher.flush()  # in this thread, where the trace is
+    service._flusher.run_once()  # in this thread, where the trace is
 
 
 def roll(service):

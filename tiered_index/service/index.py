@@ -284,7 +284,7 @@ class IndexService(Lookups[ItemT]):
     def flush(self) -> None:
         """Wait until all entries put so far are durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
         self._check_open()
-        self._writer.call(self._flusher.flush)
+        self._writer.call(self._flusher.run_once)
 
     def seal(self) -> None:
         """Flush, then close the active files to further entries. The life cycle then compacts and uploads them."""
@@ -435,7 +435,7 @@ class IndexService(Lookups[ItemT]):
             self._closing = [
                 parts.buffer.close,
                 self._stop_rounds,
-                parts.flusher.flush,
+                parts.flusher.run_once,
                 parts.flusher.end,
                 *(appender.close for appender in parts.appenders),
                 parts.lifecycle.close,

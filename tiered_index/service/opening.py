@@ -88,7 +88,7 @@ class Parts:
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
         bounds = config.buffer_max_entries, config.buffer_max_bytes
-        self.buffer = WriteBuffer(layout.schema, topics.name, *bounds, layout.hash, self._held_up, topics.assigned)
+        self.buffer = WriteBuffer(layout.schema, topics, *bounds, layout.hash, self._held_up)
 
         def admit(size_bytes: int) -> None:
             bound = config.disk_max_bytes
@@ -108,12 +108,12 @@ class Parts:
             marker.offset_space,
             itertools.count(recovered.next_sequence),
             admit,
-            log_number=lambda: session.log.state.number,
+            log=session.log,
             deletions=recovered.deletions,
             list_files=self.list_files,
         )
         small = replace(layout, items=min(layout.items, _QUARANTINE_ITEMS))
-        main = Appender(MAIN, layout, context, True, lambda: self.flusher.positions)
+        main = Appender(MAIN, layout, context, True)
         quarantine = Appender(QUARANTINE, small, context, False)
         # positions of the log count even where the claim failed
         positions = max_positions(recovered.positions, session.log.state.positions)

@@ -257,8 +257,8 @@ MUTANTS = (
         "lives-gap-while-flushed",
         "entries leave the buffer before a file shows them",
         "Flusher._run_round",
-        "try:\n    # positions become durable with the last rows",
-        "self._buffer.end_flush()\ntry:\n    # positions become durable with the last rows",
+        "try:\n    for appender, run in current:",
+        "self.buffer.end_flush()\ntry:\n    for appender, run in current:",
         ("tests/reliability/test_simulation.py::test_no_life_goes_wrong[short]",),
     ),
     Mutant(
@@ -308,7 +308,7 @@ MUTANTS = (
         "a flush that fails lets go of what it did not write",
         "Flusher._run_round",
         "self.error = error\nraise",
-        "self.error = error\nself._round = None\nself._buffer.end_flush()\nraise",
+        "self.error = error\nself._round = None\nself.buffer.end_flush()\nraise",
         (
             "tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound",
         ),
@@ -318,15 +318,15 @@ MUTANTS = (
         "a position counts as durable before its entries are",
         "Flusher._run_round",
         "self._round = self._begin()",
-        "self._round = self._begin()\nself.positions = max_positions(self.positions, self._round.positions)",
+        "self._round = self._begin()\nself.positions = max_positions(self.positions, self._round[-1][1].positions)",
         ("tests/faults/test_full_disk.py::test_a_flush_that_fails_makes_no_position_durable",),
     ),
     Mutant(
         "positions-with-the-first-piece",
         "a batch's position is durable with its first piece, not with its last",
         "Appender.write",
-        "self._append(file, piece, positions if last else {})",
-        "self._append(file, piece, positions)",
+        "self._append(file, piece, run.positions if last else {})",
+        "self._append(file, piece, run.positions)",
         ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
     ),
     Mutant(

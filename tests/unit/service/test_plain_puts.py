@@ -9,6 +9,7 @@ import pytest
 from tests.support.core import compiled_core, using
 from tiered_index.errors import BackPressure, IndexClosed, TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.answers.validation import TopicTable
 from tiered_index.service.writing.buffer import ROWS, WriteBuffer
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
@@ -73,9 +74,16 @@ def test_it_takes_what_the_general_way_takes(open_index, given):
         assert outcome() == found
 
 
+def one_topic():
+    topics = TopicTable()
+    topics.give([(1, "t")])
+    topics.assigned["t"] = 1
+    return topics
+
+
 def buffer(**bounds):
     given = {"max_entries": 10**6, "max_bytes": 10**9, **bounds}
-    return WriteBuffer(KEYED_SCHEMA, lambda _: "t", topics={"t": 1}, **given)
+    return WriteBuffer(KEYED_SCHEMA, one_topic(), **given)
 
 
 @pytest.mark.parametrize("bounds", [{"max_entries": 5}, {"max_bytes": 5 * 161}])
@@ -145,8 +153,8 @@ class FilledAtOnce(WriteBuffer):
 @pytest.mark.parametrize("keys", [1, ROWS - 1, ROWS, ROWS + 1])
 def test_the_put_that_opens_a_chunk_has_its_room_before_others(keys):
     compiled_core()
-    rows = FilledAtOnce(KEYED_SCHEMA, lambda _: "t", 10**6, 10**9, topics={"t": 1})
+    rows = FilledAtOnce(KEYED_SCHEMA, one_topic(), 10**6, 10**9)
     rows.fills = True
     rows.append_rows(["own"] * keys, (1, 0, 7, 1, T // 1000), 161 * keys)
-    assert rows.open.keys.count("own") == keys
+    assert rows.open.rows.keys.count("own") == keys
     assert rows.size == max(keys, ROWS)

@@ -25,6 +25,7 @@ from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.service.answers.validation import Columns, TopicTable
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.files.unsealed import Reserve, UnsealedFile, entries_ahead, first_bytes
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root import Deletions, Root, disk_error
 
@@ -35,9 +36,26 @@ _BATCH = 1 << 19
 
 
 @dataclass
+class Run:
+    """Rows that an appender must write; `done` of them are durable. `positions` become durable with the last one, and
+    a file that is begun has the `known` ones.
+    """
+
+    columns: Columns
+    positions: dict[str, int] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
+    done: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.columns["second"])
+
+
+@dataclass
 class AppenderContext:
-    """The shared parts of one root's appenders. `admit` raises `DiskFull`; `log_number`: how much of the log is known;
-    `list_files` notes in the root which files the catalog has.
+    """The shared parts of one root's appenders. `admit` raises `DiskFull`; `list_files` notes in the root which files
+    the catalog has.
     """
 
     root: Root
@@ -47,7 +65,7 @@ class AppenderContext:
     offset_space: str
     sequence: itertools.count[int]
     admit: Callable[[int], None]
-    log_number: Callable[[], int]
+    log: StorageLog
     deletions: Deletions
     list_files: Callable[[], None]
 
@@ -57,7 +75,7 @@ class AppenderContext:
 
 @dataclass(eq=False)
 class Appender:
-    """One sequence of files; `reserves`: the next one's space is taken ahead. Each file begins with `known()`, the
+    """One sequence of files; `reserves`: the next one's space is taken ahead. Each file of the main one begins with the
     durable positions of all sources, so that the newest one has them all, whatever becomes of older files.
     """
 
@@ -65,7 +83,6 @@ class Appender:
     layout: Layout
     context: AppenderContext
     reserves: bool
-    known: Callable[[], dict[str, int]] = dict
     active: UnsealedFile | None = None
     trouble: TieredIndexError | None = None  # why the next file has no space yet
     _reserve: Reserve | None = None
@@ -73,22 +90,22 @@ class Appender:
     _last: tuple[str, int] | None = None  # the file before, and its durable entries
     _given_up: list[UnsealedFile] = field(default_factory=list)
 
-    def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
-        """Make rows `done`.. durable, `positions` with the last; `progress` gets how many are. Raises typed errors."""
+    def write(self, run: Run) -> None:
+        """Make the remaining rows durable. Raises typed errors; a repeated call continues."""
         self.context.root.check()  # a folder that was deleted, or another in its place, confirms nothing
-        total = len(columns["second"])
+        total = run.count
         tried = False
-        while done < total or (total == done and positions):
-            file = self._writable(columns, done)
-            stop = self._fitting(file, columns, done)
-            if stop == done and done < total:
+        while run.done < total or run.positions:
+            file = self._writable(run)
+            stop = self._fitting(file, run)
+            if stop == run.done and run.done < total:
                 self._end(file)  # it has no room for this time difference
                 continue
-            piece = {name: values[done:stop] for name, values in columns.items()}
+            piece = {name: values[run.done : stop] for name, values in run.columns.items()}
             last = stop == total
-            self._make_room(file, stop - done)
+            self._make_room(file, stop - run.done)
             try:
-                self._append(file, piece, positions if last else {})
+                self._append(file, piece, run.positions if last else {})
             except OSError as error:
                 _log.warning("%s takes no more entries: %s", file.path, error)
                 self._end(file)
@@ -98,8 +115,7 @@ class Appender:
                 tried = True
                 continue
             tried = False
-            done = stop
-            progress(done)
+            run.done = stop
             if file.table.free == 0:
                 self._end(file)
             if last:
@@ -122,24 +138,24 @@ class Appender:
             self.context.catalog.put(file)
             self.context.list_files()
 
-    def _fitting(self, file: UnsealedFile, columns: Columns, done: int) -> int:
-        """Return where the run of rows from `done` ends that this file can take."""
-        stop = min(done + file.table.free, done + _BATCH, len(columns["second"]))
-        differences = columns["second"][done:stop] - file.table.begin_ms // 1000
+    def _fitting(self, file: UnsealedFile, run: Run) -> int:
+        """Return where the rows that this file can take end."""
+        stop = min(run.done + file.table.free, run.done + _BATCH, run.count)
+        differences = run.columns["second"][run.done : stop] - file.table.begin_ms // 1000
         outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
-        return done + int(outside[0]) if outside.size else stop
+        return run.done + int(outside[0]) if outside.size else stop
 
-    def _writable(self, columns: Columns, done: int) -> UnsealedFile:
+    def _writable(self, run: Run) -> UnsealedFile:
         if self.active is not None:
             if self.active.accepts:
                 return self.active
             self._end(self.active)
         self.context.root.check()  # another index may be where this root was
-        seconds = columns["second"]
-        begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self.context.clock.now_ms() // 1000 * 1000
+        first_s = int(run.columns["second"][run.done]) if run.done < run.count else self.context.clock.now_ms() // 1000
+        begin_ms = first_s * 1000
         if self.layout.preset is ROCKETMQ:
             begin_ms = self._free_begin(begin_ms)
-        self._carried = max_positions(self._carried, self.known())
+        self._carried = max_positions(self._carried, run.known)
         reserve, self._reserve = self._reserve or self._take_space(), None
         try:
             journal = Journal(
@@ -151,7 +167,7 @@ class Appender:
                 self.context.offset_space,
                 self.context.clock.now_ms(),
                 self._last,
-                log_number=self.context.log_number(),
+                log_number=self.context.log.state.number,
             )
             self.active = UnsealedFile.begin(self.context.root, reserve, journal)
         except BaseException as error:  # whatever it is, the space is given back

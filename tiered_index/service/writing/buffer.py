@@ -45,16 +45,13 @@ _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size",
 class RowCodec:
     """The packing of a row's numbers: `struct` writes them one row at a time, NumPy reads them all at once.
 
-    `rule` is how their keys are hashed, `topics` the assigned id of each topic.
+    `topics` has names and assigned ids, `rule` is how keys are hashed.
     """
 
-    def __init__(
-        self, schema: Schema, name_of: Callable[[int], str], rule: HashRule, topics: dict[str, int] | None = None
-    ) -> None:
-        self.topics = {} if topics is None else topics
+    def __init__(self, schema: Schema, topics: TopicTable, rule: HashRule) -> None:
+        self.topics = topics
         columns = [*_RECORD, *((c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.caller_columns)]
         self.schema = schema
-        self.name_of = name_of
         self.rule = rule
         self.dtype = np.dtype(columns)
         self.struct = struct.Struct("=" + "".join(struct_format(np.dtype(kind)) for _, kind in columns))
@@ -102,45 +99,35 @@ class OpenChunk:
         core = compiled()
         make = PutRows if core is None else core.PutRows
         bounds = capacity, room, room_bytes, MAX_KEY_UNITS // 2, MAX_TIMESTAMP_MS
-        self.rows: PutRows = make(codec.topics, codec.struct.size, *bounds)
+        self.rows: PutRows = make(codec.topics.assigned, codec.struct.size, *bounds)
         self.add = self.rows.add
         self.positions: dict[str, int] = {}
 
-    @property
-    def keys(self) -> list[str]:
-        """The key of each row."""
-        return self.rows.keys
-
-    @property
-    def data(self) -> bytearray:
-        """The packed rows, and the room for more."""
-        return self.rows.data
-
     def trim(self) -> None:
         """Give back the room that no row has taken."""
-        del self.data[len(self.keys) * self._codec.struct.size :]
+        del self.rows.data[len(self.rows.keys) * self._codec.struct.size :]
 
     def columns(self) -> Columns:
         """Return the rows as hashed columns."""
-        codec = self._codec
-        rows = np.frombuffer(self.data, codec.dtype, len(self.keys))
+        codec, keys = self._codec, self.rows.keys
+        rows = np.frombuffer(self.rows.data, codec.dtype, len(keys))
         given = np.ascontiguousarray(rows["topic_id"])
         if len(given) <= _FEW:
-            topics = [codec.name_of(topic_id) for topic_id in given.tolist()]
-            columns = hash_few(topics, self.keys, codec.schema, codec.rule)
+            topics = [codec.topics.name(topic_id) for topic_id in given.tolist()]
+            columns = hash_few(topics, keys, codec.schema, codec.rule)
         else:
             if given.min() == given.max():
                 ids, index = given[:1], np.zeros(len(given), np.int64)
             else:
                 ids, index = np.unique(given, return_inverse=True)
-            topics = [codec.name_of(topic_id) for topic_id in ids.tolist()]
-            columns = hash_columns(topics, index, code_units(self.keys), codec.schema, codec.rule)
+            topics = [codec.topics.name(topic_id) for topic_id in ids.tolist()]
+            columns = hash_columns(topics, index, code_units(keys), codec.schema, codec.rule)
         for name in codec.dtype.names or ():
             columns[name] = np.ascontiguousarray(rows[name])
         return columns
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """A run of put entries; `positions` are durable once it and all before it are. `number` grows by chunk."""
 
@@ -218,8 +205,8 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `topics` has the assigned
-    id of each topic, `rule` hashes keys, and `held_up` returns why the flusher can't write, if it can't.
+    """Bounded by entries and estimated bytes; `topics` has names and assigned ids, `rule` hashes keys, and `held_up`
+    returns why the flusher can't write, if it can't.
 
     `open.add` takes most messages, without the lock: a user of the open chunk's rows closes it first.
     """
@@ -227,15 +214,14 @@ class WriteBuffer:
     def __init__(
         self,
         schema: Schema,
-        name_of: Callable[[int], str],
+        topics: TopicTable,
         max_entries: int,
         max_bytes: int,
         rule: HashRule = "abs",
         held_up: Callable[[], DiskFull | None] = lambda: None,
-        topics: dict[str, int] | None = None,
     ) -> None:
         self._held_up = held_up
-        self._codec = RowCodec(schema, name_of, rule, topics)
+        self._codec = RowCodec(schema, topics, rule)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
         self.open = OpenChunk(self._codec, 0)
@@ -255,13 +241,13 @@ class WriteBuffer:
     @property
     def size(self) -> int:
         """Entries in the buffer."""
-        return self._entries + len(self.open.keys)
+        return self._entries + len(self.open.rows.keys)
 
     @property
     def is_empty(self) -> bool:
         """Whether all that was put before the call is in files."""
         # in this order: what leaves the open chunk meanwhile is counted before
-        return not self.open.keys and not self._entries
+        return not self.open.rows.keys and not self._entries
 
     @property
     def taken_entries(self) -> int:
@@ -321,7 +307,7 @@ class WriteBuffer:
         if len(chunks) < 2:
             return chunks
         self._merge_small()
-        return self._all()
+        with self._lock: return self._closed_chunks()  # noqa: E701  # fmt: skip
 
     @synchronized
     def close(self) -> None:
@@ -362,8 +348,7 @@ class WriteBuffer:
     def _admit(self, entries: int, size_bytes: int) -> None:
         if self._closed:
             raise IndexClosed("the index is closed")
-        rows = self.open
-        held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.rows.size_bytes
+        held, held_bytes = self.size, self.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             text = (
                 f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; its bounds "
@@ -379,9 +364,9 @@ class WriteBuffer:
 
     def _close_open(self) -> None:
         chunk = self.open
-        if chunk.keys or chunk.positions:
+        if chunk.rows.keys or chunk.positions:
             chunk.rows.close()
-            count, size_bytes = len(chunk.keys), chunk.rows.size_bytes
+            count, size_bytes = len(chunk.rows.keys), chunk.rows.size_bytes
             self._append(Chunk(self._newest + 1, count, size_bytes, chunk.positions, chunk), OpenChunk(self._codec, 0))
             chunk.trim()
 
@@ -393,32 +378,23 @@ class WriteBuffer:
         self._ready, self._entries, self.open, self._newest, self._bytes = state
 
     def _closed_chunks(self) -> tuple[Chunk, ...]:
-        if self.open.keys or self.open.positions:
-            self._close_open()
-        return (*self._flushing, *self._ready)
-
-    @synchronized
-    def _all(self) -> tuple[Chunk, ...]:
+        self._close_open()
         return (*self._flushing, *self._ready)
 
     def _merge_small(self) -> None:
         """Keep chunks' sizes falling by halves, so that queries meet few. Puts wait only while chunks are exchanged."""
         while True:
-            pair = self._last_two()
+            pair = self._ready[-2:]
             if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
                 return
             if not self._exchange(pair, pair[0].merged_with(pair[1])):
                 return  # on its way into a file, or merged by another query meanwhile
 
     @synchronized
-    def _last_two(self) -> list[Chunk]:
-        return self._ready[-2:]
-
-    @synchronized
     def _exchange(self, pair: list[Chunk], merged: Chunk) -> bool:
         ready = self._ready
-        at = next((i for i, chunk in enumerate(ready) if chunk is pair[0]), len(ready))
-        if at + 1 >= len(ready) or ready[at + 1] is not pair[1]:
+        at = ready.index(pair[0]) if pair[0] in ready else len(ready)
+        if ready[at : at + 2] != pair:
             return False
         self._ready = [*ready[:at], merged, *ready[at + 2 :]]
         return True

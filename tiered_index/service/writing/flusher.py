@@ -9,30 +9,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from tiered_index.clock import Clock
 from tiered_index.errors import IndexClosed, TieredIndexError
-from tiered_index.service.answers.validation import Columns
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.writing.appenders import Appender
+from tiered_index.service.writing.appenders import Appender, Run
 from tiered_index.service.writing.buffer import WriteBuffer
 
 # entries of one round, unless a single put_batch was larger
 _ROUND = 1 << 19
-
-
-@dataclass
-class _Round:
-    """The rows that one flush must write; `done` counts rows of each appender that are durable."""
-
-    main: Columns
-    quarantine: Columns
-    positions: dict[str, int]
-    done_main: int = 0
-    done_quarantine: int = 0
 
 
 @dataclass(eq=False)
@@ -50,7 +37,8 @@ class Flusher:
     error: TieredIndexError | None = None
     # when the position of a source moved last, by the clock's monotonic time
     moved_s: dict[str, float] = field(default_factory=dict)
-    _round: _Round | None = None
+    # what one flush must write, in this order
+    _round: list[tuple[Appender, Run]] | None = None
     _closed: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -79,33 +67,19 @@ class Flusher:
     def _run_round(self) -> int:
         if self._round is None:
             self._round = self._begin()
-        current = self._round
+        current, written = self._round, self._round[-1][1]
         try:
-            # positions become durable with the last rows written: the main ones, else the quarantine's
-            has_main = bool(len(current.main["second"]))
-            if len(current.quarantine["second"]):
-                self.quarantine.write(
-                    current.quarantine,
-                    current.done_quarantine,
-                    {} if has_main else current.positions,
-                    partial(setattr, current, "done_quarantine"),
-                )
-            if has_main or (current.positions and not len(current.quarantine["second"])):
-                progress = partial(setattr, current, "done_main")
-                self.main.write(current.main, current.done_main, current.positions, progress)
+            for appender, run in current:
+                appender.write(run)
         except TieredIndexError as error:
             self.error = error
             raise
         self.error = None
-        self.positions = max_positions(self.positions, current.positions)
-        self.moved_s |= dict.fromkeys(current.positions, self.clock.monotonic_s())
+        self.positions = max_positions(self.positions, written.positions)
+        self.moved_s |= dict.fromkeys(written.positions, self.clock.monotonic_s())
         self.buffer.end_flush()
         self._round = None  # last: a round that did not get here is gone on with
-        return len(current.main["second"]) + len(current.quarantine["second"])
-
-    def flush(self) -> None:
-        """Flush everything that was put before the call."""
-        self.run_once()
+        return sum(run.count for _, run in current)
 
     def learn(self, positions: dict[str, int]) -> None:
         """Take over positions that the log knows to be durable."""
@@ -115,7 +89,7 @@ class Flusher:
     def seal(self) -> None:
         """Flush, then seal the files: the quarantine's first, so that the main file's positions cover it."""
         with self._lock:
-            self.flush()
+            self.run_once()
             self.roll()
 
     def roll(self) -> None:
@@ -129,21 +103,22 @@ class Flusher:
         """Seal the files that were begun before `created_ms`, with what is buffered by now."""
         with self._lock:
             self._check_open()
-            old = [
-                appender
-                for appender in (self.quarantine, self.main)
-                if appender.active is not None and appender.active.created_ms <= created_ms
-            ]
-            if old:
+            if self._begun_before(created_ms):
                 # the flusher's own round tells an error
                 with contextlib.suppress(TieredIndexError):
-                    self.flush()
-            for appender in old:
-                # full ones were sealed by the flush
-                if appender.active is not None and appender.active.created_ms <= created_ms:
-                    appender.roll()
+                    self.run_once()
+            # full ones were sealed by the flush
+            for appender in self._begun_before(created_ms):
+                appender.roll()
 
-    def _begin(self) -> _Round:
+    def _begun_before(self, created_ms: float) -> list[Appender]:
+        return [
+            appender
+            for appender in (self.quarantine, self.main)
+            if appender.active is not None and appender.active.created_ms <= created_ms
+        ]
+
+    def _begin(self) -> list[tuple[Appender, Run]]:
         chunks = self.buffer.begin_flush(_ROUND)
         parts = [chunk.columns() for chunk in chunks]
         columns = (
@@ -156,11 +131,14 @@ class Flusher:
         seconds = columns["second"]
         low, high = now_s - self.max_late_s, now_s + self.max_early_s
         if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
-            return _Round(columns, {name: values[:0] for name, values in columns.items()}, positions)
+            return [(self.main, Run(columns, positions, self.positions))]
         bad = (seconds < low) | (seconds > high)
         # wild clocks lie far apart: in order of time they fill as few files as possible
         order = np.flatnonzero(bad)
         order = order[np.argsort(seconds[order], kind="stable")]
-        begun = _Round({n: v[~bad] for n, v in columns.items()}, {n: v[order] for n, v in columns.items()}, positions)
         self.quarantined += len(order)
-        return begun
+        wild, fine = ({name: values[rows] for name, values in columns.items()} for rows in (order, ~bad))
+        if bad.all():
+            return [(self.quarantine, Run(wild, positions))]
+        # positions become durable with the last rows written
+        return [(self.quarantine, Run(wild)), (self.main, Run(fine, positions, self.positions))]
