@@ -149,7 +149,7 @@ def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
         records = [StorageLog(index.storage, life.clock).record(n) for n in range(1, state.number + 1)]
     assert [one.previous for one in records[1:]] == [one.digest for one in records[:-1]]
     assert state.roots == {records[-1].root: (state.number, records[-1].attempt)}
-    seen = SeenFile(life.root / "seen", Disk()).read()
+    seen = SeenFile(Root(life.root, Disk())).read()
     assert seen is not None
     assert (seen.number, seen.digest) == (state.number, records[-1].digest)
 

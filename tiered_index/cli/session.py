@@ -172,7 +172,7 @@ def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[S
     uri = storage_uri(config)
     root = Root(config.root, Disk()) if checks and config.root is not None else None
     # read before the log, because a running writer notes each record that it appends
-    seen = SeenFile(root.path / "seen", root.disk).read() if root is not None else None
+    seen = SeenFile(root).read() if root is not None else None
     clock = SystemClock()
     storage = MeteredStorage(config.open_storage(uri), config.prices)
     with contextlib.closing(storage):

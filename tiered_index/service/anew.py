@@ -174,7 +174,7 @@ class _Sending:
 
     def _has_seen(self) -> bool:
         """Return whether the storage has what the root had seen: then it has, or had, what is in `uploaded`."""
-        seen = SeenFile(self._aside.path / "seen", self._aside.disk).read()
+        seen = SeenFile(self._aside).read()
         if seen is None:
             return False
         try:

@@ -302,7 +302,7 @@ def open_parts(
                 f"interrupted, run it again",
             )
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
-        seen = SeenFile(root.path / "seen", disk)
+        seen = SeenFile(root)
         seen.read()
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every, root_id=root_id, seen=seen)
         if config.seal_after_s < 1:

@@ -38,7 +38,7 @@ def check_index(
             raise NotAnIndex(f"{config.root} holds no tiered index")
         uri = uri or marker.storage
         # read before the log, because a running writer notes each record that it appends
-        seen = SeenFile(root.path / "seen", root.disk).read()
+        seen = SeenFile(root).read()
         local = check_root(root, report, of_files)
     if uri is None:
         raise ConfigError("nothing to verify: neither a root nor a storage is named")
@@ -64,7 +64,7 @@ def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root,
     try:
         if seen is not None:
             log.check_seen(seen)
-        log.check_own(root_id, SeenFile(root.path / "seen", root.disk).read())
+        log.check_own(root_id, SeenFile(root).read())
     except (StorageBehind, RootBehind) as error:
         report.add_error(error.file, "log", error)
         return True

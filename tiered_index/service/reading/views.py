@@ -220,7 +220,7 @@ class IndexView(Refreshed):
         return state
 
     def _seen(self) -> Seen | None:
-        return SeenFile(self._root.path / "seen", self._root.disk).read() if self._root is not None else None
+        return SeenFile(self._root).read() if self._root is not None else None
 
     def _open_anew(self) -> LogState:
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log

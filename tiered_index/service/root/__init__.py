@@ -219,14 +219,8 @@ class Root:
         except OSError as error:
             raise disk_error(error, f"reading {self.marker_path}") from error
         with contextlib.suppress(FileNotFoundError):
-            try:
-                strangers = [
-                    name
-                    for name in sorted(os.listdir(self.path))
-                    if name != "lock" and not name.startswith(TEMPORARY_PREFIX)
-                ]
-            except NotADirectoryError as error:
-                raise NotAnIndex(f"{self.path} is not a folder") from error
+            found = sorted(os.listdir(self.path))
+            strangers = [name for name in found if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
             if strangers:
                 raise NotAnIndex(

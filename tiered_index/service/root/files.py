@@ -10,6 +10,7 @@ list that can't be written is no list. Threads: any, by a lock; only the holder 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -52,10 +53,9 @@ class FileList:
         self._root = root
         self.path = root.path / LIST
         self._lock = threading.Lock()
-        self._last: dict[str, ListedFile] = {}
+        self._last: dict[str, ListedFile] | None = {}  # None: both copies are damaged
         self._state: tuple[int, int, int] | None = None  # inode, size and time of what was read last
         self._damage: CorruptFile | None = None  # of a copy, or of both
-        self._is_unknown = False
 
     def read(self, *, again: bool = False) -> dict[str, ListedFile]:
         """Return the list, by file id; `again`: even where it looks as it did. Raises `CorruptFile` where both copies
@@ -68,9 +68,9 @@ class FileList:
                 if again or state != self._state:
                     self._decode(self.path.read_bytes())
                     self._state = state
-                if self._is_unknown and self._damage is not None:
+                if self._last is None and self._damage is not None:
                     raise self._damage.with_traceback(None)
-                return self._last
+                return self._last or {}
         except FileNotFoundError:
             return {}
         except OSError as error:
@@ -96,16 +96,13 @@ class FileList:
 
     def _decode(self, data: bytes) -> None:
         half = len(data) // 2
-        self._last, self._damage, self._is_unknown = {}, None, True
+        self._last = self._damage = None
         # earlier versions wrote one copy
         for copy in (data, data[:half], data[half:]):
-            try:
+            with contextlib.suppress(CorruptFile):
                 self._last = _parsed(copy, str(self.path))
-            except CorruptFile:
-                continue
-            self._is_unknown = False
-            break
-        if self._is_unknown:
+                break
+        if self._last is None:
             self._damage = CorruptFile(
                 str(self.path),
                 "the list of the root's files is damaged: nobody knows whether one of them was deleted. Put it back, "
@@ -123,7 +120,7 @@ class FileList:
         with self._lock:
             # under the lock: a list that was made before another one must not replace it
             wanted = listed()
-            if self._is_unknown or (wanted.keys() == self._last.keys() and self._damage is None):
+            if self._last is None or (wanted.keys() == self._last.keys() and self._damage is None):
                 return
             try:
                 self._root.write_file(self.path, [_encoded(wanted) * 2], f"writing {self.path}")
@@ -150,7 +147,7 @@ class FileList:
 
     def last(self, file_id: str) -> ListedFile | None:
         """Return a file of the list as it was read or written last. For `listed` of `note`, which holds the lock."""
-        return self._last.get(file_id)
+        return (self._last or {}).get(file_id)
 
     def missing(self, file_id: str, listed: ListedFile) -> CorruptFile:
         """Return the error of a listed file that is in none of the root's folders."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import threading
 import zlib
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tiered_index.documents import COUNT, CRC32, checked, load, record, text
 from tiered_index.errors import CorruptFile
-from tiered_index.service.root import disk_error
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.service.root import Root, disk_error
 
+SEEN = "seen"
 _PLACE_BYTES = 512
 _log = logging.getLogger(__name__)
 
@@ -64,9 +62,9 @@ _PLACE = record(
 class SeenFile:
     """The file `seen` of one root. Only the holder of the root's lock may call `note`."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
-        self.path = path
-        self._disk = disk
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self.path = root.path / SEEN
         self._lock = threading.Lock()
         self.last = Seen()
         self._place = 0  # which is written next
@@ -81,11 +79,12 @@ class SeenFile:
             raise disk_error(error, f"reading {self.path}") from error
         found = []
         for number in range(2):
+            place = data[number * _PLACE_BYTES : (number + 1) * _PLACE_BYTES]
             try:
-                seen = Seen.decode(data[number * _PLACE_BYTES : (number + 1) * _PLACE_BYTES], str(self.path))
+                seen = Seen.decode(place, str(self.path))
                 found.append((seen.serial, number, seen))
             except CorruptFile as error:
-                if data[number * _PLACE_BYTES : (number + 1) * _PLACE_BYTES].strip():
+                if place.strip():
                     _log.warning("%s", error)
         if not found:
             return None
@@ -107,22 +106,21 @@ class SeenFile:
             if not later and attempt == known.attempt:
                 return
             seen = Seen(number, digest, attempt, known.serial + 1)
-            try:
-                self._write(seen.encode())
-            except OSError as error:
-                raise disk_error(error, f"writing {self.path}") from error
+            self._write(seen.encode())
             self.last, self._place = seen, 1 - self._place
 
     def _write(self, place: bytes) -> None:
+        disk, what = self._root.disk, f"writing {self.path}"
         if not self.path.exists():
-            temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
-            self._disk.write_file(temporary, [place, b" " * _PLACE_BYTES])
-            self._disk.publish(temporary, self.path)
+            self._root.write_file(self.path, [place, b" " * _PLACE_BYTES], what)
             self._place = 0
             return
-        descriptor = self._disk.open_rw(self.path)
         try:
-            self._disk.pwrite(descriptor, place, self._place * _PLACE_BYTES)
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
+            descriptor = disk.open_rw(self.path)
+            try:
+                disk.pwrite(descriptor, place, self._place * _PLACE_BYTES)
+                disk.sync(descriptor)
+            finally:
+                disk.close(descriptor)
+        except OSError as error:
+            raise disk_error(error, what) from error
