@@ -11,6 +11,7 @@ run.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,35 +91,16 @@ class InputReader:
 
     def pieces(self, most: int) -> Iterator[Piece]:
         """Yield everything in pieces of about `most` entries, in order of base slots."""
-        for low, high, count in self._cuts(most):
+        first, last = self.low // self.step, -(-self.high // self.step)
+        # of each group the steps that it is in; a slot of its own is one step
+        groups = [np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True)]
+        for begin, end, count in _even_cuts(*groups, first=first, last=last, most=most):
+            low, high = begin * self.step, min(self.high, end * self.step)
             if count <= 2 * most:
                 parts = self._side_by_side(low, high, self.seconds)
                 yield self._piece(low, high, parts, None)
             else:
-                yield from self._giant(low, high, count, most)
-
-    def _cuts(self, most: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (low, high, about how many entries) of runs of base slots; a run of one step may have any number."""
-        first, last = self.low // self.step, -(-self.high // self.step)
-        # of each group the steps that it is in, and its entries taken to be spread evenly over them; a slot of its
-        # own is one step
-        begins, ends, counts = (
-            np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True)
-        )
-        densities = counts / (ends - begins)
-        begins, ends = begins.clip(first, last), ends.clip(first, last)
-        edges, places = np.unique(np.concatenate(([first, last], begins, ends)), return_inverse=True)
-        steepness = np.zeros(len(edges))
-        np.add.at(steepness, places[2:], np.concatenate((densities, -densities)))
-        total = np.append(0.0, np.maximum.accumulate(np.cumsum(np.cumsum(steepness)[:-1] * np.diff(edges))))
-        low, taken = first, 0.0
-        while low < last:
-            # as far as a piece may reach, at least one step
-            reach = last if total[-1] <= taken + most else int(np.interp(taken + most, total, edges))
-            high = min(last, max(low + 1, reach))
-            reached = float(np.interp(high, edges, total))
-            yield low * self.step, min(self.high, high * self.step), round(reached - taken)
-            low, taken = high, reached
+                yield from self._giant(low, high, most)
 
     def _spread(self, trailer: Trailer) -> tuple[Int64, Int64, Int64]:
         """Return where each group begins and ends, in steps, and how many entries it has."""
@@ -163,47 +145,49 @@ class InputReader:
         items = np.concatenate([items.view(np.void) for items, _ in parts]).view(self.schema.item)
         return Piece(low, high, items, np.concatenate([seconds for _, seconds in parts]), part)
 
-    def _giant(self, low: int, high: int, count: int, most: int) -> Iterator[Piece]:
+    def _giant(self, low: int, high: int, most: int) -> Iterator[Piece]:
         """Yield a run of one step that has too many entries by ranges of time, newest first."""
-        bounds = []
-        for trailer in self._trailers:
-            first, last = trailer.metadata.slot_map.slots_of_base(low, high)
-            bounds += [
-                (run.second_min, run.second_max, run.count)
-                for run in trailer.directory.runs_between(first, last, *self.seconds)
-            ]
-        # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
+        runs = [
+            run
+            for trailer in self._trailers
+            for run in trailer.directory.runs_between(
+                *trailer.metadata.slot_map.slots_of_base(low, high), *self.seconds
+            )
+        ]
         oldest = max(self.seconds[0], min(trailer.metadata.second_min for trailer in self._trailers))
         newest = min(self.seconds[1], max(trailer.metadata.second_max for trailer in self._trailers))
-        edges = _time_edges(bounds, (oldest, newest), most)
-        for part, (second_min, second_max) in enumerate(edges):
-            parts = self._side_by_side(low, high, (second_min, second_max))
+        # seconds with the sign turned: cuts go forwards, time goes back. A run may not say its time
+        begins = np.array([-min(run.second_max, newest) for run in runs], np.int64)
+        ends = np.array([1 - max(run.second_min, oldest) for run in runs], np.int64)
+        counts = np.array([run.count for run in runs], np.int64)
+        edges = _even_cuts(begins, ends, counts, first=-newest, last=1 - oldest, most=most)
+        for part, (begin, end, _) in enumerate(edges):
+            parts = self._side_by_side(low, high, (1 - end, -begin))
             if any(len(items) for items, _ in parts):
                 yield self._piece(low, high, parts, part)
 
 
-def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int], most: int) -> list[tuple[int, int]]:
-    """Return inclusive ranges of seconds over `interval`, newest first, of about `most` entries each."""
-    low, high = interval
-    starts = np.array([first for first, _, _ in bounds], np.int64).clip(low, high)
-    ends = np.array([last for _, last, _ in bounds], np.int64).clip(low, high) + 1
-    marks = np.unique(np.concatenate(([low, high + 1], starts, ends))).tolist()
-    counts = np.array([c for _, _, c in bounds], np.float64) / (ends - starts)
-    ranges = []
-    stop = high + 1
-    gathered = 0.0
-    for first, last in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
-        density = float(counts[(starts <= first) & (ends >= last)].sum())
-        while density and gathered + density * (last - first) > most and last > first:
-            step = max(1, int((most - gathered) / density))
-            cut = max(first, last - step)
-            ranges.append((cut, stop - 1))
-            stop = last = cut
-            gathered = 0.0
-        gathered += density * (last - first)
-    if stop > low:
-        ranges.append((low, stop - 1))
-    return ranges
+def _even_cuts(
+    begins: Int64, ends: Int64, counts: Int64, *, first: int, last: int, most: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (begin, end, about how many entries) of neighbouring ranges of [`first`, `last`) that have about `most`
+    entries each; a range of length 1 may have any number. The `counts` entries of each of the intervals [`begins`,
+    `ends`) are taken to be spread evenly over it.
+    """
+    densities = counts / (ends - begins)
+    begins, ends = begins.clip(first, last), ends.clip(first, last)
+    edges, places = np.unique(np.concatenate(([first, last], begins, ends)), return_inverse=True)
+    steepness = np.zeros(len(edges))
+    np.add.at(steepness, places[2:], np.concatenate((densities, -densities)))
+    total = np.append(0.0, np.maximum.accumulate(np.cumsum(np.cumsum(steepness)[:-1] * np.diff(edges))))
+    begin, taken = first, 0.0
+    while begin < last:
+        # as far as a range may reach, at least one step
+        reach = last if total[-1] <= taken + most else math.floor(np.interp(taken + most, total, edges))
+        end = min(last, max(begin + 1, reach))
+        reached = float(np.interp(end, edges, total))
+        yield begin, end, round(reached - taken)
+        begin, taken = end, reached
 
 
 def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
