@@ -44,7 +44,7 @@ from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
-from tiered_index.service.log.log import LIST_EVERY_S, Removals, StorageLog
+from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
@@ -113,25 +113,15 @@ class Parts:
             list_files=self.list_files,
         )
         small = replace(layout, items=min(layout.items, _QUARANTINE_ITEMS))
-        main = Appender(MAIN, layout, context, True)
-        quarantine = Appender(QUARANTINE, small, context, False)
+        main = Appender(MAIN, layout, context)
+        quarantine = Appender(QUARANTINE, small, context)
         # positions of the log count even where the claim failed
         positions = max_positions(recovered.positions, session.log.state.positions)
         self.flusher = Flusher(self.buffer, main, quarantine, clock, config.max_late_s, config.max_early_s, positions)
         # an earlier process may have published what it began
         begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
         life = LifecycleContext(
-            root,
-            marker.root_id,
-            catalog,
-            session,
-            cold,
-            config,
-            clock,
-            self.flusher,
-            recovered.deletions,
-            begun,
-            Removals(session.log),
+            root, marker.root_id, catalog, session, cold, config, clock, self.flusher, recovered.deletions, begun
         )
         self.lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
         handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]

@@ -11,7 +11,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.log.log import Removals, StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import decode_document, encode_document
 
 DAYS_S = 3 * 86_400
@@ -139,11 +139,9 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     log.open()
     for step in range(5):
         log.append_positions(log.state.epoch, {"elsewhere": step})
-    removals = Removals(log)
-
     def gets(after):
         before = counted.calls("get")
-        files = removals.files(log.state, after)
+        files = log.removed_files(log.state, after)
         return counted.calls("get") - before, file_id in files
 
     last = log.state.number
@@ -153,7 +151,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     assert gets(last - 2) == (0, False)
     log.append_positions(log.state.epoch, {"elsewhere": 9})
     assert gets(1) == (1, True)
-    removals = Removals(log)
+    log._removed.clear()
     counted.fail("get", nth=4)
     with pytest.raises(StorageUnavailable):
         gets(0)

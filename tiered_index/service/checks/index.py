@@ -60,7 +60,7 @@ def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root,
     records; return whether that is so.
     """
     log = StorageLog(storage, SystemClock())
-    log.recall(state)
+    log.advance(state)
     try:
         if seen is not None:
             log.check_seen(seen)

@@ -25,7 +25,6 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable, apply_log_state
-from tiered_index.service.log.log import Removals
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
@@ -98,7 +97,7 @@ class LocalFiles:
 @dataclass(eq=False)
 class LifecycleContext:
     """One root's files, storage and settings. `outcome_unknown` are ids of files that others may have published (an
-    earlier process, a job, a try without an answer): they are looked up in `removals` before they are published.
+    earlier process, a job, a try without an answer): they are looked up in the log's records before they are published.
     """
 
     root: Root
@@ -111,7 +110,6 @@ class LifecycleContext:
     flusher: Flusher
     deletions: Deletions
     outcome_unknown: set[str]
-    removals: Removals
     _refresh_lock: threading.Lock = field(default_factory=threading.Lock)
     _files: LocalFiles = field(default_factory=LocalFiles)
 
@@ -251,7 +249,9 @@ class DamagedCopies:
             state = context.session.log.state
             stored = state.object_of(file_id)
             if stored is None:
-                if file_id not in given_up and file_id not in context.removals.files(state, self._before(state)):
+                if file_id not in given_up and file_id not in context.session.log.removed_files(
+                    state, self._before(state)
+                ):
                     continue
                 context.refresh()  # what it was merged into is shown before it goes
                 context.catalog.remove(file_id)

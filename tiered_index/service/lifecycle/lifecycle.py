@@ -341,7 +341,7 @@ class Lifecycle:
         session.log.check_end()
         known = state.object_of(file_id)
         # a record before any that names the file; 0, the log's beginning, for files of older versions
-        removed = partial(context.removals.files, after=int(file.metadata().more.get("log_number", 0)))
+        removed = partial(session.log.removed_files, after=int(file.metadata().more.get("log_number", 0)))
         if known is not None:
             if publication is not None:
                 publication.resolve(state)

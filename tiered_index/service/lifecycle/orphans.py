@@ -31,7 +31,7 @@ from tiered_index.format.names import (
     is_foreign,
 )
 from tiered_index.service.lifecycle.staged import Ticket
-from tiered_index.service.log.log import Removals, StorageLog, own_objects
+from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage, UploadHandle
@@ -154,7 +154,7 @@ def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple
 def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, int]], before_ms: int) -> set[str]:
     """Return the names of tickets that still ask for something, and of their objects."""
     current = [ticket.log_number for ticket, _ in tickets if ticket.epoch == state.epoch]
-    removed = Removals(log).files(state, min(current)) if current else set()
+    removed = log.removed_files(state, min(current)) if current else set()
 
     def is_over(ticket: Ticket, modified_ms: int) -> bool:
         if state.object_of(ticket.file_id) is not None:

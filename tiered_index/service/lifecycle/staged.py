@@ -34,7 +34,7 @@ from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, staged_name, ticket_name
 from tiered_index.format.trailer import FORMAT_VERSION
 from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Upload, send_compacted
-from tiered_index.service.log.log import Removals, StorageLog, own_objects
+from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, decode_document, encode_document
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
@@ -221,7 +221,7 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
     state = log.refresh()
     # those of fenced writers are left anyhow: they must not cost more from day to day
     current = [ticket for ticket in tickets if ticket.epoch == state.epoch]
-    gone = Removals(log).files(state, min(ticket.log_number for ticket in current)) if current else set()
+    gone = log.removed_files(state, min(ticket.log_number for ticket in current)) if current else set()
     ready = []
     for ticket in sorted(tickets, key=lambda ticket: (ticket.staged_ms, ticket.file_id)):
         reason = _reason(ticket, state, gone)
@@ -259,11 +259,11 @@ def publish_staged(
     finished = [result.finished for result in done if result.finished is not None]
     if not finished:
         return log.state, done
-    removals, before = Removals(log), min(result.ticket.log_number for result in done)
+    before = min(result.ticket.log_number for result in done)
     reasons: dict[str, str] = {}
 
     def make(state: LogState) -> LogRecord | None:
-        gone = removals.files(state, before)
+        gone = log.removed_files(state, before)
         reasons.clear()
         reasons.update((r.ticket.file_id, why) for r in done if (why := _reason(r.ticket, state, gone)))
         add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)

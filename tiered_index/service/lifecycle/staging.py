@@ -75,7 +75,7 @@ class Staging:
             return
         if not self._resumed:
             self._resume()
-        if file.file_id in self._context.outcome_unknown and file.file_id in self._context.removals.files(
+        if file.file_id in self._context.outcome_unknown and file.file_id in self._context.session.log.removed_files(
             self._context.session.log.state, file.log_number
         ):
             self._take_as_published(file)

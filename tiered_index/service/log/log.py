@@ -303,6 +303,7 @@ class StorageLog:
         self._listed_s = 0.0
         self.summary_data: bytes | None = None
         """The newest summary, if `open` read it."""
+        self._removed: dict[int, set[str]] = {}  # ids of files that lost an object, by record
         self._settled = 0  # the newest record that is known to be durable
         self._root_id, self._seen = root_id, seen
         self._attempts = deque([seen.last.attempt] if seen is not None else [], maxlen=_ATTEMPTS_KEPT)
@@ -379,9 +380,9 @@ class StorageLog:
                 number = replay.number + 1
                 replay.add(self.record(number), log_name(number))
         except ObjectNotFound:
-            self._advance(replay.state())
+            self.advance(replay.state())
         except (StorageError, BudgetExceeded):
-            self._advance(replay.state())
+            self.advance(replay.state())
             raise
         return self.state
 
@@ -523,10 +524,6 @@ class StorageLog:
             self._storage.settle(log_name(number))
             self._settled = number
 
-    def recall(self, state: LogState) -> None:
-        """Go to a state of this log that was kept, where it is later."""
-        self._advance(state)
-
     def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False) -> int:
         """Read what follows `state`, maybe `listed` already, and go there, as far as it can be read; return the number
         reached. `is_end_checked`: the caller calls `check_end` next.
@@ -540,9 +537,9 @@ class StorageLog:
                 replay.add(self._record(replay.number + 1), info.name)
                 self._listed = info
         except (StorageError, BudgetExceeded):
-            self._advance(replay.state())
+            self.advance(replay.state())
             raise
-        self._advance(replay.state())
+        self.advance(replay.state())
         return replay.number
 
     def _records_behind(
@@ -620,7 +617,7 @@ class StorageLog:
             except ObjectExists:
                 return self.open()
             self._settled = 1
-            self._advance(LogState().apply(record, log_name(1)))
+            self.advance(LogState().apply(record, log_name(1)))
             self._checkpoints.write(self.state)
             return self.state
 
@@ -656,6 +653,16 @@ class StorageLog:
     def record(self, number: int) -> LogRecord:
         """Return record `number`: a request. Raises `CorruptFile`, what the storage raises."""
         return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
+
+    def removed_files(self, state: LogState, after: int = 0) -> set[str]:
+        """Return ids of files that have lost an object by records behind number `after`: hosts' clocks differ. Reads
+        each record once. Raises as the storage.
+        """
+        for number in range(state.number, after, -1):
+            if number not in self._removed:
+                removed = self.record(number).remove
+                self._removed[number] = {name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX)}
+        return set().union(*(self._removed[number] for number in range(after + 1, state.number + 1)))
 
     def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
         """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a 1,000."""
@@ -712,9 +719,9 @@ class StorageLog:
                 winner = self._put(record, data)
                 if winner.attempt != attempt:
                     state = state.apply(winner, log_name(winner.number))
-                    self._advance(state)
+                    self.advance(state)
                     continue
-                self._advance(after)
+                self.advance(after)
                 self._checkpoints.write(self.state)
                 return self.state, True
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
@@ -771,9 +778,10 @@ class StorageLog:
         if state.digest not in ("", found):
             raise self._another(state.number, state.digest, found)
         # a checkpoint of an older version doesn't say it
-        self._advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))
+        self.advance(replace(state, digest=found, chain=found[:DIGEST_DIGITS]))
 
-    def _advance(self, state: LogState) -> None:
+    def advance(self, state: LogState) -> None:
+        """Go to a state of this log, where it is later."""
         with self._advance_lock:
             known = self.state
             if state.number > known.number or (state.number == known.number and state.digest and not known.digest):
@@ -813,21 +821,3 @@ def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:
         f"{uri}: a newer writer (epoch {newer}) has taken over from this one (epoch {epoch}); "
         "nothing more is published by it, its local files are kept"
     )
-
-
-class Removals:
-    """Files that have lost an object by a record, by its number: hosts' clocks differ. Reads each record once. One
-    thread.
-    """
-
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
-        self._files: dict[int, set[str]] = {}  # by record
-
-    def files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return ids of files that records behind number `after` removed. Raises as the storage."""
-        for number in range(state.number, after, -1):
-            if number not in self._files:
-                removed = self._log.record(number).remove
-                self._files[number] = {name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX)}
-        return set().union(*(files for number, files in self._files.items() if number > after))

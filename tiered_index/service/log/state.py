@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -112,9 +112,8 @@ class LogState:
 
     def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that begins at offset `start`, or None."""
-        found = self.segments_of(store)
-        at = bisect_left(found, start, key=lambda segment: segment.start)
-        return found[at] if at < len(found) and found[at].start == start else None
+        found = self.segment_holding(store, start)
+        return found if found is not None and found.start == start else None
 
     def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
         """Return the archived segment of `store` that holds byte `offset` of its log, or None."""

@@ -18,7 +18,7 @@ from tiered_index.format.names import COMPACTED, UNSEALED, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import WindowTable
-from tiered_index.service.log.log import Removals, StorageLog
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
@@ -52,7 +52,7 @@ class Leftovers:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._removals = Removals(StorageLog(storage, SystemClock()))
+        self._log = StorageLog(storage, SystemClock())
         self._lock = threading.Lock()
 
     def without(self, found: Sequence[Handle], state: LogState) -> Sequence[Handle]:
@@ -71,7 +71,7 @@ class Leftovers:
                 begun[handle.file_id] = cast(_Unsealed, handle).log_number
         if begun:
             with self._lock:
-                over |= begun.keys() & self._removals.files(state, min(begun.values()))
+                over |= begun.keys() & self._log.removed_files(state, min(begun.values()))
         return [handle for handle in found if handle.file_id not in over] if over else found
 
 

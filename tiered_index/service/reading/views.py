@@ -408,7 +408,7 @@ class IndexView(Refreshed):
             return False
         if state.genesis is None or state.genesis.index_id != index_id:
             return False
-        self._log.recall(state)
+        self._log.advance(state)
         if show:
             with self._lock:
                 self._show(self._log.state)

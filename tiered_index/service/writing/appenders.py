@@ -75,14 +75,13 @@ class AppenderContext:
 
 @dataclass(eq=False)
 class Appender:
-    """One sequence of files; `reserves`: the next one's space is taken ahead. Each file of the main one begins with the
+    """One sequence of files. The main one has the next one's space taken ahead, and each of its files begins with the
     durable positions of all sources, so that the newest one has them all, whatever becomes of older files.
     """
 
     name: str
     layout: Layout
     context: AppenderContext
-    reserves: bool
     active: UnsealedFile | None = None
     trouble: TieredIndexError | None = None  # why the next file has no space yet
     _reserve: Reserve | None = None
@@ -215,7 +214,7 @@ class Appender:
         """Take space ahead once a file is in use, off the path of writes: a step of it, and the beginning of the next
         file. A failure is retried.
         """
-        if self.reserves and (self.active is not None or self.trouble is not None):
+        if self.name == MAIN and (self.active is not None or self.trouble is not None):
             try:
                 if self.active is not None and self.active.accepts:
                     self._make_room(self.active, entries_ahead(self.layout))
