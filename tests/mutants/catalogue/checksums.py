@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "checkpoint-number-unchecked",
         "a checkpoint that stands under another number is believed",
-        "Checkpoints.newest",
+        "Checkpoints.states",
         '"checkpoint has another number than its name", one.number, state.number',
         '"checkpoint has another number than its name", one.number, one.number',
         ("tests/unit/service/test_checkpoints.py::test_a_damaged_checkpoint_is_not_one_of_the_two",),

@@ -12,6 +12,7 @@ a lock, which is never held by readers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import secrets
@@ -107,8 +108,6 @@ class Checkpoints:
     every: int | None = None
     listed: list[_ListedCheckpoint] = field(default_factory=list)
     """By number."""
-    name: str = ""
-    """Of the one that `newest` returned."""
     read_ms: int | None = None
     """When it was written, by the storage's clock; 0: there is another one of its number."""
     _number: int = 0  # of the newest one known
@@ -132,40 +131,38 @@ class Checkpoints:
         )
         self.summary.listed = [info for info in found if is_summary(info.name)]
 
-    def newest(self, passed: Container[str] = (), *, is_listed: bool = False) -> LogState:
-        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing, unless they were
-        just listed, and a GET. `passed`: names of those that are not of this log.
+    def states(self) -> Iterator[LogState]:
+        """Yield the states of the listed ones that verify, the newest first, then that of an empty log: a GET each.
+        Where one is gone they are listed again, some times.
         """
-        for listings_left in reversed(range(_LISTINGS)):
-            if not is_listed:
-                self.look()
-            is_listed = False
-            names = {one.name for one in self.listed}
-            for one in reversed([one for one in self.listed if one.name not in passed]):
-                try:
-                    if (whole := base_of(one.name)) and whole not in names:
-                        raise CorruptFile(one.name, "has the changes since a checkpoint that is gone")
-                    base, state = self._read(one.name)
-                    CorruptFile.unless_equal(
-                        one.name, "checkpoint has another number than its name", one.number, state.number
-                    )
-                    if not state.digest.startswith(one.digest):
-                        raise CorruptFile(one.name, "checkpoint has another digest than its name")
-                except CorruptFile as error:
-                    _log.warning("checkpoint passed over: %s", error)
-                except ObjectNotFound:
-                    if listings_left:
-                        break
-                else:
-                    self.name, self._number, self._base = one.name, one.number, base
-                    self._known, self._swept = [(one.number, base.name)], one.number
-                    is_alone = sum(other.number == one.number for other in self.listed) == 1
-                    self.read_ms = one.modified_ms if is_alone else 0
-                    return state
+        tried: set[str] = set()
+        listings_left = _LISTINGS - 1
+        while one := next((one for one in reversed(self.listed) if one.name not in tried), None):
+            try:
+                if (whole := base_of(one.name)) and whole not in {other.name for other in self.listed}:
+                    raise CorruptFile(one.name, "has the changes since a checkpoint that is gone")
+                base, state = self._read(one.name)
+                CorruptFile.unless_equal(
+                    one.name, "checkpoint has another number than its name", one.number, state.number
+                )
+                if not state.digest.startswith(one.digest):
+                    raise CorruptFile(one.name, "checkpoint has another digest than its name")
+            except ObjectNotFound:
+                if listings_left:
+                    listings_left -= 1
+                    self.look()
+                    continue
+            except CorruptFile as error:
+                _log.warning("checkpoint passed over: %s", error)
             else:
-                break
-        self.name, self._number, self._base, self._known, self._swept, self.read_ms = "", 0, None, [], 0, None
-        return LogState()
+                self._number, self._base = one.number, base
+                self._known, self._swept = [(one.number, base.name)], one.number
+                is_alone = sum(other.number == one.number for other in self.listed) == 1
+                self.read_ms = one.modified_ms if is_alone else 0
+                yield state
+            tried.add(one.name)
+        self._number, self._base, self._known, self._swept, self.read_ms = 0, None, [], 0, None
+        yield LogState()
 
     def state_of(self, name: str) -> LogState:
         """Return the state in a stored checkpoint: a GET, two if it has the changes since another one. Raises
@@ -316,9 +313,9 @@ class StorageLog:
         context the log is listed while the checkpoint is read, and a small summary is read if it is wanted. Raises
         `NotAnIndex`; unless not `checks`, as `check_unmixed`.
         """
-        passed: set[str] = set()
         self._checkpoints.look()
-        state, infos = self._read_at_once(with_summary=with_summary)
+        states = self._checkpoints.states()
+        state, infos = self._read_at_once(states, with_summary=with_summary)
         while True:
             try:
                 number = self._read_on(state, infos)
@@ -328,22 +325,22 @@ class StorageLog:
                     raise
                 # a checkpoint is a cache: the log decides
                 _log.warning("checkpoint %d is not of this log, and is passed over: %s", state.number, error)
-                passed.add(self._checkpoints.name)
-                state, infos = self._checkpoints.newest(passed), None
+                state, infos = next(states), None
         if not number:
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         if checks:
             self.check_unmixed()
         return self.state
 
-    def _read_at_once(self, *, with_summary: bool) -> tuple[LogState, list[ObjectInfo] | None]:
+    def _read_at_once(
+        self, states: Iterator[LogState], *, with_summary: bool
+    ) -> tuple[LogState, list[ObjectInfo] | None]:
         """Return the state of the newest listed checkpoint, and the records behind it if they were listed meanwhile."""
         checkpoints, summary = self._checkpoints, self._checkpoints.summary.newest
         last = checkpoints.listed[-1].number if checkpoints.listed else 0
-        newest = partial(checkpoints.newest, is_listed=True)
         if not last or active_context().submit is None:
-            return newest(), None
-        parts: list[Callable[[], Any]] = [newest, partial(self._list_from, last)]
+            return next(states), None
+        parts: list[Callable[[], Any]] = [partial(next, states), partial(self._list_from, last)]
         if with_summary and summary is not None and summary.size_bytes <= EAGER_BYTES:
             parts.append(partial(self._read_summary, summary.name))
         state, infos, *read = side_by_side(parts)
@@ -374,17 +371,14 @@ class StorageLog:
         """Read the records that follow by their numbers: a GET each, and one that finds none. It notices no hole and no
         other log: call `refresh` now and then. Raises as `refresh`.
         """
-        replay = LogReplay(self.state)
-        try:
-            while True:
-                number = replay.number + 1
-                replay.add(self.record(number), log_name(number))
-        except ObjectNotFound:
-            self.advance(replay.state())
-        except (StorageError, BudgetExceeded):
-            self.advance(replay.state())
-            raise
+        state = self.state
+        self._replay(state, self._records_from(state.number + 1))
         return self.state
+
+    def _records_from(self, first: int) -> Iterator[LogRecord]:
+        with contextlib.suppress(ObjectNotFound):
+            for number in itertools.count(first):
+                yield self.record(number)
 
     @property
     def summary(self) -> ObjectInfo | None:
@@ -528,14 +522,27 @@ class StorageLog:
         """Read what follows `state`, maybe `listed` already, and go there, as far as it can be read; return the number
         reached. `is_end_checked`: the caller calls `check_end` next.
         """
+        return self._replay(state, self._listed_records(state, listed, is_end_checked=is_end_checked))
+
+    def _listed_records(
+        self, state: LogState, listed: list[ObjectInfo] | None, *, is_end_checked: bool
+    ) -> Iterator[LogRecord]:
+        infos = self._records_behind(state, listed, is_end_checked=is_end_checked)
+        if infos and self._writes:
+            self.check_end(state)  # or records of another log would be taken for this one's
+        for info in infos:
+            try:
+                yield self.record(number_of(info.name))
+            except ObjectNotFound as error:
+                raise CorruptFile(info.name, "record is listed, but the storage does not have it") from error
+            self._listed = info
+
+    def _replay(self, state: LogState, records: Iterator[LogRecord]) -> int:
+        """Go to what follows `state`, as far as it can be read; return the number reached."""
         replay = LogReplay(state)
         try:
-            infos = self._records_behind(state, listed, is_end_checked=is_end_checked)
-            if infos and self._writes:
-                self.check_end(state)  # or records of another log would be taken for this one's
-            for info in infos:
-                replay.add(self._record(replay.number + 1), info.name)
-                self._listed = info
+            for record in records:
+                replay.add(record, log_name(replay.number + 1))
         except (StorageError, BudgetExceeded):
             self.advance(replay.state())
             raise
@@ -596,13 +603,6 @@ class StorageLog:
             expected=number,
             found=numbers[-1],
         )
-
-    def _record(self, number: int) -> LogRecord:
-        """Return a record that is listed."""
-        try:
-            return self.record(number)
-        except ObjectNotFound as error:
-            raise CorruptFile(log_name(number), "record is listed, but the storage does not have it") from error
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one; return the state, with the descriptor of the record that is there."""
