@@ -207,8 +207,8 @@ class LogState:
             removed = since[2]
         else:
             base, removed = None, ()
-        read = partial(_state, base, removed)
-        return checked(record(read, **(_ROWS if "tables" in document else _DOCUMENTS)), document, file, "checkpoint")
+        objects = partial(objects_of, document["tables"]) if "tables" in document else list_of(OBJECT)
+        return checked(record(partial(_state, base, removed), objects=objects, **_FIELDS), document, file, "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -355,14 +355,8 @@ class LogReplay:
         return tables
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _state(base: LogState | None, removed: Sequence[str], **fields: Any) -> LogState:
-    archive, lost, chain = (fields.pop(name) for name in ("archive", "lost", "chain"))
-    rows = fields.pop("tables", None)
-    objects = fields.pop("objects") if rows is None else objects_of(rows, fields.pop("objects"))
+    objects, archive, lost, chain = (fields.pop(name) for name in ("objects", "archive", "lost", "chain"))
     last = fields["digest"][:DIGEST_DIGITS]
     if chain and not (last and chain.endswith(last)):
         raise Malformed(f"digests up to {last!r}", chain[-DIGEST_DIGITS:], ".chain")
@@ -389,11 +383,10 @@ _SINCE = record(
     digest=text("[0-9a-f]{32}"),
     removed=list_of(text()),
 )
-_DOCUMENTS: dict[str, Any] = {
+_FIELDS: dict[str, Any] = {
     "number": COUNT,
     "epoch": COUNT,
     "genesis": DESCRIPTOR,
-    "objects": list_of(OBJECT),
     "positions": POSITIONS,
     "archive": ARCHIVE,
     "batches": BATCHES,
@@ -403,5 +396,3 @@ _DOCUMENTS: dict[str, Any] = {
     "digest": DIGEST,
     "chain": Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
 }
-# read once the tables are known
-_ROWS = _DOCUMENTS | {"tables": _as_it_is, "objects": _as_it_is}

@@ -256,11 +256,12 @@ class TableRun:
         """Write those of the piece's items that lie in the window."""
         window = self.window
         mine = (piece.seconds >= window.begin_s) & (piece.seconds < window.begin_s + window.window_s)
-        if piece.part is not None:
-            # a giant's pieces are shards of their own: closed before, closed after
+        # a giant's pieces are shards of their own: closed before, closed after
+        is_giant = piece.part is not None
+        if is_giant:
             self._close(piece.low)
         if not mine.any():
-            if piece.part is not None:
+            if is_giant:
                 self._low = piece.high
             return
         items, seconds = piece.items, piece.seconds
@@ -270,15 +271,14 @@ class TableRun:
         # `take` moves records whole: a tenth of the time of an index, which goes field by field
         items, seconds = items.take(order), seconds[order]
         items["time_diff_s"] = seconds - window.begin_s
-        if piece.part is not None:
-            self._open = self._begin(piece.low, piece.high, len(items), items)
-            self._write(items)
-            self._close(piece.high)
-            return
         if self._open is None:
             share = window.entries * (self._high - self._low) // window.slots.base
-            self._open = self._begin(self._low, self._high, min(self.most, share + len(items)), items)
-        self._write(items)
+            room = len(items) if is_giant else min(self.most, share + len(items))
+            self._open = self._begin(*((piece.low, piece.high) if is_giant else (self._low, self._high)), room, items)
+        self._open.used_topics.update(np.unique(items["topic_id"]).tolist())
+        self._open.upload.write(self._open.writer.add(items))
+        if is_giant:
+            self._close(piece.high)
 
     def finish(self) -> None:
         """End the shard that is being written."""
@@ -300,11 +300,6 @@ class TableRun:
         writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, line)
         upload.write(writer.begin())
         return _OpenShard(writer, upload, file_id)
-
-    def _write(self, items: npt.NDArray[Any]) -> None:
-        assert self._open is not None
-        self._open.used_topics.update(np.unique(items["topic_id"]).tolist())
-        self._open.upload.write(self._open.writer.add(items))
 
     def _close(self, high: int) -> None:
         """End the open shard, whose slots end at base slot `high`."""
