@@ -180,13 +180,13 @@ def test_a_local_copy_stays_while_it_alone_says_a_position(open_index):
     assert {h.place for h in index.files()} == {"storage"}
 
 
-def test_the_logs_positions_never_run_ahead_of_main_entries(open_index):
-    """A quarantine file that goes first says nothing of the main file's entries."""
+@pytest.mark.parametrize("times", [(T, 0), (0, T, 0)], ids=["a main file", "a younger main file"])
+def test_the_logs_positions_never_run_ahead_of_main_entries(open_index, times):
+    """A quarantine file that goes first says nothing of the main file's entries, put before or in between."""
     index = open_index("root")
-    index.put("t", 0, "k", 1, 1, T, source="s", source_position=1)
-    index.flush()
-    index.put("t", 0, "k", 2, 1, 0, source="s", source_position=2)
-    index.flush()
+    for offset, timestamp_ms in enumerate(times, 1):
+        index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
+        index.flush()
     (appender,) = (one for one in index._appenders if one.name == "quarantine")
     appender.roll()
     index.run_lifecycle()
@@ -196,10 +196,10 @@ def test_the_logs_positions_never_run_ahead_of_main_entries(open_index):
     index.run_lifecycle()
     index.run_lifecycle()
     assert index.log_state.positions["s"] >= 1
-    index.put("t", 0, "k", 3, 1, T)
+    index.put("t", 0, "k", 9, 1, T)
     index.seal()
     index.run_lifecycle()
-    assert index.log_state.positions == {"s": 2}
+    assert index.log_state.positions == {"s": len(times)}
 
 
 def test_positions_never_go_back(index):
@@ -379,22 +379,6 @@ def test_merged_chunks_keep_the_positions_of_both(index):
     assert index.query("t", "k").explain.files_read == 1
     index.flush()
     assert index.durable_positions() == {"a": 1, "b": 2}
-
-
-def test_the_logs_positions_never_run_ahead_of_a_younger_main_file(open_index):
-    """A quarantine file may take entries that were put after those of a main file begun later."""
-    index = open_index()
-    for offset, timestamp_ms in ((1, 0), (2, T), (3, 0)):
-        index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
-        index.flush()
-    (appender,) = (one for one in index._appenders if one.name == "quarantine")
-    appender.roll()
-    index.run_lifecycle()
-    assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
-    assert index.log_state.positions == {}
-    index.seal()
-    index.run_lifecycle()
-    assert index.log_state.positions == {"s": 3}
 
 
 def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):

@@ -63,35 +63,28 @@ def archive(index, size=1000):
     return index.archive("s", 0, size, lambda at, length: bytes(length), None)
 
 
-def test_a_file_that_waited_for_the_log_is_sent_anew(index, sneaks, storage, clock, sweep):
-    fill(index, 1, 2, 3)
-    fails(index.run_lifecycle, sneaks)
-    (old,) = names_below(storage, "data/")
+@pytest.mark.parametrize("what", ["data/", "segments/"])
+def test_what_waited_for_the_log_is_sent_anew(index, sneaks, storage, clock, sweep, what):
+    is_file = what == "data/"
+    if is_file:
+        fill(index, 1, 2, 3)
+    act = index.run_lifecycle if is_file else lambda: archive(index)
+    fails(act, sneaks)
+    (old,) = names_below(storage, what)
     clock.advance(MAX_AGE_S - 1)
-    fails(index.run_lifecycle, sneaks)
-    assert names_below(storage, "data/") == [old], "it may still be named"
+    fails(act, sneaks)
+    assert names_below(storage, what) == [old], "it may still be named"
     clock.advance(1)
     swept = []
     sneaks.before = lambda: swept.extend(sweep())
-    index.run_lifecycle()
+    act()
     assert swept == [old]
-    assert places(index) == ["uploaded"] and names_below(storage, "data/") == list(index.log_state.objects)
-    holds(storage, clock, 1, 2, 3)
-
-
-def test_a_segment_that_waited_for_the_log_is_sent_anew(index, sneaks, storage, clock, sweep):
-    fails(lambda: archive(index), sneaks)
-    (old,) = names_below(storage, "segments/")
-    clock.advance(MAX_AGE_S - 1)
-    fails(lambda: archive(index), sneaks)
-    assert names_below(storage, "segments/") == [old]
-    clock.advance(1)
-    swept = []
-    sneaks.before = lambda: swept.extend(sweep())
-    assert archive(index) is True
-    assert swept == [old]
-    assert names_below(storage, "segments/") == [segment.name for segment in index.archived()]
-    assert index.segment_archive.table(index.archived()[0]).size_bytes == 1000
+    assert names_below(storage, what) == [*index.log_state.objects, *index.log_state.archive]
+    if is_file:
+        assert places(index) == ["uploaded"]
+        holds(storage, clock, 1, 2, 3)
+    else:
+        assert index.segment_archive.table(index.archived()[0]).size_bytes == 1000
 
 
 @pytest.mark.parametrize("what", ["data/", "segments/"])

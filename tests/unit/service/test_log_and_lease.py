@@ -303,15 +303,6 @@ def test_what_no_index_makes_is_passed_over_with_a_warning(log, storage, clock, 
     assert {info.name for info in storage.list()} >= set(names)
 
 
-def test_a_reader_costs_one_request_where_nothing_is_new(log, storage, clock):
-    counted = FaultStorage(storage)
-    reader = StorageLog(counted, clock)
-    reader.open()
-    before = counted.calls("get"), counted.calls("list")
-    reader.refresh()
-    assert (counted.calls("get") - before[0], counted.calls("list") - before[1]) == (0, 1)
-
-
 def test_a_record_under_another_number_is_damage(log, storage, clock):
     storage.put(log_name(2), LogRecord(3, "fence", 1, "", 0).encode())
     with pytest.raises(CorruptFile, match="number"):

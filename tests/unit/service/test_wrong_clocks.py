@@ -139,6 +139,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     log.open()
     for step in range(5):
         log.append_positions(log.state.epoch, {"elsewhere": step})
+
     def gets(after):
         before = counted.calls("get")
         files = log.removed_files(log.state, after)
