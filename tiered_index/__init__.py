@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from tiered_index.service.lifecycle.expiry import ExpiryPlan
     from tiered_index.service.lifecycle.expiry import expire_index as expire
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
-    from tiered_index.service.merge.run import MergeOptions, MergeReport
+    from tiered_index.service.merge.plan import MergeOptions
+    from tiered_index.service.merge.run import MergeReport
     from tiered_index.service.merge.run import merge_index as merge
     from tiered_index.service.reader import IndexReader
     from tiered_index.types import (
@@ -96,7 +97,8 @@ _NAMES = {
     "service.index": ("IndexService",),
     "service.lifecycle.copying": ("CopyReport", "copy"),
     "service.lifecycle.expiry": ("ExpiryPlan", "expire"),
-    "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
+    "service.merge.plan": ("MergeOptions",),
+    "service.merge.run": ("MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
     "types": (

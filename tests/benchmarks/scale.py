@@ -38,7 +38,7 @@ from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import plan_merge
+from tiered_index.service.merge.plan import MergeOptions, plan_merge
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.prices import PriceTable
 
@@ -154,7 +154,7 @@ def _written(folder: str, count: int) -> list[Row]:
 
 
 def _plan_merge(state: LogState) -> object:
-    return plan_merge(state, window_s=_LONG_S, now_s=_END_S + _DAY_S)
+    return plan_merge(state, MergeOptions(window_s=_LONG_S, min_age_s=0), now_s=_END_S + _DAY_S)
 
 
 def _plan_expiry(state: LogState) -> object:

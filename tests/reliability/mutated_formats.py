@@ -36,7 +36,7 @@ from tiered_index.service.lifecycle.staged import Ticket, read_sealed
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import LeaseWatch
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import plan_merge
+from tiered_index.service.merge.plan import MergeOptions, plan_merge
 from tiered_index.service.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 
@@ -105,7 +105,7 @@ def _state(state: LogState) -> None:
         for segment in state.segments_of(name):
             state.segment_holding(name, segment.start)
     if state.genesis is not None:
-        plan = plan_merge(state, window_s=3600, now_s=NOW_MS // 1000)
+        plan = plan_merge(state, MergeOptions(window_s=3600, min_age_s=0), now_s=NOW_MS // 1000)
         assert sum(len(job.tasks) for job in plan.jobs) < 100_000
 
 

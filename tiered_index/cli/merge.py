@@ -14,8 +14,8 @@ from tiered_index.cli.output import Output, describe_object
 from tiered_index.cli.results import show, show_fields
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.merge.plan import MergeJob
-from tiered_index.service.merge.run import MergeOptions, estimate, plan
+from tiered_index.service.merge.plan import MergeJob, MergeOptions
+from tiered_index.service.merge.run import estimate, plan
 from tiered_index.service.merge.run import merge as merge_tables
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.prices import PriceTable

@@ -26,8 +26,8 @@ from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergePlan, plan_rewrite
-from tiered_index.service.merge.run import MergeOptions, RunTasks, merge
+from tiered_index.service.merge.plan import MergeOptions, MergePlan, plan_rewrite
+from tiered_index.service.merge.run import RunTasks, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones

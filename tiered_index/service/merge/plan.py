@@ -164,21 +164,24 @@ class MergePlan:
     left: tuple[tuple[str, str], ...] = field(default=())
 
 
-def plan_merge(
-    state: LogState,
-    *,
-    window_s: int,
-    now_s: int,
-    min_age_s: int = 0,
-    shard_bytes: int = 1 << 30,
-    begin_s: int = 0,
-    end_s: int = 1 << 62,
-    lost: Container[str] = (),
-) -> MergePlan:
-    """Return what to merge into windows of `window_s` seconds (aligned to the epoch, UTC) that ended `min_age_s` or
-    more ago: files whose seconds lie within [`begin_s`, `end_s`), and tables of shorter windows; but none of an object
-    that is among the names `lost`. Raises `InvalidArgument`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeOptions:
+    """The options of a merge. Its windows have `window_s` seconds (aligned to the epoch, UTC) and ended `min_age_s` or
+    more ago. It takes files whose seconds lie within [`begin_s`, `end_s`), and tables of shorter windows; `skip_lost`:
+    but none with objects that the storage lost.
     """
+
+    window_s: int = 86400
+    min_age_s: int = 3600
+    shard_bytes: int = 1 << 30
+    begin_s: int = 0
+    end_s: int = 1 << 62
+    skip_lost: bool = False
+
+
+def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Container[str] = ()) -> MergePlan:
+    """Return what to merge, but none of an object that is among the names `lost`. Raises `InvalidArgument`."""
+    window_s, shard_bytes, min_age_s = options.window_s, options.shard_bytes, options.min_age_s
     if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
         raise InvalidArgument(
             f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: no plan can be made of these"
@@ -191,7 +194,7 @@ def plan_merge(
     for objects, name in groups:
         low, high = _interval(objects)
         first, last = low // window_s, high // window_s
-        if low < begin_s or high >= end_s:
+        if low < options.begin_s or high >= options.end_s:
             continue
         if any(stored.name in lost for stored in objects):
             left.append((name, "the storage lost an object of it"))

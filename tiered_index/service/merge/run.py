@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
@@ -25,7 +25,7 @@ from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge, window_seconds
+from tiered_index.service.merge.plan import MergeJob, MergeOptions, MergePlan, plan_merge, window_seconds
 from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage, StorageOptions
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
@@ -91,18 +91,6 @@ _NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "expired", "read_b
 RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeOptions:
-    """The options of a merge: see `plan_merge`. `skip_lost`: skip tables with objects that the storage lost."""
-
-    window_s: int = 86400
-    min_age_s: int = 3600
-    shard_bytes: int = 1 << 30
-    begin_s: int = 0
-    end_s: int = 1 << 62
-    skip_lost: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class MergeReport:
     """The result of a merge, in objects, entries and bytes. `expired` of the `entries` read were left out."""
@@ -124,9 +112,7 @@ class MergeReport:
 
 def plan(log: StorageLog, clock: Clock, options: MergeOptions, lost: Container[str] = ()) -> MergePlan:
     """Return what a merge would do now; `lost` are names of objects that are known to be gone."""
-    chosen = asdict(options)
-    del chosen["skip_lost"]
-    return plan_merge(log.refresh(), now_s=clock.now_ms() // 1000, lost=lost, **chosen)
+    return plan_merge(log.refresh(), options, now_s=clock.now_ms() // 1000, lost=lost)
 
 
 def merge(

@@ -17,8 +17,8 @@ from tiered_index.format.layout import ROCKETMQ
 from tiered_index.format.packed import packed_bytes
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.plan import MergeJob, window_seconds
-from tiered_index.service.merge.run import MergeOptions, MergeReport, RunTasks, writing_requests
+from tiered_index.service.merge.plan import MergeJob, MergeOptions, window_seconds
+from tiered_index.service.merge.run import MergeReport, RunTasks, writing_requests
 from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.spark.addresses import StorageAddress
@@ -58,7 +58,7 @@ def merge(
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
-    `options` are the rest of what `plan_merge` takes (their `window_s` is not looked at); `progress` is called with
+    `options` are further options of the merge (their `window_s` is not looked at); `progress` is called with
     (stage, tasks done, tasks). Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what
     the storage raises; jobs published before stay.
     """

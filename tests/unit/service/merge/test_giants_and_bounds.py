@@ -185,7 +185,7 @@ def test_a_sparse_window_does_not_make_the_pieces_of_a_large_one_coarse(make_lif
     state = life.state
     large, small = state.objects.values()
     many = replace(state, objects={large.name: replace(large, count=100_000_000), small.name: small})
-    (job,) = plan_merge(many, window_s=86400, now_s=life.clock.now_ms() // 1000).jobs
+    (job,) = plan_merge(many, life.options(shard_bytes=1 << 30), now_s=life.clock.now_ms() // 1000).jobs
     first, second = job.windows
     assert (first.entries, second.entries) == (100_000_001, 1)
     assert first.slots.split > 100

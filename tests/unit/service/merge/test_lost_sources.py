@@ -57,7 +57,7 @@ def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life: Merging) 
     plan = plan_module.plan_merge
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(behind, "refresh", lambda: behind.state)
-        patch.setattr(run, "plan_merge", lambda state, **more: (patch.undo(), plan(state, **more))[1])
+        patch.setattr(run, "plan_merge", lambda *given, **more: (patch.undo(), plan(*given, **more))[1])
         report = run.merge(life.storage, behind, life.clock, life.options())
     assert report.entries == sum(stored.count for stored in rest)
 
