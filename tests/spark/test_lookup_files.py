@@ -265,3 +265,7 @@ def test_bad_parquet_keys_are_told_with_their_file(spark, tmp_path):
     with pytest.raises(CorruptFile) as caught:
         rows(spark, path)
     assert f"{path}: " in str(caught.value) and "Parquet" in str(caught.value)
+    wide = pa.array([1], pa.decimal256(40))
+    pq.write_table(pa.table({"topic": ["t"], "key": ["k"], "wide": wide}), path)
+    with pytest.raises(InvalidArgument, match=r"2%20\.parquet: Spark has no type of a column: "):
+        rows(spark, path)

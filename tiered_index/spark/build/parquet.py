@@ -50,7 +50,9 @@ def _table(storage: Storage | None, name: str) -> ParquetTable:
 
 def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return a type that has the values of both, None where there is none."""
-    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other) and one != other:
+    if one == other:
+        return one
+    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
         # a time without zone is in UTC
         return pa.timestamp("us", one.tz or other.tz)
     try:

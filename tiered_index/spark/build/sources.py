@@ -175,7 +175,9 @@ def has_log_offsets(source: SourceLike) -> bool:
 
 
 def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
-    """Return the rows of files, with the columns that all have."""
+    """Return the rows of files, with the columns that all have. Raises `InvalidArgument` for one that Spark lacks."""
+    from pyspark.errors import PySparkException
+
     parts = files.parts(spark.sparkContext.defaultParallelism)
     first, others = files.files[0][1], len(files.files) - 1
     where = f"{first} or one of {others:,} files beside it" if others else first
@@ -189,7 +191,10 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
                     yield rows.select(known.names).cast(known)
 
     # the columns as Spark sees them: an empty frame of that schema says so
-    schema = spark.createDataFrame(known.empty_table()).schema
+    try:
+        schema = spark.createDataFrame(known.empty_table()).schema
+    except (PySparkException, ValueError) as error:
+        raise InvalidArgument(f"{where}: Spark has no type of a column: {error}") from error
     return _numbers(spark, len(parts)).mapInArrow(read_parts, schema)
 
 
