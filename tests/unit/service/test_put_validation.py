@@ -216,7 +216,7 @@ def test_every_column_is_there_and_as_long_as_the_others(index, name):
         [1, float("nan")],
         np.array([1.0, np.nan]),
         np.array([True, False]),
-        np.array([1, 2], object),
+        np.array([1, "2"], object),
         np.array(["1", "2"]),
         np.array([[1, 2]]),
         np.array([1 + 0j, 2]),
@@ -254,6 +254,7 @@ def test_a_number_column_is_in_range(index, name):
         np.array([0, LIMITS[name]], ">u8"),
         [0, LIMITS[name]],
         pa.array([0, 5], pa.uint8()),
+        np.array([0, 5], object),
         np.arange(4)[::2],
         (0, 1),
     ):

@@ -283,7 +283,7 @@ def batch_columns(
 
 def _key_units(keys: Any) -> CodeUnits:
     """Return the code units of keys, whose lengths are checked."""
-    units = code_units(keys)
+    units = code_units(keys if isinstance(keys, list) else keys.cast(pa.large_string()))
     lengths = units.lengths
     if len(units) and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
         row = int(bad[0])
@@ -309,7 +309,7 @@ def _as_mapping(batch: Any) -> dict[str, Any]:
     if isinstance(batch, pa.RecordBatch | pa.Table):
         if len(set(batch.schema.names)) != len(batch.schema.names):
             raise InvalidArgument("a batch's column names must differ")
-        return {name: _without_views(batch.column(name)) for name in batch.schema.names}
+        return {name: batch.column(name) for name in batch.schema.names}
     if isinstance(batch, Mapping):
         return dict(batch)
     raise InvalidArgument(f"a batch is an Arrow table, a data frame or a dict of arrays, not {type(batch).__name__}")
@@ -333,9 +333,11 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     """Return `values` as one Arrow array without nulls."""
     if isinstance(values, str | bytes | set | frozenset | Mapping):
         raise InvalidArgument(f"column {name!r} must be a sequence of {wanted}, not a {type(values).__name__}")
+    if isinstance(values, np.ndarray):
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
     try:
         array = _without_views(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"column {name!r} must be {wanted}: {error}") from error
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
@@ -349,62 +351,45 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     return array
 
 
-def _is_ascii(values: Sequence[Any]) -> bool:
-    """Return whether all texts among `values` are ASCII."""
-    try:
-        return "".join(values).isascii()
-    except TypeError:
-        return all(not isinstance(value, str) or value.isascii() for value in values)
-
-
 def _text(name: str, values: Any) -> Any:
-    if isinstance(values, list | tuple) and not _is_ascii(values):
-        # Python text may hold lone surrogates, which Arrow can't
+    """Return a column of text as an Arrow array, or as it is where a text has half a character (a lone surrogate),
+    which Arrow can't hold.
+    """
+    try:
+        array = _arrow(name, values, "text")
+    except InvalidArgument as error:
+        if not isinstance(error.__cause__, UnicodeEncodeError):
+            raise
         for row, value in enumerate(values):
             if not isinstance(value, str):
-                raise InvalidArgument(f"column {name!r} must be text, row {row} is {value!r:.80}")
-        return values
-    array = _arrow(name, values, "text")
+                raise InvalidArgument(f"column {name!r} must be text, row {row} is {value!r:.80}") from error
+        return list(values)
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        if len(array):
-            raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
-        return pa.array([], pa.large_string())  # a column without a row may have any type
-    return array.cast(pa.large_string())
-
-
-def _dictionary(values: Any) -> Any:
-    """Return a dictionary-encoded column as one array with distinct values, or None for any other column."""
-    if isinstance(values, pa.ChunkedArray) and values.num_chunks == 1:
-        values = values.chunk(0)
-    if not isinstance(values, pa.DictionaryArray) or values.null_count or values.dictionary.null_count:
-        return None
-    kind = values.type.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)) or len(values.dictionary.unique()) != len(
-        values.dictionary
-    ):
-        return None
-    return values
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return array
+    if len(array):
+        raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
+    return pa.array([], pa.large_string())  # a column without a row may have any type
 
 
 def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
-    encoded = _dictionary(values)
-    if encoded is not None:
-        index, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
-        used = np.bincount(index, minlength=len(distinct)) > 0
-        if not used.all():  # names that no row has are nobody's business
-            index = (np.cumsum(used) - 1)[index]
-            distinct = list(itertools.compress(distinct, used))
-    elif isinstance(text := _text("topic", values), list | tuple):
-        place = {topic: i for i, topic in enumerate(dict.fromkeys(text))}
-        index = np.array([place[topic] for topic in text], np.int32)
-        distinct = list(place)
+    """Return the place of each row's topic, and the topics."""
+    text = _text("topic", values)
+    if isinstance(text, list):
+        given = list(dict.fromkeys(text))
+        places = {topic: place for place, topic in enumerate(given)}
+        index = np.array([places[topic] for topic in text], np.int32)
     else:
         encoded = text.dictionary_encode()
-        index, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
-    for topic in distinct:
+        index, given = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+    # a dictionary may have a name twice, and names that no row has
+    used = np.bincount(index, minlength=len(given)) > 0
+    places = {topic: place for place, topic in enumerate(dict.fromkeys(itertools.compress(given, used)))}
+    if len(places) < len(given):
+        index = np.array([places.get(topic, -1) for topic in given], np.int32)[index]
+    for topic in places:
         check_topic(topic)
-    return index, distinct
+    return index, list(places)
 
 
 def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
@@ -428,13 +413,11 @@ def _times(values: Any) -> Any:
     """Return the times of a batch as epoch milliseconds where they are timestamps (Arrow's, NumPy's, Python's), in UTC
     where they have no zone; else as they are.
     """
-    if isinstance(values, np.ndarray):
-        if values.dtype.kind not in "MO" or values.ndim != 1:
-            return values
-        if values.dtype.kind == "M" and np.datetime_data(values.dtype)[0] not in ("s", "ms", "us", "ns"):
-            values = values.astype("datetime64[s]")
+    is_coarse = isinstance(values, np.ndarray) and values.dtype.kind == "M"
+    if is_coarse and np.datetime_data(values.dtype)[0] not in ("s", "ms", "us", "ns"):
+        values = values.astype("datetime64[s]")
     times = _arrow("timestamp_ms", values, "integers or times")
-    return milliseconds(times) if pa.types.is_timestamp(times.type) else values
+    return milliseconds(times) if pa.types.is_timestamp(times.type) else times
 
 
 def milliseconds(times: Any) -> Any:
@@ -453,55 +436,42 @@ def milliseconds(times: Any) -> Any:
 
 
 def _integers(name: str, values: Any) -> npt.NDArray[Any]:
-    if not isinstance(values, np.ndarray) or isinstance(values, np.ma.MaskedArray):
-        array = _arrow(name, values, "integers")
-        if len(array) and not pa.types.is_integer(array.type):
-            raise InvalidArgument(f"column {name!r} must be integers, not {array.type}")
-        values = array.to_numpy(zero_copy_only=False)
-    if values.ndim != 1:
-        raise InvalidArgument(f"column {name!r} must have one dimension, not {values.ndim}")
-    if len(values) and values.dtype.kind not in "iu":
-        raise InvalidArgument(f"column {name!r} must be integers, not {values.dtype}")
-    return values.astype(values.dtype.newbyteorder("="), copy=False) if len(values) else np.zeros(0, np.int64)
+    array = _arrow(name, values, "integers")
+    if len(array) and not pa.types.is_integer(array.type):
+        raise InvalidArgument(f"column {name!r} must be integers, not {array.type}")
+    return array.to_numpy(zero_copy_only=False) if len(array) else np.zeros(0, np.int64)
 
 
 def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
-    dtype = np.dtype(column.dtype).newbyteorder("=")
-    if dtype.kind in "iu":
-        numbers = _integers(column.name, values)
-        limits = np.iinfo(dtype)
-        if len(numbers) and (int(numbers.min()) < limits.min or int(numbers.max()) > limits.max):
-            raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
-        return numbers.astype(dtype)
-    plain = isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray)
+    name, dtype = column.name, np.dtype(column.dtype).newbyteorder("=")
+    numbers: npt.NDArray[Any]
     if dtype.kind == "S":
-        return _bytes_column(column.name, values, dtype, plain=plain)
-    values = values if plain else _arrow(column.name, values, dtype.name).to_pylist()
-    array = values if plain else np.array(values)
-    if len(array) and array.dtype.kind not in "iuf":
-        raise InvalidArgument(f"column {column.name!r} must be {dtype.name}, not {array.dtype}")
-    if dtype.kind == "f" and bool(
-        np.any(np.isfinite(array) & (np.abs(array.astype(np.float64)) > float(np.finfo(dtype).max)))
-    ):
-        raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
-    return array.astype(dtype)
+        return _bytes_column(name, values, dtype)
+    if dtype.kind == "f":
+        array = _arrow(name, values, dtype.name)
+        if len(array) and not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+            raise InvalidArgument(f"column {name!r} must be {dtype.name}, not {array.type}")
+        numbers = array.to_numpy(zero_copy_only=False).astype(np.float64)
+        fits = ~np.isfinite(numbers) | (np.abs(numbers) <= float(np.finfo(dtype).max))
+    else:
+        numbers, limits = _integers(name, values), np.iinfo(dtype)
+        fits = (numbers >= limits.min) & (numbers <= limits.max)
+    if not fits.all():
+        raise InvalidArgument(f"column {name!r} holds values that do not fit {dtype.name}")
+    return numbers.astype(dtype)
 
 
-def _bytes_column(name: str, values: Any, dtype: np.dtype[Any], *, plain: bool) -> npt.NDArray[Any]:
+def _bytes_column(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a column of bytes at their width, filled with NUL bytes; those that the caller gave stay."""
-    if plain and values.ndim == 1 and values.dtype.kind in "SV" and values.dtype.names is None:
-        width = values.dtype.itemsize
-        octets = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
-        if octets[:, dtype.itemsize :].any():
-            raise InvalidArgument(f"column {name!r} must be bytes, at most {dtype.itemsize}, and has longer ones")
-        filled = np.zeros((len(values), dtype.itemsize), np.uint8)
-        filled[:, :width] = octets[:, : dtype.itemsize]
-        return filled.view(dtype).reshape(len(values))
-    array = _arrow(name, values, f"bytes, at most {dtype.itemsize}")
+    if isinstance(values, np.ndarray) and values.dtype.kind in "SV":
+        # Arrow ends such values at their first NUL byte
+        values = values.tolist()
+    wanted = f"bytes, at most {dtype.itemsize}"
+    array = _arrow(name, values, wanted)
     kind = array.type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
         if len(array):
-            raise InvalidArgument(f"column {name!r} must be bytes, at most {dtype.itemsize}, not {kind}")
+            raise InvalidArgument(f"column {name!r} must be {wanted}, not {kind}")
     elif len(array) and pc.max(pc.binary_length(array)).as_py() > dtype.itemsize:
-        raise InvalidArgument(f"column {name!r} must be bytes, at most {dtype.itemsize}, and has longer ones")
+        raise InvalidArgument(f"column {name!r} must be {wanted}, and has longer ones")
     return np.array(array.to_pylist(), dtype)
