@@ -139,21 +139,13 @@ class Tombstones(Sequence[Tombstone]):
     ) -> None:
         """Mark what is hidden by its key among the places `likely`."""
         hashes, ids, times = normal_hashes(items["key_hash"][likely]), items["topic_id"][likely], seconds[likely]
-        prints = items["fingerprint"][likely] if self._keyed else None
-        for stone in self._by_hash(np.unique(hashes).tolist()):
+        met = set(np.unique(hashes).tolist())
+        for stone in [one for one in self.stones if not met.isdisjoint(one.hashes)]:
             named = [topic_id for topic_id in np.unique(ids).tolist() if topics.get(topic_id) in (None, stone.topic)]
             found = np.isin(hashes, stone.hashes) & np.isin(ids, named) & (times < stone.before_ms // 1000)
-            if stone.fingerprint is not None and prints is not None:
-                found &= prints == stone.fingerprint
+            if stone.fingerprint is not None:
+                found &= items["fingerprint"][likely] == stone.fingerprint
             hidden[likely[found]] = True
-
-    @cached_property
-    def _keyed(self) -> bool:
-        return any(stone.fingerprint is not None for stone in self.stones)
-
-    def _by_hash(self, hashes: Iterable[int]) -> list[Tombstone]:
-        wanted = set(hashes)
-        return [stone for stone in self.stones if not wanted.isdisjoint(stone.hashes)]
 
 
 class TopicTombstones:

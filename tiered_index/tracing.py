@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -29,32 +29,7 @@ class Span(Protocol):
     def set_status(self, status: Any) -> None: ...
 
 
-class _NoSpan:
-    """A span without effect, if OpenTelemetry is not loaded."""
-
-    def is_recording(self) -> bool:
-        return False
-
-    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        pass
-
-    def update_name(self, name: str) -> None:
-        pass
-
-    def record_exception(self, exception: BaseException) -> None:
-        pass
-
-    def set_status(self, status: Any) -> None:
-        pass
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_NO_SPAN = _NoSpan()
+_NO_SPAN = nullcontext()
 
 
 def is_traced() -> bool:
@@ -62,8 +37,10 @@ def is_traced() -> bool:
     return "opentelemetry.trace" in sys.modules and _set_up() is not None
 
 
-def span(name: str, **attributes: Any) -> AbstractContextManager[Span]:
-    """Return a block of work as a span ``tiered_index.NAME``, below the present one; what the block raises is noted."""
+def span(name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
+    """Return a block of work as a span ``tiered_index.NAME``, below the present one; what the block raises is noted.
+    None: no spans are made.
+    """
     trace = _set_up()
     if trace is None:
         return _NO_SPAN
@@ -73,7 +50,7 @@ def span(name: str, **attributes: Any) -> AbstractContextManager[Span]:
     return trace.get_tracer(_NAME).start_as_current_span(f"{_NAME}.{name}", attributes=own)  # type: ignore[no-any-return]
 
 
-def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Span]:
+def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Span | None]:
     """Return a request as a span, below the one that its ``traceparent`` names; `tell_request` tells its end."""
     trace = _set_up()
     if trace is None:
@@ -85,9 +62,9 @@ def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContext
     return tracer.start_as_current_span(method, above, trace.SpanKind.SERVER, own)  # type: ignore[no-any-return]
 
 
-def tell_request(traced: Span, method: str, route: str, status: int, error: Exception | None) -> None:
+def tell_request(traced: Span | None, method: str, route: str, status: int, error: Exception | None) -> None:
     """Tell a request's span its route and status; an error is one where the service failed, not its client."""
-    if not traced.is_recording():
+    if traced is None or not traced.is_recording():
         return
     traced.update_name(f"{method} {route}")
     traced.set_attributes({"http.route": route, "http.response.status_code": status})

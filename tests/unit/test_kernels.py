@@ -132,7 +132,7 @@ def test_matches(loops, seed, keys, kinds):
     def make():
         batch = LookupBatch([Lookup(topic="t", key="k")] * keys)
         batch.key_hash = wanted
-        return [listed(pair) for pair in batch.pairs(stored.astype(">i4"))]
+        return [listed(pair) for pair in batch.matched(stored.astype(">i4")).pairs()]
 
     both(loops, make)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import Future
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from tiered_index.service.lookup.export import Export
 from tiered_index.service.reader import IndexReader
+from tiered_index.service.reading.parts import hand_over
 from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
@@ -38,13 +38,8 @@ async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callab
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         usage.max_requests = 0
-        future.add_done_callback(partial(_hand_over, late))
+        future.add_done_callback(partial(hand_over, late))
         raise
-
-
-def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        late(future.result())
 
 
 def _in_a_thread(

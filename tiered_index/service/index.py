@@ -46,13 +46,13 @@ from tiered_index.service.answers.validation import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.files.view import About, LocalView
+from tiered_index.service.files.view import About, LocalView, Viewed
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
-from tiered_index.service.lookup.query import NOTHING_LOST, Files, Viewed
+from tiered_index.service.lookup.scan import Files
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
@@ -504,7 +504,7 @@ class IndexService(Lookups[ItemT]):
         if self._closed or self._is_foreign or session.log_error is not None or session.expired is not NOTHING:
             return None
         lost = session.log.state.lost
-        about = ((), [(None, one) for one in lost.values()]) if lost else NOTHING_LOST
+        about: About = (), [(None, one) for one in lost.values()] if lost else ()
         return None if view is None else (view, about)
 
     def _viewed(self, second_min: int, second_max: int) -> Viewed:

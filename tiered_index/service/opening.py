@@ -48,7 +48,7 @@ from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.service.lookup.query import Logs, QueryEngine
 from tiered_index.service.root import ASIDE, CACHE, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.root.files import FileList, ListedFile
 from tiered_index.service.root.seen import SeenFile
@@ -141,8 +141,7 @@ class Parts:
             config.item_type or layout.schema.item_type(),
             config.query_threads,
             config.prices,
-            lost_objects=lambda: [(None, one) for one in lost.values()] if (lost := session.log.state.lost) else (),
-            expired=lambda: ((None, gone),) if (gone := session.expired) is not NOTHING and gone else (),
+            logs=lambda: Logs.of([(None, session.log.state.lost, session.expired)]),
         )
 
     def list_files(self) -> None:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -32,19 +32,19 @@ from tiered_index.errors import (
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
-from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.files.view import About, LocalView
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import IndexDescriptor, LostObject
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
-from tiered_index.service.lookup.query import Files, QueryEngine
+from tiered_index.service.lookup.query import Logs, QueryEngine
+from tiered_index.service.lookup.scan import Files
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, sourced_schema
 from tiered_index.service.reading.prefix import Prefix, children
 from tiered_index.service.reading.refreshed import Refreshed
@@ -149,8 +149,7 @@ class IndexReader(Lookups[ItemT]):
                 config.query_threads,
                 self._prices,
                 names if self._several else None,
-                self._lost_objects,
-                self._expired,
+                self._logs,
             )
             if self._shared is not None:
                 found = {view.storage.uri for view in self._views}
@@ -413,17 +412,9 @@ class IndexReader(Lookups[ItemT]):
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]
 
-    def _lost_objects(self) -> Sequence[tuple[str | None, LostObject]]:
-        if not self._several:
-            lost = self._views[0].log_state.lost
-            return [(None, one) for one in lost.values()] if lost else ()
-        return [(view.storage.uri, one) for view in self._views for one in view.log_state.lost.values()]
-
-    def _expired(self) -> Sequence[tuple[str | None, Expired]]:
-        if not self._several:
-            one = self._views[0].log_state.expired
-            return ((None, one),) if one is not NOTHING and one else ()
-        return [(view.storage.uri, one) for view in self._views if (one := view.log_state.expired)]
+    def _logs(self) -> Logs:
+        states = [(self._source_of(view), view.log_state) for view in self._views]
+        return Logs.of([(source, state.lost, state.expired) for source, state in states])
 
     def _read_log(self, uri: str) -> LogState:
         self._check_open()
@@ -452,24 +443,29 @@ class IndexReader(Lookups[ItemT]):
         """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
-        due = self._refreshed()
-        if left_s is None and len(due) == 1:
-            due[0].catch_up(due[0].tries, begun_s)
-        else:
-            until_s = None if left_s is None else time.monotonic() + left_s / 2
-            tries = [one.tries for one in due]
-            begun = self._refresh(due, begun_s, until_s)
-            for one, before in zip(due, tries, strict=True):
-                if one in begun:
+        until_s = None if left_s is None else time.monotonic() + left_s / 2
+        own: set[Refreshed] = set()
+        # what another thread reads may have begun before this lookup: a second reading begins behind it
+        for _ in range(2):
+            waited: list[Future[None]] = []
+            for one in self._refreshed():
+                try:
+                    found = None if one in own else one.due_refresh(begun_s, self._parts.begin)
+                except NoThread:
+                    own.add(one)
+                    # a lookup with a deadline answers from the present state, and the next lookup tries again
+                    if until_s is None:
+                        one.refresh_due()
                     continue
-                if until_s is None:
-                    one.catch_up(before, begun_s)
-                    continue
-                # What another thread is reading may have begun before this lookup. A second one began behind it.
-                for _ in range(2):
-                    if one.fails(begun_s):
-                        one.join_refresh(until_s)
-                        self._refresh([one], begun_s, until_s)
+                if found is not None:
+                    refresh, is_own = found
+                    if is_own:
+                        own.add(one)
+                    if is_own or until_s is None or one.fails(begun_s):
+                        waited.append(refresh)
+            ended, _ = wait(waited, None if until_s is None else max(0.0, until_s - time.monotonic()))
+            for refresh in ended:
+                refresh.result()
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:
@@ -479,32 +475,6 @@ class IndexReader(Lookups[ItemT]):
         # before the handles: these may be of a later state of the log, never of an earlier one
         freshness = tuple([view.freshness for view in views if view.freshness is not None])
         return Files(partial(self._handles, views, unopened, begun_s), freshness)
-
-    def _refresh(self, due: Sequence[Refreshed], begun_s: float, until_s: float | None) -> Collection[Refreshed]:
-        """Run the refreshes that are due and that no other thread runs; return them. Waits until `until_s` at most."""
-        begun = self._begin_refreshes(due, begun_s)
-        ended, _ = wait(begun.values(), None if until_s is None else max(0.0, until_s - time.monotonic()))
-        for future in ended:
-            future.result()
-        return begun
-
-    def _begin_refreshes(self, due: Sequence[Refreshed], begun_s: float) -> dict[Refreshed, Future[None]]:
-        """Start the refreshes that are due and that no other thread runs, as far as threads are available."""
-        claimed: list[Refreshed] = []
-        begun: dict[Refreshed, Future[None]] = {}
-        try:
-            for one in due:
-                if one.claim_refresh(begun_s):
-                    claimed.append(one)
-                    begun[one] = self._parts.begin(one.refresh_claimed)
-        except NoThread:
-            # A lookup without a deadline refreshes in its own thread; one with a deadline answers from the view's
-            # present state, and the next lookup tries again.
-            pass
-        finally:
-            for one in claimed[len(begun) :]:
-                one.release_claim()
-        return begun
 
     def _handles(
         self, views: Sequence[IndexView], unopened: list[Handle], begun_s: float, second_min: int, second_max: int

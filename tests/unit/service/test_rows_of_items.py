@@ -1,4 +1,4 @@
-"""Rows out of items: the short way past a few and the one past many select the same, the ends of the range included."""
+"""Rows out of items: stored ones and columns of a buffer are selected alike, the ends of the range included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.rows import PreparedLookup, select_few, select_items
+from tiered_index.service.answers.rows import PreparedLookup, select_items
 
 BEGIN_S = 1_700_000_000
 TOPICS = frozenset({7})
@@ -34,7 +34,7 @@ def made(count: int) -> npt.NDArray[Any]:
     return items
 
 
-@pytest.mark.parametrize("count", [1, 4, 5, 6, 100])  # 3 of each 4 have the hash: up to 16 go the short way
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 100])
 def test_both_ends_of_the_range_are_in_it(count: int) -> None:
     for low, high in ((0, count - 1), (1, count - 2), (count // 2, count // 2)):
         rows = select_items(made(count), BEGIN_S, question(low, high), TOPICS, KEYED_SCHEMA)
@@ -42,11 +42,12 @@ def test_both_ends_of_the_range_are_in_it(count: int) -> None:
         assert rows["offset"].tolist() == (rows["second"] - BEGIN_S).tolist()
 
 
-def test_few_and_many_are_selected_alike() -> None:
+def test_items_and_columns_are_selected_alike() -> None:
     items = made(30)
-    hit = items[items["key_hash"] == key_hash("t", "k")]
+    columns = {name: items[name].astype(items.dtype[name].newbyteorder("=")) for name in items.dtype.names or ()}
+    columns["second"] = columns["time_diff_s"].astype(np.int64) + BEGIN_S
     for after in (None, (BEGIN_S + 20, 20, 0), (BEGIN_S + 20, 21, 0), (BEGIN_S + 20, 20, -1)):
         asked = question(3, 25, after)
-        many = select_items(items, BEGIN_S, asked, TOPICS, KEYED_SCHEMA)
-        assert 16 < len(many) < 24
-        np.testing.assert_array_equal(many, select_few(hit.tolist(), BEGIN_S, asked, TOPICS, KEYED_SCHEMA))
+        stored = select_items(items, BEGIN_S, asked, TOPICS, KEYED_SCHEMA)
+        assert 16 < len(stored) < 24
+        np.testing.assert_array_equal(stored, select_items(columns, None, asked, TOPICS, KEYED_SCHEMA))

@@ -27,14 +27,12 @@ from tiered_index.retention import Expired
 from tiered_index.service.answers.asked import LookupColumns
 from tiered_index.service.answers.rows import (
     Array,
+    answer_order,
     check_key,
     check_topic,
     concatenate,
-    differing,
     in_answer_order,
-    repeats,
     stable_order,
-    tie_keys,
 )
 from tiered_index.types import MAX_KEY_UNITS, Lookup
 
@@ -171,12 +169,6 @@ class LookupBatch:
             return (self,)
         return (self._masked,) if rule == "mask" else (self, self._masked_where_different)
 
-    def since(self, seconds: Sequence[int]) -> Self:
-        """Return the batch of what is not before an epoch second, one for each of `topics`."""
-        made = self._copy()
-        made.second_min = np.maximum(self.second_min, np.array(seconds, np.int64)[self.topic_index])
-        return made
-
     def only(self, numbers: npt.NDArray[np.int64]) -> Self:
         """Return the batch of some lookups, by number; the others have a range without a second."""
         made = self._copy()
@@ -185,14 +177,14 @@ class LookupBatch:
         return made
 
     def without(self, expired: Expired) -> Self:
-        """Return the batch of what was not erased, by the hashes that are looked for."""
-        if not expired.tombstones:
+        """Return the batch of what has neither expired nor was erased, by the hashes that are looked for."""
+        if not expired:
             return self
-        found = {at: erased for at, topic in enumerate(self.topics) if (erased := expired.erased_of(topic)) is not None}
         made = self._copy()
-        begins = np.array([found[at].begin if at in found else NEVER for at in range(len(self.topics))], np.int64)
+        begins = np.array([expired.begin_of(topic) for topic in self.topics], np.int64)
         made.second_min = np.maximum(self.second_min, begins[self.topic_index])
-        for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist():
+        found = {at: erased for at, topic in enumerate(self.topics) if (erased := expired.erased_of(topic)) is not None}
+        for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist() if found else ():
             if (erased := found.get(int(self.topic_index[place]))) is not None:
                 begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
                 made.second_min[place] = max(made.second_min[place], begin)
@@ -253,20 +245,10 @@ class LookupBatch:
 
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> _Matched:
         """Return which stored hashes (of n) match lookups (only `among` those)."""
-        by_hash, sorted_hashes = self._ordered(among)
-        return _Matched(by_hash, *self._matches(hashes, sorted_hashes, few=among is not None))
-
-    def pairs(
-        self, hashes: Array, among: npt.NDArray[np.int64] | None = None
-    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the (item, lookup) pairs with equal hashes, of stored hashes (n), a bounded number at a time."""
-        return self.matched(hashes, among).pairs()
-
-    def _ordered(self, among: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         if among is None:
-            return self._by_hash, self._sorted_hashes
+            return _Matched(self._by_hash, *self._matches(hashes, self._sorted_hashes, few=False))
         by_hash = among[stable_order(self.key_hash[among])]
-        return by_hash, self.key_hash[by_hash]
+        return _Matched(by_hash, *self._matches(hashes, self.key_hash[by_hash], few=True))
 
     def _matches(
         self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
@@ -367,18 +349,9 @@ def first_rows(
     # a lookup with one row needs neither order nor identity, and most have one
     shared = np.flatnonzero(counts[lookups] > 1)
     if len(shared) and not in_answer_order(rows, lookups):
-        part, owner = rows[shared], lookups[shared]
-        identity = [part[name] for name in reversed(schema.identity_extra)]
-        part = part[
-            np.lexsort([*tie_keys(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], owner])
-        ]
-        rows[shared] = part
-        # one identity is one answer: the first in order is kept
-        again, first = repeats([part[name] for name in ("offset", "queue_id", *schema.identity_extra)] + [owner])
-        kept = np.ones(len(rows), bool)
-        kept[shared[again]] = False
-        if folded is not None and len(again):
-            folded(differing(part[again], part[first], schema))
+        ordered = shared[answer_order(rows[shared], schema, folded, [lookups[shared]])]
+        kept = np.concatenate([np.flatnonzero(counts[lookups] == 1), ordered])
+        kept = kept[stable_order(lookups[kept])]
         lookups, rows = lookups[kept], rows[kept]
         counts = np.bincount(lookups, minlength=len(limits))
     if (counts > limits).any():
@@ -485,7 +458,7 @@ def matching(
     while start < len(matched) and len(open_):
         stop = min(start + size, len(matched))
         here = open_[(batch.second_min[open_] <= seconds[start]) & (batch.second_max[open_] >= seconds[stop - 1])]
-        for places, lookups in batch.pairs(hashes[start:stop], here):
+        for places, lookups in batch.matched(hashes[start:stop], here).pairs():
             look(pick(matched[start + places]), lookups)
         if stop < len(matched):
             newest = int(seconds[stop])

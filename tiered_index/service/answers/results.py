@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, groupby, pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -22,7 +23,6 @@ from tiered_index.types import (
     IndexItem,
     ItemT,
     KeyedIndexItem,
-    LostFile,
     Provenance,
     QueryResult,
     Shown,
@@ -46,10 +46,10 @@ class AnswerForm:
         self._extra = [c.name for c in schema.extra]
         self._sources = sources
         # these two only store their fields: done without their constructor, an answer takes a third of the time
-        self._only_stores = item_type is KeyedIndexItem or item_type is IndexItem
+        self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
         if sources is not None:
             self._numbers, self._extra[-1] = self._extra[-1], "source"
-        self.is_plain = self._only_stores and sources is None and self._extra == ["fingerprint"] * schema.keyed
+        self.is_plain = self.only_stores and sources is None and self._extra == ["fingerprint"] * schema.keyed
         """Whether the compiled core can make the items."""
 
     def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class AnswerForm:
                 "source": None,
             }
             fields.update(zip(extra, more, strict=True))
-            if self._only_stores:
+            if self.only_stores:
                 item = new(item_type)
                 item.__dict__.update(fields)
             else:
@@ -79,15 +79,7 @@ class AnswerForm:
         return tuple(made)
 
     def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
-        """Return what `items` of the rows (n), each of its topic (n), say by `to_dict`."""
-        if not self._only_stores:
-            # a class of its own may make its fields, or its document, as it likes
-            runs = [(topic, len(list(run))) for topic, run in groupby(topics)]
-            ends = accumulate([count for _, count in runs])
-            of_runs = [
-                self.items(topic, rows[end - count : end]) for (topic, count), end in zip(runs, ends, strict=True)
-            ]
-            return [item.to_dict() for item in chain.from_iterable(of_runs)]
+        """Return the documents of rows (n), each of its topic (n), whose items only store their fields."""
         fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
         made: list[dict[str, Any]] = [
             {
@@ -140,8 +132,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
       alone and has its own.
     - `failed` names the files that could not be read, with `allow_partial`.
     - `freshness` is as in `QueryResult`. `unknown` has the topics that no file has.
-    - `lost` returns the files given up that concern a lookup, by its number. `expired` returns the time before which
-      its entries have expired. None: there are none.
+    - `provenance` is `Logs.provenance`; None: nothing is lost and nothing has expired.
     - `lacking` has the numbers of the lookups that a failed file may have answered, by the file's source and name. A
       damaged file concerns the lookups that need its damaged parts; a missing one, all lookups of its time range.
     """
@@ -157,8 +148,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     schema: Schema
     form: AnswerForm
     pages: Mapping[int, QueryResult[ItemT]]
-    lost: Callable[[int], tuple[LostFile, ...]] | None = None
-    expired: Callable[[int], int | None] | None = None
+    provenance: Callable[..., Provenance] | None = None
     lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -197,7 +187,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     @property
     def is_plain(self) -> npt.NDArray[np.bool_]:
         """Which answers (bool, n) are complete, from all files, and have nothing to say but their entries."""
-        if self._failed or self.lost is not None or self.expired is not None:
+        if self._failed or self.provenance is not None:
             return np.zeros(len(self), bool)
         plain = ~self.more
         if self.unknown:
@@ -205,13 +195,6 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             plain &= ~unknown[self.batch.topic_index] | (np.diff(self.starts) > 0)
         plain[list(self.pages)] = False
         return plain
-
-    @property
-    def topics_of_rows(self) -> list[str]:
-        """The topic of each of `rows`."""
-        counts = np.diff(self.starts).tolist()
-        named = map(self.batch.topics.__getitem__, self.batch.topic_index.tolist())
-        return list(chain.from_iterable(map(repeat, named, counts)))
 
     def to_arrow(self) -> pa.Table:
         """Return all entries as one table, without making the answers: `lookup` (int32, the lookup's number, from 0),
@@ -255,7 +238,12 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     def item_documents(self) -> list[list[dict[str, Any]]]:
         """Return the entries of each answer, as by `to_dict`, without making the answers."""
-        documents, starts = self.form.documents(self.topics_of_rows, self.rows), self.starts.tolist()
+        if not self.form.only_stores:
+            # a class of its own may make its fields, or its document, as it likes
+            return [[item.to_dict() for item in one.items] for one in self]
+        named = map(self.batch.topics.__getitem__, self.batch.topic_index.tolist())
+        topics = list(chain.from_iterable(map(repeat, named, np.diff(self.starts).tolist())))
+        documents, starts = self.form.documents(topics, self.rows), self.starts.tolist()
         answers = [documents[start:stop] for start, stop in pairwise(starts)]
         for number, page in self.pages.items():
             answers[number] = [item.to_dict() for item in page.items]
@@ -295,30 +283,21 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             encode_cursor(order_key(rows[-1], self.schema), query_digest(q.topic, q.key, low, high)) if more else None
         )
         return AnswerRows(q.topic, rows, self.form, lambda: self.explain).result(
-            status=status,
-            cursor=cursor,
-            failed=failed,
-            seen=Provenance(
-                self.freshness,
-                (q.topic,) if q.topic in self.unknown and not len(rows) else (),
-                self.lost(number) if self.lost is not None else (),
-                self.expired(number) if self.expired is not None else None,
-            ),
-            item_type=self.item_type,
+            status=status, cursor=cursor, failed=failed, seen=self._seen_of(number), item_type=self.item_type
         )
+
+    def _seen_of(self, number: int) -> Provenance:
+        batch, topic = self.batch, self.batch.topics[self.batch.topic_index[number]]
+        start, stop, low, high, _ = self._numbers[number]
+        unknown = (topic,) if topic in self.unknown and start == stop else ()
+        if self.provenance is None:
+            return Provenance(self.freshness, unknown)
+        hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0])]
+        return self.provenance(self.freshness, unknown, topic, low, high, *hashes)
 
     @property
     def seen(self) -> Provenance:
         """The provenance of all answers together."""
-        every = range(len(self))
-        lost = chain.from_iterable(map(self.lost, every)) if self.lost is not None else ()
-        expired = map(self.expired, every) if self.expired is not None else ()
-        seen = Provenance(
-            self.freshness,
-            tuple([topic for topic in self.batch.topics if topic in self.unknown]),
-            tuple(dict.fromkeys(lost)),
-            max([ms for ms in expired if ms is not None], default=None),
-        )
-        for page in self.pages.values():
-            seen = seen.joined(page.seen)
-        return seen
+        seen = Provenance(self.freshness, tuple([topic for topic in self.batch.topics if topic in self.unknown]))
+        every = map(self._seen_of, range(len(self))) if self.provenance is not None else ()
+        return functools.reduce(Provenance.joined, [*every, *(page.seen for page in self.pages.values())], seen)

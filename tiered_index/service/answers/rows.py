@@ -25,7 +25,7 @@ from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema, row_form
 from tiered_index.kernels import compiled_views
-from tiered_index.tombstones import TopicTombstones
+from tiered_index.retention import Expired
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, QueryResult
 
 if TYPE_CHECKING:
@@ -79,14 +79,13 @@ class PreparedLookup(NamedTuple):
         masked = self._replace(key_hash=self.masked_hash)
         return (masked,) if rule == "mask" else (self, masked)
 
-    def since(self, second: int) -> PreparedLookup:
-        """Return the lookup of what is not before an epoch second."""
-        return self if second <= self.second_min else self._replace(second_min=second)
-
-    def without(self, erased: TopicTombstones) -> PreparedLookup:
-        """Return the lookup of what was not `erased` of its topic, by the hash that is looked for."""
-        kept = self.since(erased.begin_of(self.key_hash, self.fingerprint))
-        return kept._replace(queues=tuple(erased.queues.items())) if erased.queues else kept
+    def without(self, expired: Expired) -> PreparedLookup:
+        """Return the lookup of what has neither expired nor was erased, by the hash that is looked for."""
+        begin, erased = expired.begin_of(self.topic), expired.erased_of(self.topic)
+        if erased is not None:
+            begin = max(begin, erased.begin_of(self.key_hash, self.fingerprint))
+        queues = tuple(erased.queues.items()) if erased is not None else ()
+        return self._replace(second_min=max(self.second_min, begin), queues=queues)
 
 
 def _units(text: str) -> int:
@@ -146,51 +145,48 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
 
 
 def select_items(
-    items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
+    items: Array | Mapping[str, Array],
+    begin_s: int | None,
+    lookup: PreparedLookup,
+    topic_ids: frozenset[int] | None,
+    schema: Schema,
 ) -> Array:
-    """Return rows of `items` (structured, n) that answer `lookup`, unordered; `topic_ids` None: all topics."""
-    if len(items) <= _FEW:
-        return select_few(items.tolist(), begin_s, lookup, topic_ids, schema)
+    """Return rows of items that answer `lookup`, unordered. `items` (n) are structured, with times that count from
+    `begin_s`; or columns by name, with epoch seconds in `second`. `topic_ids` None: all topics.
+    """
+    if begin_s is not None and len(items) <= _FEW:
+        return _select_few(items, begin_s, lookup, topic_ids, schema)
     hashes = items["key_hash"]
     equal = hashes == lookup.key_hash
     if lookup.key_hash == 0:
         # as `normal_hashes` says
         equal |= hashes == -(2**31)
     (places,) = equal.nonzero()
-    count = len(places)
-    if not count:
+    if not len(places):
         return schema.no_rows
-    # those of one hash mostly lie side by side
-    first = int(places[0])
-    picked = items[first : first + count] if int(places[-1]) - first < count else items[places]
-    if count <= _FEW:
-        return select_few(picked.tolist(), begin_s, lookup, topic_ids, schema)
-    if schema.keyed and not (equal := picked["fingerprint"] == lookup.fingerprint).all():
-        picked = picked[equal]
-    if topic_ids is not None and not (equal := _is_one_of(picked["topic_id"], topic_ids)).all():
-        picked = picked[equal]
-    rows = np.empty(len(picked), schema.row)
-    rows["second"] = begin_s + picked["time_diff_s"].astype(np.int64)
+    if schema.keyed:
+        places = places[items["fingerprint"][places] == lookup.fingerprint]
+    if topic_ids is not None and len(places):
+        places = places[_is_one_of(items["topic_id"][places], topic_ids)]
+    rows = np.empty(len(places), schema.row)
     for name in rows.dtype.names or ():
-        if name != "second":
-            rows[name] = picked[name]
+        if name == "second" and begin_s is not None:
+            rows[name] = begin_s + items["time_diff_s"][places].astype(np.int64)
+        else:
+            rows[name] = items[name][places]
     rows["key_hash"] = lookup.key_hash
     return _in_lookup(rows, lookup, schema)
 
 
-def select_few(
-    items: Iterable[tuple[Any, ...]],
-    begin_s: int,
-    lookup: PreparedLookup,
-    topic_ids: frozenset[int] | None,
-    schema: Schema,
+def _select_few(
+    items: Any, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Do as `select_items` for the values of a few items; plain Python is then faster."""
+    """Do as `select_items` for a few items; plain Python is then faster."""
     end = 6 + len(schema.extra)
     fingerprint = schema.fingerprint_place
     low, high, key_hash, wanted = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.fingerprint
     kept = []
-    for values in items:
+    for values in items.tolist():
         second = begin_s + values[5]
         if (
             (values[0] == key_hash or (key_hash == 0 and values[0] == -(2**31)))
@@ -218,23 +214,6 @@ def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | Non
     if found is None:
         return None
     return None if found.has_left else np.frombuffer(found.rows, schema.row)
-
-
-def rows_of_columns(
-    columns: Mapping[str, Array], lookup: PreparedLookup, topic_ids: frozenset[int], schema: Schema
-) -> Array:
-    """Return the rows of buffered columns (native order, `second` among them) that answer `lookup`, in no order."""
-    (places,) = (columns["key_hash"] == lookup.key_hash).nonzero()
-    if not len(places):
-        return schema.no_rows
-    if schema.keyed:
-        places = places[columns["fingerprint"][places] == lookup.fingerprint]
-    if len(places):
-        places = places[_is_one_of(columns["topic_id"][places], topic_ids)]
-    rows = np.empty(len(places), schema.row)
-    for name in rows.dtype.names or ():
-        rows[name] = columns[name][places]
-    return _in_lookup(rows, lookup, schema)
 
 
 def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
@@ -301,18 +280,30 @@ def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int
         keys = list(zip(map(neg, seconds), map(neg, offsets), *[rows[name].tolist() for name in names], strict=True))
         if len({key[1:] for key in keys}) == len(keys):
             return rows[sorted(range(len(keys)), key=keys.__getitem__)[:limit]]
+    return rows[answer_order(rows, schema, folded)[:limit]]
+
+
+def answer_order(
+    rows: Array, schema: Schema, folded: Callable[[int], None] | None = None, owners: Sequence[Array] = ()
+) -> npt.NDArray[np.int64]:
+    """Return the places of rows (n) in answer order, by each of `owners` (n) first; of rows with equal identities and
+    owners the first one alone. `folded` as that of `first_answers`.
+    """
     columns = tie_keys(rows, schema)
     columns += [rows[name] for name in reversed(schema.identity_extra)]
-    columns += [rows["queue_id"], ~rows["offset"], -rows["second"]]
-    rows = rows[np.lexsort(columns)]
-    again, first = repeats([rows[name] for name in ("queue_id", "offset", *schema.identity_extra)])
+    columns += [rows["queue_id"], ~rows["offset"], -rows["second"], *owners]
+    order = np.lexsort(columns)
+    again, first = repeats(
+        [column[order] for column in owners]
+        + [rows[name][order] for name in ("queue_id", "offset", *schema.identity_extra)]
+    )
     if not len(again):
-        return rows[:limit]
+        return order
     if folded is not None:
-        folded(differing(rows[again], rows[first], schema))
-    kept = np.ones(len(rows), bool)
+        folded(differing(rows[order[again]], rows[order[first]], schema))
+    kept = np.ones(len(order), bool)
     kept[again] = False
-    return rows[kept][:limit]
+    return order[kept]
 
 
 def repeats(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

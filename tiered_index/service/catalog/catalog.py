@@ -53,10 +53,6 @@ class Handle(Protocol):
     @property
     def asks_storage(self) -> bool: ...
     @property
-    def search_bytes(self) -> int:
-        """About how many bytes a search reads from the storage: the directory, if in no cache, and a slot group."""
-
-    @property
     def lane(self) -> str: ...
     @property
     def source(self) -> str | None: ...
@@ -108,7 +104,6 @@ class LocalHandle:
 
     is_local = True
     asks_storage = False
-    search_bytes = 0
     source: str | None = None
     hash: HashRule = "abs"
 

@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
-from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
-from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema, row_form
+from tiered_index.format.schema import Schema, row_form
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
@@ -196,14 +195,6 @@ class StorageBytes:
         away[here] = self.cold.filters.excludes_many(self.stored, lookup_hashes(batch, keyed=self.cold.keyed)[here])
         return away
 
-    @property
-    def search_bytes(self) -> int:
-        """About how many bytes a search reads: the directory, where it isn't in memory, and a slot group."""
-        stored, known = self.stored, self.cold.known_trailer(self.stored) is not None
-        # a packed group has as many items as a plain one
-        packed_bytes = GROUP_BYTES * stored.trailer_position // (stored.count * ROCKETMQ_SCHEMA.item.itemsize)
-        return min(GROUP_BYTES, packed_bytes) + (0 if known else stored.size_bytes - stored.directory_position)
-
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
         trailer = self.cold.known_trailer(self.stored)
@@ -248,11 +239,6 @@ class CompactedFile:
     def asks_storage(self) -> bool:
         """Whether a search may make requests: where there is no local copy, or it is damaged."""
         return self.stored is not None
-
-    @property
-    def search_bytes(self) -> int:
-        """About how many bytes a search reads from the storage; 0 while the local copy is whole."""
-        return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
     @property
     def known_topics(self) -> frozenset[str] | None:

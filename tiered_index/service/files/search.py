@@ -150,7 +150,7 @@ def scan_matches(
     damaged: dict[int, CorruptFile] | None = {} if batch.allow_partial else None
     for window in _windows(runs, window_bytes, gap_bytes):
         items, _ = read_asked(source, window, ranks, damaged)
-        for places, lookups in batch.pairs(items["key_hash"]):
+        for places, lookups in batch.matched(items["key_hash"]).pairs():
             picked = items[places]
             seconds = begin_s + picked["time_diff_s"].astype(np.int64)
             found = batch.select(picked, lookups, seconds, pairs, schema)

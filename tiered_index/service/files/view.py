@@ -8,9 +8,9 @@ and files that the core declines (damage, slot groups in blocks, long chains). T
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.records import LostObject, StoredObject
-from tiered_index.types import Freshness
+from tiered_index.storage.prices import PriceTable
+from tiered_index.types import FileReport, Freshness
 
 if TYPE_CHECKING:
     from tiered_index._views import LocalFile, View, ViewRows
@@ -43,34 +44,12 @@ lost.
 """
 
 
-class ViewNote(NamedTuple):
-    """The outcome of a lookup for one file: rows found, requests and bytes."""
-
-    label: FileLabel
-    outcome: str
-    rows: int
-    spent: tuple[int, int] | None
-
-
 Part = tuple[bytearray, bytearray, bytearray, bytearray]
 """The result of `ViewBatch.find` for some of a batch's lookups."""
 Partly = tuple[npt.NDArray[np.int64] | None, int]
 """The lookups that a file has to be searched for, None: all; and how many rows it had for others."""
 InParts = Callable[[Callable[[int, int], Part], int], Sequence[Part]]
 """Calls a function for the parts of so many lookups, and returns the results in their order."""
-
-
-class Noted(Protocol):
-    """The notes of a lookup, or of a batch, as `ViewRows` has them."""
-
-    @property
-    def handles(self) -> Sequence[FileLabel]: ...
-    @property
-    def notes(self) -> Sequence[int]: ...
-    @property
-    def spent_by(self) -> Mapping[int, tuple[int, int]]: ...
-    @property
-    def knows_topic(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +60,10 @@ class BatchNotes:
     notes: Sequence[int]
     spent_by: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     knows_topic: bool = True
+
+
+Noted: TypeAlias = Union["ViewRows", BatchNotes]
+"""The notes of a lookup, or of a batch."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +80,31 @@ class BatchRows:
     noted: BatchNotes
 
 
-def notes_of(found: Noted) -> Iterator[ViewNote]:
-    """Yield a note for each file in range, except those that are `left`."""
-    spent_by = found.spent_by
+def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
+    """Return a report of each file in range, except those that are `left`. No file of a view is timed by itself."""
+    reports = []
     for number, (label, note) in enumerate(zip(found.handles, found.notes, strict=True)):
-        if note not in (_AWAY, _LEFT):
-            yield ViewNote(label, _SKIPPED.get(note, "read"), max(note, 0), spent_by.get(number))
+        if note in (_AWAY, _LEFT):
+            continue
+        outcome, spent = _SKIPPED.get(note, "read"), found.spent_by.get(number)
+        requests, size = spent or (0, 0)
+        # as of a search in the storage that made no request
+        cached = outcome == "read" and spent is None and label.place == "storage"
+        reports.append(
+            FileReport(
+                file=label.file_id,
+                place="cache" if cached else label.place,
+                outcome=outcome,
+                begin_ms=label.second_min * 1000,
+                end_ms=label.second_max * 1000,
+                requests=requests,
+                bytes=size,
+                cost_usd=prices.cost_usd({"get_range": requests}, size),
+                matched=max(note, 0),
+                source=label.source,
+            )
+        )
+    return reports
 
 
 class StoredSource:
@@ -222,6 +224,10 @@ class LocalView:
         if not found.has_left:
             return []
         return [handle for handle, note in zip(self.handles, found.notes, strict=True) if note == _LEFT]
+
+
+Viewed = tuple[Sequence[Handle], LocalView | None]
+"""The files of an index: those beside its view, and the view; None: there is no view."""
 
 
 def _in_core(handle: Handle, schema: Schema) -> object:

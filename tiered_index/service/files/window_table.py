@@ -68,11 +68,6 @@ class WindowTable:
         return len(shards) != len(self.shards) or {one.name for one in shards} != {one.name for one in self.shards}
 
     @property
-    def search_bytes(self) -> int:
-        """About how many bytes a search reads: of one shard."""
-        return max(StorageBytes(self.cold, stored).search_bytes for stored in self.shards)
-
-    @property
     def known_topics(self) -> frozenset[str] | None:
         """As `Handle.known_topics`, once the directories of all shards are known."""
         count, names = self._topics

@@ -292,19 +292,10 @@ def _topics(ids: Array, names: Mapping[int, str]) -> pa.Array:
     try:
         texts = pa.array(known, pa.string())
     except UnicodeEncodeError as error:
-        bad = next(name for name in known if name is not None and not _is_unicode(name))
         raise InvalidArgument(
-            f"topic {bad!r:.80} has half a character (a lone surrogate), which no exported text can hold"
+            f"topic {error.object!r:.80} has half a character (a lone surrogate), which no exported text can hold"
         ) from error
     return texts.take(pa.array(places))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def topics_of(topics: str | Iterable[str] | None) -> list[str] | None:

@@ -144,13 +144,13 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], state: LogState, prices
     """Return what files take and cost, as `Lookups.du` says; `stats` is what each holds of each topic."""
     import pyarrow as pa
 
-    sums: dict[tuple[str | None, int | None, str], list[Any]] = {}
+    rows = []
 
     def add(topic: str | None, day: int | None, place: str, entries: int, size: int, estimated: bool) -> None:
-        row = sums.setdefault((topic, day, place), [0, 0, False])
-        row[0] += entries
-        row[1] += size
-        row[2] = row[2] or estimated
+        usd = prices.month_usd(size) if place in (UPLOADED, "storage", "archived") else 0.0
+        date = None if day is None else _EPOCH + dt.timedelta(days=day)
+        values = topic, date, place, entries, size, usd, estimated
+        rows.append(dict(zip((*_GROUPS, *_SUMS, "estimated"), values, strict=True)))
 
     for handle, named in stats:
         if isinstance(handle, CompactedFile) and handle.is_left_over(state.files):
@@ -161,24 +161,17 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], state: LogState, prices
             add(topic, day, handle.place, entries, size, estimated)
     if state.archive:
         add(None, None, "archived", 0, sum(segment.object_bytes for segment in state.archive.values()), False)
-    rows = []
-    for (topic, day, place), (entries, size, estimated) in sums.items():
-        is_stored = place in (UPLOADED, "storage", "archived")
-        rows.append(
-            {
-                "topic": topic,
-                "day": None if day is None else _EPOCH + dt.timedelta(days=day),
-                "state": place,
-                "entries": entries,
-                "bytes": size,
-                "usd_a_month": prices.month_usd(size) if is_stored else 0.0,
-                "estimated": estimated,
-            }
-        )
     kinds = {"topic": pa.string(), "day": pa.date32(), "state": pa.string(), "entries": pa.int64(), "bytes": pa.int64()}
     kinds |= {"usd_a_month": pa.float64(), "estimated": pa.bool_()}
-    order = [(name, "ascending") for name in ("topic", "day", "state")]
-    return pa.Table.from_pylist(rows, pa.schema(kinds)).sort_by(order)
+    return _summed(pa.Table.from_pylist(rows, pa.schema(kinds)), list(_GROUPS))
+
+
+def _summed(table: pa.Table, by: list[str]) -> pa.Table:
+    """Return the sums of rows by some columns, in their order; `estimated` where one of them is."""
+    sums = [(name, "sum") for name in _SUMS]
+    table = table.group_by(by).aggregate([*sums, ("estimated", "any")])
+    table = table.select([*by, *(f"{name}_sum" for name in _SUMS), "estimated_any"])
+    return table.rename_columns([*by, *_SUMS, "estimated"]).sort_by([(name, "ascending") for name in by])
 
 
 def du_groups(text: str) -> list[str]:
@@ -193,11 +186,7 @@ def du_groups(text: str) -> list[str]:
 
 def du_document(table: pa.Table, by: list[str], index_id: str, log_number: int, prices: PriceTable) -> dict[str, Any]:
     """Return `Lookups.du`'s table summed up `by` some of its columns, JSON-ready: rows in their order, and totals."""
-    sums = [(name, "sum") for name in _SUMS]
-    table = table.group_by(by).aggregate([*sums, ("estimated", "any")])
-    table = table.select([*by, *(f"{name}_sum" for name in _SUMS), "estimated_any"])
-    table = table.rename_columns([*by, *_SUMS, "estimated"]).sort_by([(name, "ascending") for name in by])
-    rows = table.to_pylist()
+    rows = _summed(table, by).to_pylist()
     for row in rows:
         # of whole files only the days are a guess
         row["estimated"] = bool(row["estimated"]) and "day" in by

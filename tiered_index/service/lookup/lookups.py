@@ -27,8 +27,8 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import Limits, LookupBudget, LookupLimits
 from tiered_index.service.lookup.inventory import Leftovers, du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.query import Files, QueryEngine
-from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
+from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.service.lookup.scan import LOG_RETRIES, Files, LookupRun
 from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import is_traced, span
 from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResult
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from tiered_index.service.lookup.export import Export
 
-L = TypeVar("L")
 T = TypeVar("T")
 NO_LIMITS = LookupLimits()
 """Of a lookup that has no bound."""
@@ -104,7 +103,7 @@ class Lookups(ABC, Generic[ItemT]):
         lookup = engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         if whole is not None and cursor is not None and (page := engine.page(*whole, lookup)) is not None:
             return page
-        return self._answer("query", engine.query, lookup, allow_partial, bounds)
+        return self._answer("query", lambda run: engine.query(run, lookup), allow_partial, bounds)
 
     def query_all(
         self,
@@ -147,7 +146,7 @@ class Lookups(ABC, Generic[ItemT]):
         bounds = _bounds(limits)
         self._check_open(bounds)
         checked = check_lookups(lookups, max_count)
-        return self._answer("query_many", self._engine.query_many, checked, allow_partial, bounds)
+        return self._answer("query_many", lambda run: self._engine.query_many(run, checked), allow_partial, bounds)
 
     def messages(
         self,
@@ -201,12 +200,12 @@ class Lookups(ABC, Generic[ItemT]):
         """
         bounds = _bounds(limits)
         self._check_open(bounds)
-        second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
+        within = check_range(begin_ms, end_ms, 1)[:2]
 
-        def answer(files: Files, *rest: Any) -> TopicsResult:
-            return self._engine.topics(self._once(files), *rest)
+        def answer(run: LookupRun) -> TopicsResult:
+            return self._engine.topics(run, self._once(run.files, *within), *within)
 
-        return self._answer("topics", answer, (second_min, second_max), allow_partial, bounds)
+        return self._answer("topics", answer, allow_partial, bounds)
 
     def export(
         self,
@@ -241,7 +240,7 @@ class Lookups(ABC, Generic[ItemT]):
             with contextlib.ExitStack() as held:
                 held.enter_context(self._catalogs[0].reading())
                 before = self._log_states()[0]
-                found = self._once(self._begin()).handles(second_min, second_max)
+                found = self._once(self._begin(), second_min, second_max)
                 not_asked = found.freshness.not_asked if isinstance(found, RootOnly) else None
                 # else local files may have become objects, or these others, in between
                 if self._log_states()[0] is before:
@@ -277,10 +276,10 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_one_index()
         within = check_range(None, None, 1)[:2]
 
-        def answer(files: Files, *rest: Any) -> list[tuple[Handle, NamedStats]]:
-            return self._engine.file_stats(self._once(files), *rest)
+        def answer(run: LookupRun) -> list[tuple[Handle, NamedStats]]:
+            return self._engine.file_stats(run, self._once(run.files, *within))
 
-        stats = self._answer("du", answer, within, False, NO_LIMITS)
+        stats = self._answer("du", answer, False, NO_LIMITS)
         return du_table(stats, self.log_state, self._prices)
 
     @property
@@ -351,23 +350,13 @@ class Lookups(ABC, Generic[ItemT]):
     def close(self) -> None:
         """Release everything. Idempotent."""
 
-    def _answer(
-        self,
-        kind: str,
-        answer: Callable[[Files, L, bool, MissingObjects, LookupBudget | None], T],
-        lookup: L,
-        allow_partial: bool,
-        limits: LookupLimits,
-    ) -> T:
+    def _answer(self, kind: str, answer: Callable[[LookupRun], T], allow_partial: bool, limits: LookupLimits) -> T:
         status = "failed"
         try:
-            if is_traced():
-                with span(kind) as traced:
-                    found = self._answer_within(limits, answer, lookup, allow_partial)
-                    if traced.is_recording():
-                        traced.set_attributes(_span_attributes(found))
-            else:
-                found = self._answer_within(limits, answer, lookup, allow_partial)
+            with span(kind) as traced:
+                found = self._run(answer, allow_partial, limits)
+                if traced is not None and traced.is_recording():
+                    traced.set_attributes(_span_attributes(found))
             status = getattr(found, "status", "partial" if getattr(found, "failed", ()) else "complete")
             return found
         except TieredIndexError as error:
@@ -376,20 +365,14 @@ class Lookups(ABC, Generic[ItemT]):
         finally:
             self._engine.count(kind, status)
 
-    def _answer_within(
-        self,
-        limits: LookupLimits,
-        answer: Callable[[Files, L, bool, MissingObjects, LookupBudget | None], T],
-        lookup: L,
-        allow_partial: bool,
-    ) -> T:
-        missing = MissingObjects(self._read_log, allow_partial, self._prices)
+    def _run(self, answer: Callable[[LookupRun], T], allow_partial: bool, limits: LookupLimits) -> T:
+        known = self._prices, self._read_log
         if limits is NO_LIMITS and (files := self._ready()) is not None:
-            return missing.run(self._catalogs, answer, files, lookup, None)
+            return LookupRun(files, allow_partial, None, *known).run(self._catalogs, answer)
         with LookupBudget(self._prices, limits).open() as budget:
             # before the catalogs: an index that has appeared has one more
             files = self._begin()
-            return missing.run(self._catalogs, answer, files, lookup, budget)
+            return LookupRun(files, allow_partial, budget, *known).run(self._catalogs, answer)
 
     @abstractmethod
     def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
@@ -399,20 +382,15 @@ class Lookups(ABC, Generic[ItemT]):
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
         """In a forked child, open the index again within `limits`, or raise `IndexClosed`."""
 
-    def _once(self, files: Files) -> Files:
-        """Return `files` without local ones that a record has removed."""
-        if len(self._catalogs) > 1:
-            return files  # of several indexes no root is read
-
-        def handles(second_min: int, second_max: int) -> Sequence[Handle]:
-            found = files.handles(second_min, second_max)
-            if isinstance(found, RootOnly):
-                return found
-            if self._leftovers is None:
-                self._leftovers = Leftovers(self._cold_paths[0].storage)
-            return self._leftovers.without(found, self._log_states()[0])
-
-        return files._replace(handles=handles)
+    def _once(self, files: Files, second_min: int, second_max: int) -> Sequence[Handle]:
+        """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
+        found = files.handles(second_min, second_max)
+        # of several indexes no root is read
+        if len(self._catalogs) > 1 or isinstance(found, RootOnly):
+            return found
+        if self._leftovers is None:
+            self._leftovers = Leftovers(self._cold_paths[0].storage)
+        return self._leftovers.without(found, self._log_states()[0])
 
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` where several indexes are read as one."""

@@ -1,8 +1,8 @@
 """Lookups over many files: prepare, search, and one deterministic answer with its cost and its missing files.
 
 A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends
-on which thread was faster. `scan` reads the files; `MissingObjects` decides what a missing object means. A spent budget
-stops requests only: local files are still searched, and `BudgetExceeded` carries the partial answer.
+on which thread was faster. `scan` reads the files. A spent budget stops requests only: local files are still searched,
+and `BudgetExceeded` carries the partial answer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tiered_index.format.hashing import HASH_RULES, HashRule, lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
+from tiered_index.retention import NOTHING as NOTHING_EXPIRED
 from tiered_index.retention import Expired
-from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, best_answers
+from tiered_index.service.answers.batch import Damage, LookupBatch, MatchAccumulator, best_answers
 from tiered_index.service.answers.results import AnswerForm, QueryResults
 from tiered_index.service.answers.rows import (
     AnswerRows,
@@ -39,12 +40,12 @@ from tiered_index.service.answers.rows import (
     order_key,
     query_digest,
 )
-from tiered_index.service.catalog.catalog import Handle, RootOnly
+from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.files.view import About, BatchNotes, LocalView, Noted, Partly, notes_of
+from tiered_index.service.files.view import About, BatchNotes, LocalView, Noted, Partly, reports_of
 from tiered_index.service.log.records import LostObject
-from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
-from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
+from tiered_index.service.lookup.budget import NOTHING, RequestStats, TopK, add_up
+from tiered_index.service.lookup.scan import FileNote, FileReader, LookupRun, Scan
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -55,7 +56,6 @@ from tiered_index.types import (
     Freshness,
     IndexItem,
     Lookup,
-    LostFile,
     Provenance,
     QueryResult,
     TopicsResult,
@@ -67,28 +67,48 @@ if TYPE_CHECKING:
 
     from tiered_index._views import Answers, ViewRows
 
-Viewed = tuple[Sequence[Handle], LocalView | None]
-"""Files of an index: those beside the view, and the view."""
-
-
-class Files(NamedTuple):
-    """The files that a lookup reads."""
-
-    handles: Callable[[int, int], Sequence[Handle]]
-    """Returns what may hold answers in an inclusive range of epoch seconds."""
-    freshness: tuple[Freshness, ...] = ()
-    """How far the storages that are read alone were filled before `handles` was called."""
-    viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
-    """Returns the same with a view; None: there is none."""
-
-    def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
-        """Return what is to be said of an answer from `found`, which `handles` returned."""
-        return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
-
-
 # of a view that makes no requests
 _NO_PRICES = PriceTable()
 R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
+
+
+class Logs(NamedTuple):
+    """The parts that answers lack by the logs of indexes, each with the URI of its index; None where one is read."""
+
+    lost: Sequence[tuple[str | None, LostObject]] = ()
+    expired: Sequence[tuple[str | None, Expired]] = ()
+
+    @classmethod
+    def of(cls, indexes: Iterable[tuple[str | None, Mapping[str, LostObject], Expired]]) -> Logs:
+        """Return the record of what was given up, and what has expired, of each index."""
+        told = [one for one in indexes if one[1] or (one[2] is not NOTHING_EXPIRED and one[2])]
+        if not told:
+            return NO_LOGS
+        lost = [(source, one) for source, given_up, _ in told for one in given_up.values()]
+        return cls(lost, [(source, gone) for source, _, gone in told if gone])
+
+    def provenance(
+        self,
+        freshness: tuple[Freshness, ...],
+        unknown_topics: tuple[str, ...],
+        topic: str | None,
+        second_min: int,
+        second_max: int,
+        *hashes: int,
+    ) -> Provenance:
+        """Return the provenance of an answer of inclusive epoch seconds: of `topic` and the hashes of a key, or of
+        all topics and keys.
+        """
+        if not self.lost and not self.expired:
+            return Provenance(freshness, unknown_topics)
+        lost = [one.told(source) for source, one in self.lost if one.concerns(second_min, second_max, *hashes)]
+        times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
+        # of several indexes the latest
+        expired_before_ms = max([ms for ms in times if ms // 1000 > second_min], default=None)
+        return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms)
+
+
+NO_LOGS = Logs()
 
 
 @dataclass(eq=False)
@@ -100,10 +120,8 @@ class QueryEngine:
     threads: int
     prices: PriceTable
     sources: Mapping[int, str] | None = None
-    # what was given up of each index, by the URI of its storage where there are several
-    lost_objects: Callable[[], Sequence[tuple[str | None, LostObject]]] = lambda: ()
-    # what has expired of each index; asked after the handles, which show no later record of the log than this
-    expired: Callable[[], Sequence[tuple[str | None, Expired]]] = lambda: ()
+    # asked after the handles, which show no later record of a log than this
+    logs: Callable[[], Logs] = lambda: NO_LOGS
 
     def __post_init__(self) -> None:
         self.form = AnswerForm(self.schema, self.item_type, self.sources)
@@ -156,28 +174,19 @@ class QueryEngine:
             after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
         return PreparedLookup(topic, key, *lookup_numbers(topic, key), second_min, second_max, max_count, after)
 
-    def query(
-        self,
-        files: Files,
-        lookup: PreparedLookup,
-        allow_partial: bool,
-        missing: MissingObjects,
-        budget: LookupBudget | None,
-        elsewhere: RequestStats = NOTHING,
-    ) -> QueryResult[Any]:
-        """Answer one lookup within `budget`; `elsewhere` is spent already. Errors as `IndexService.query`."""
+    def query(self, run: LookupRun, lookup: PreparedLookup, elsewhere: RequestStats = NOTHING) -> QueryResult[Any]:
+        """Answer one lookup; `elsewhere` is spent already. Errors as `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self.schema, lookup.max_count)
-        beside, viewed = self._find(files.viewed, lookup)
+        # by index and hash rule, where something has expired
+        kept: dict[tuple[str | None, HashRule], list[PreparedLookup]] = {}
 
         def look(handle: Handle) -> int:
             matched = 0
-            since = lookup.since(begins.get(handle.source, lookup.second_min)) if begins else lookup
-            for one in since.under(handle.hash):
-                kept = one.without(erased[handle.source]) if handle.source in erased else one
-                if kept.second_min > kept.second_max:
+            for one in kept.get((handle.source, handle.hash)) or lookup.under(handle.hash):
+                if one.second_min > one.second_max:
                     continue
-                rows = handle.search(kept)
+                rows = handle.search(one)
                 if len(rows):
                     check_schema(rows, self.schema, handle.file_id)
                     if one.key_hash != lookup.key_hash:
@@ -192,36 +201,42 @@ class QueryEngine:
 
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
-        scan = Scan(look, allow_partial, budget, excludes, top.can_skip, top.missing, newest)
-        handles = files.handles(lookup.second_min, newest) if viewed is None else beside
-        begins, erased = {}, {}
-        if viewed is not None:
+        files, viewed = run.files, None
+        handles, view = files.viewed(lookup.second_min, lookup.second_max)
+        logs = self.logs()
+        if view is not None and not logs.expired and (viewed := view.find(lookup)) is not None:
+            handles = [*handles, *view.left(viewed)]
             top.add(np.frombuffer(viewed.rows, self.schema.row))
             top.skipped = viewed.skipped
-        elif everywhere := self.expired():
-            begins = _begins(everywhere, lookup.topic)
-            erased = {source: it for source, one in everywhere if (it := one.erased_of(lookup.topic)) is not None}
-        self._read(scan, handles, missing)
+        else:
+            handles = files.handles(lookup.second_min, newest)
+            logs = self.logs()
+            for source, gone in logs.expired:
+                for rule in HASH_RULES:
+                    kept[source, rule] = [one.without(gone) for one in lookup.under(rule)]
+        scan = Scan(look, excludes, top, newest)
+        self._read(run, scan, handles)
         rows, more = top.answers()
-        failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
+        failed = tuple([report for report, _ in scan.errors])
+        unknown = () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles, viewed)
         last = order_key(rows[-1], self.schema) if more and len(rows) else lookup.after
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
-        told = _explain(scan, missing, started, elsewhere, top.folded and self._fold(top.folded), viewed)
+        told = _explain(run, scan, started, elsewhere, top.folded and self._fold(top.folded), viewed)
+        freshness = files.seen(handles)
+        seen = Provenance(freshness, unknown)
+        if logs is not NO_LOGS:
+            asked = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash
+            seen = logs.provenance(freshness, unknown, lookup.topic, *asked)
         result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
             failed=failed,
-            seen=Provenance(
-                files.seen(handles),
-                () if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles, viewed),
-                _among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
-                _expired_before_ms(begins.values(), lookup.second_min) if begins else None,
-            ),
+            seen=seen,
             item_type=self.item_type,
         )
-        return _within_budget(scan, result) if scan.errors else result
+        return _within_budget(run, scan, result)
 
     def page(self, view: LocalView, about: About, lookup: PreparedLookup) -> QueryResult[Any] | None:
         """Answer a lookup whose files one view has whole; None: the caller has to search some of them."""
@@ -230,29 +245,17 @@ class QueryEngine:
             return None
         return self.plain.answer(found, lookup.key, lookup.second_max, about)  # type: ignore[no-any-return]
 
-    def _find(
-        self, viewed: Callable[[int, int], Viewed], lookup: PreparedLookup
-    ) -> tuple[Sequence[Handle], ViewRows | None]:
-        """Return the files that a view leaves, and the view's rows for a lookup; None: no view answers it."""
-        beside, view = viewed(lookup.second_min, lookup.second_max)
-        # after the files, as `expired` says
-        found = None if view is None or self.expired() else view.find(lookup)
-        return beside if view is None or found is None else [*beside, *view.left(found)], found
-
-    def query_many(
-        self,
-        files: Files,
-        lookups: Sequence[Lookup],
-        allow_partial: bool,
-        missing: MissingObjects,
-        budget: LookupBudget | None,
-    ) -> QueryResults[Any]:
+    def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
         """Answer many lookups; arguments and errors as `query`. No file is skipped for the answers of others."""
         started = time.perf_counter()
-        batch = LookupBatch(lookups, allow_partial=allow_partial)
+        files = run.files
+        batch = LookupBatch(lookups, allow_partial=run.allow_partial)
         matches = MatchAccumulator(batch, self.schema)
         # by file, where only some lookups need what could not be read of it
         lacking: dict[tuple[str | None, str], set[int]] = {}
+        kept: dict[tuple[str | None, HashRule], list[LookupBatch]] = {}
+        # of files that a view has searched for the other lookups
+        partly: dict[int, Partly] = {}
 
         def look(handle: Handle) -> int:
             damage: list[Damage] = []
@@ -277,36 +280,24 @@ class QueryEngine:
             reasons = [handle.excludes_all(one) for one in batch.under(handle.hash)]
             return reasons[0] if all(reasons) else None
 
-        short: list[BudgetExceeded] = []
-        pages: dict[int, QueryResult[Any]] = {}
         # a lookup with a cursor is answered by itself
-        for number in batch.continued:
-            lookup = lookups[number]
-            elsewhere = RequestStats.of(*(page.explain for page in pages.values()))
-            begin_ms, end_ms = lookup.begin_ms, lookup.end_ms
-            one = self.prepare(lookup.topic, lookup.key, begin_ms, end_ms, lookup.max_count, lookup.cursor)
-            try:
-                pages[number] = self.query(files, one, allow_partial, missing, budget, elsewhere)
-            except BudgetExceeded as error:
-                if not isinstance(error.result, QueryResult):
-                    raise
-                short.append(error)
-                pages[number] = error.result
-        scan = Scan(look, allow_partial, budget, excludes)
+        pages, short = self._pages(run, {number: lookups[number] for number in batch.continued})
+        scan = Scan(look, excludes)
         handles: Sequence[Handle] = ()
-        begins: list[dict[str | None, int]] = []
-        kept: dict[tuple[str | None, HashRule], tuple[LookupBatch, ...]] = {}
-        # of files that a view has searched for the other lookups
-        partly: dict[int, Partly] = {}
-        needed: Sequence[Handle] = ()
         noted: BatchNotes | None = None
+        logs = NO_LOGS
         if len(lookups) > len(pages):
             within = int(batch.second_min.min()), int(batch.second_max.max())
             # a call of the core has no deadline
-            timed = budget is not None and budget.deadline_s is not None
-            beside, view = ((), None) if timed else files.viewed(*within)
-            if view is None or self.expired():
+            beside, view = ((), None) if run.is_timed else files.viewed(*within)
+            logs = self.logs()
+            if view is None or logs.expired:
                 handles = needed = files.handles(*within)
+                logs = self.logs()
+                for source, gone in logs.expired:
+                    # of all rules: what takes the place of an object that is gone may have another one
+                    for rule in HASH_RULES:
+                        kept[source, rule] = [one.without(gone) for one in batch.under(rule)]
             else:
                 viewed = view.find_many(batch, self._files.in_parts)
                 noted = viewed.noted
@@ -314,58 +305,63 @@ class QueryEngine:
                     matches.add(found)
                 partly = {id(viewed.left[place]): some for place, some in viewed.partly.items()}
                 handles, needed = [*beside, *viewed.seen], [*beside, *viewed.left]
-            everywhere = self.expired() if noted is None else ()
-            begins = [_begins(everywhere, topic) for topic in batch.topics]
-            for source, gone in everywhere:
-                since = batch.since([one.get(source, NEVER) for one in begins])
-                # of all rules: what takes the place of an object that is gone may have another one
-                for rule in HASH_RULES:
-                    kept[source, rule] = tuple([one.without(gone) for one in since.under(rule)])
-            self._read(scan, needed, missing)
+            self._read(run, scan, needed)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
-        failed = tuple([report for report, _ in scan.errors])
-        unknown = frozenset(_unknown(batch.topics, handles))
         alone = [page.explain for page in pages.values()]
-        told = _explain(scan, missing, started, RequestStats.of(*alone), self._fold(matches.folded), noted)
+        told = _explain(run, scan, started, RequestStats.of(*alone), self._fold(matches.folded), noted)
 
         def explain() -> Explain:
             found = told()
             return add_up([found, *alone], (), found.elapsed_ms) if alone else found
 
-        lost = self.lost_objects()
-
-        def given_up(number: int) -> tuple[LostFile, ...]:
-            low, high = int(batch.second_min[number]), int(batch.second_max[number])
-            hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0])]
-            return _among(lost, low, high, *hashes)
-
-        def expired(number: int) -> int | None:
-            return _expired_before_ms(begins[batch.topic_index[number]].values(), int(batch.second_min[number]))
-
         results = QueryResults(
-            *(batch, rows, starts, more, failed, explain, files.seen(handles), unknown, self.schema, self.form),
-            *(pages, given_up if lost else None, expired if any(begins) else None, lacking),
+            batch=batch,
+            rows=rows,
+            starts=starts,
+            more=more,
+            failed=tuple([report for report, _ in scan.errors]),
+            told=explain,
+            freshness=files.seen(handles),
+            unknown=frozenset(_unknown(batch.topics, handles)),
+            schema=self.schema,
+            form=self.form,
+            pages=pages,
+            provenance=None if logs is NO_LOGS else logs.provenance,
+            lacking=lacking,
         )
-        if short and not scan.errors:
-            raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
-        return _within_budget(scan, results)
+        if short is not None and not scan.errors:
+            raise BudgetExceeded(str(short), failed=results.failed, result=results) from short
+        return _within_budget(run, scan, results)
 
-    def topics(
-        self,
-        files: Files,
-        within: tuple[int, int],
-        allow_partial: bool,
-        missing: MissingObjects,
-        budget: LookupBudget | None,
-    ) -> TopicsResult:
-        """List the topics of the files that overlap the inclusive epoch seconds `within`; the rest as `query`."""
+    def _pages(
+        self, run: LookupRun, lookups: Mapping[int, Lookup]
+    ) -> tuple[dict[int, QueryResult[Any]], BudgetExceeded | None]:
+        """Return the answers of lookups, one by one, and the first one's error that the budget did not reach for."""
+        pages: dict[int, QueryResult[Any]] = {}
+        short: BudgetExceeded | None = None
+        for number, one in lookups.items():
+            elsewhere = RequestStats.of(*(page.explain for page in pages.values()))
+            asked = self.prepare(one.topic, one.key, one.begin_ms, one.end_ms, one.max_count, one.cursor)
+            try:
+                pages[number] = self.query(run, asked, elsewhere)
+            except BudgetExceeded as error:
+                if not isinstance(error.result, QueryResult):
+                    raise
+                short = short or error
+                pages[number] = error.result
+        return pages, short
+
+    def topics(self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int) -> TopicsResult:
+        """List the topics of files that overlap the inclusive epoch seconds; errors as `query`."""
         started = time.perf_counter()
+        logs = self.logs()
+        expired = dict(logs.expired)
         sums: dict[str, TopicSummary] = {}
         adding = threading.Lock()
 
         def look(handle: Handle) -> int:
             of_topics: dict[str, list[TopicStats | None]] = {}
-            gone = dict(self.expired()).get(handle.source, Expired())
+            gone = expired.get(handle.source, NOTHING_EXPIRED)
             for name, stats in handle.topic_stats():
                 if stats is None or stats.second_max >= gone.begin_of(name):
                     of_topics.setdefault(name, []).append(stats)
@@ -374,42 +370,27 @@ class QueryEngine:
                     sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), several)
             return len(of_topics)
 
-        scan = Scan(look, allow_partial, budget)
-        handles = files.handles(*within)
-        self._read(scan, handles, missing)
-        failed = tuple(report for report, _ in scan.errors)
+        scan = Scan(look)
+        self._read(run, scan, handles)
+        failed = tuple([report for report, _ in scan.errors])
         result = TopicsResult(
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
-            explain=_explain(scan, missing, started, NOTHING, 0)(),
-            seen=Provenance(
-                freshness=files.seen(handles),
-                lost=_among(self.lost_objects(), *within),
-                expired_before_ms=_expired_before_ms(
-                    [expired.latest_ms // 1000 for _, expired in self.expired()], within[0]
-                ),
-            ),
+            explain=_explain(run, scan, started, NOTHING, 0)(),
+            seen=logs.provenance(run.files.seen(handles), (), None, second_min, second_max),
         )
-        return _within_budget(scan, result)
+        return _within_budget(run, scan, result)
 
-    def file_stats(
-        self,
-        files: Files,
-        within: tuple[int, int],
-        allow_partial: bool,
-        missing: MissingObjects,
-        budget: LookupBudget | None,
-    ) -> list[tuple[Handle, NamedStats]]:
-        """Return what each file that overlaps the inclusive epoch seconds `within` holds of each topic; as `query`."""
+    def file_stats(self, run: LookupRun, handles: Sequence[Handle]) -> list[tuple[Handle, NamedStats]]:
+        """Return what each file holds of each topic; errors as `query`."""
         found: list[tuple[Handle, NamedStats]] = []
 
         def look(handle: Handle) -> int:
             found.append((handle, handle.topic_stats()))
             return 1
 
-        scan = Scan(look, allow_partial, budget)
-        self._read(scan, files.handles(*within), missing)
+        self._read(run, Scan(look), handles)
         return found
 
     def count(self, kind: str, status: str) -> None:
@@ -432,17 +413,13 @@ class QueryEngine:
                 self.folded += count
         return count
 
-    def _read(self, scan: Scan, handles: Sequence[Handle], missing: MissingObjects) -> None:
+    def _read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search the handles; raise what can't be passed over, except a spent budget (see `_within_budget`)."""
-        missing.scans.append(scan)
-        self._files.read(scan, handles)
-        if scan.errors or missing.outdated:
-            missing.resolve(scan)
-        if scan.errors and scan.failed:
+        self._files.read(run, scan, handles)
+        if scan.errors:
+            run.resolve(scan)
+        if scan.errors and run.fails(scan):
             raise _error(scan)
-
-
-NOTHING_LOST: About = (), ()
 
 
 class ViewFields:
@@ -464,12 +441,12 @@ class ViewFields:
             case "failed":
                 return ()
             case "explain":
-                return _explained((), (), NOTHING, NOTHING, found.elapsed_ms, 0, found, self._prices)
+                return _explained((), (), NOTHING, found.elapsed_ms, 0, found, self._prices)
             case "seen":
                 freshness, lost = found.about
                 unknown = () if found.knows_topic or len(found) else _unknown((found.topic,), (), found)
                 interval = found.second_min, found.second_max
-                return Provenance(freshness, unknown, _among(lost, *interval, found.key_hash, found.masked_hash), None)
+                return Logs(lost).provenance(freshness, unknown, None, *interval, found.key_hash, found.masked_hash)
             case "item_type":
                 return self._item_type
         raise AttributeError(name)
@@ -486,62 +463,30 @@ class ViewFields:
         return encode_cursor(order_key(self._rows(found)[-1], self._schema), digest)
 
 
-def _begins(gone: Sequence[tuple[str | None, Expired]], topic: str) -> dict[str | None, int]:
-    """Return the first epoch second that has not expired of a topic, by index, where something has."""
-    return {source: before_ms // 1000 for source, one in gone if (before_ms := one.before_ms(topic))}
-
-
-def _among(
-    lost: Sequence[tuple[str | None, LostObject]], second_min: int, second_max: int, *hashes: int
-) -> tuple[LostFile, ...]:
-    """Return what of `lost` may have held answers."""
-    if not lost:
-        return ()
-    return tuple([one.told(source) for source, one in lost if one.concerns(second_min, second_max, *hashes)])
-
-
-def _expired_before_ms(begins: Iterable[int], second_min: int) -> int | None:
-    """Return before when what is asked for from `second_min` on has expired; of several indexes the latest."""
-    return max([second * 1000 for second in begins if second > second_min], default=None)
-
-
 def _explain(
-    scan: Scan,
-    missing: MissingObjects,
-    started: float,
-    elsewhere: RequestStats,
-    folded: int,
-    viewed: Noted | None = None,
+    run: LookupRun, scan: Scan, started: float, elsewhere: RequestStats, folded: int, viewed: Noted | None = None
 ) -> Callable[[], Explain]:
     """Return what tells what a pass did since `started`; what it spent beyond files and `elsewhere` went to the log."""
-    # all is counted now, the budget first: a search that was given up may still make a request
-    total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
-    stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
-    if scan.budget is None and missing.usage is not None:
-        total = RequestStats.of(stats, *scan.outdated, missing.log_since())
-    elapsed_s = time.perf_counter() - started
-    return partial(_explained, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded, viewed)
+    # counted now: a search that was given up may still make a request
+    total, elapsed_s = run.spent() - elsewhere, time.perf_counter() - started
+    return partial(_explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, viewed)
 
 
 def _explained(
     notes: Sequence[FileNote],
     outdated: Sequence[FileReport],
     total: RequestStats,
-    stats: RequestStats,
     elapsed_ms: float,
     folded: int,
     viewed: Noted | None = None,
     prices: PriceTable = _NO_PRICES,
 ) -> Explain:
-    reports = [*(note.report() for note in notes), *outdated]
+    reports = [*(note() for note in notes), *outdated]
     if viewed is not None:
-        seen = [FileNote.of_view(note, prices) for note in notes_of(viewed)]
-        reports += [note.report() for note in seen]
-        stats = RequestStats.of(stats, *[note.spent for note in seen if note.spent is not NOTHING])
-    if outdated:
-        stats = RequestStats.of(stats, *outdated)
+        reports += reports_of(viewed, prices)
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
+    stats = RequestStats.of(*reports)
     if total.requests > stats.requests:
         reports = [*reports, (total - stats).of_log()]
         stats = total
@@ -559,7 +504,7 @@ def _explained(
 
 def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...]:
     """Return which of the topics none of the files has, nor a view; none where the topics of a file are not known."""
-    if viewed is not None and (viewed.knows_topic or (not handles and not any(notes_of(viewed)))):
+    if viewed is not None and (viewed.knows_topic or (not handles and not reports_of(viewed, _NO_PRICES))):
         return ()
     unknown = tuple(topics) if handles or viewed is not None else ()
     for handle in handles:
@@ -584,9 +529,9 @@ def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicS
     )
 
 
-def _within_budget(scan: Scan, result: R) -> R:
+def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
     """Return the answer; raise `BudgetExceeded` with it where the budget was spent and partial answers are refused."""
-    if not scan.errors or scan.allow_partial:
+    if not scan.errors or run.allow_partial:
         return result
     report, error = scan.errors[0]
     left = len(scan.errors)

@@ -1,8 +1,8 @@
 """A pass over files: newest first, local ones in the caller's thread, stored ones side by side.
 
 A file is skipped when the answer can't change by it any more, or when its cached filter or topic table exclude it.
-`_Pace` says how many stored files are searched at once. `MissingObjects` decides what a missing object means: removed
-by a later record of the log, or lost. Threads: one scan belongs to one lookup; the pool is shared by all lookups of an
+`_Pace` says how many stored files are searched at once. `LookupRun` decides what a missing object means: removed by a
+later record of the log, or lost. Threads: one scan belongs to one lookup; the pool is shared by all lookups of an
 index.
 """
 
@@ -14,10 +14,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from tiered_index.errors import (
     BudgetExceeded,
@@ -27,19 +28,20 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.catalog.catalog import Catalog, Handle, Reading
+from tiered_index.service.catalog.catalog import Catalog, Handle, Reading, RootOnly
 from tiered_index.service.cold.path import MissingObject, lost_error
-from tiered_index.service.files.view import ViewNote
+from tiered_index.service.files.view import Viewed
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
-from tiered_index.service.threads import DaemonPool, NoThread
-from tiered_index.storage.context import UNBOUNDED, RequestContext, request_context
+from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK
+from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
+from tiered_index.storage.context import RequestContext, active_context, request_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
-from tiered_index.types import FileReport
+from tiered_index.types import FileReport, Freshness
 
-# requests of a search in a file whose directory is in no cache
+# requests, and about how many bytes, of a search in a file whose directory is in no cache
 _REQUESTS = 2
+_BYTES = 256 << 10
 # cores, and lookups of a batch that are worth another one
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _LOOKUPS_A_PART = 500
@@ -51,52 +53,26 @@ LOG_RETRIES = 100
 """How often a lookup starts again because objects vanish; each time the log has moved on."""
 # refuses every request, and so never counts one: all lookups share it
 _NO_REQUESTS = Usage(max_requests=0)
-_REFUSING = UNBOUNDED.counting(_NO_REQUESTS)
-F = TypeVar("F")
-L = TypeVar("L")
 T = TypeVar("T")
 
 
-class FileNote(NamedTuple):
-    """The outcome of a lookup for one file. Its report is made on first use."""
+FileNote: TypeAlias = "partial[FileReport]"
+"""The outcome of a lookup for one file, which makes its report when it is asked for."""
 
-    file: str
-    place: str
-    outcome: str
-    second_min: int
-    second_max: int
-    source: str | None
-    elapsed_s: float = 0.0
-    matched: int = 0
-    spent: RequestStats = NOTHING
-    error: str | None = None
 
-    @classmethod
-    def of_view(cls, note: ViewNote, prices: PriceTable) -> FileNote:
-        """Return the note of a file in a view, which is not timed by itself."""
-        label, outcome, rows, spent = note
-        cost = NOTHING if spent is None else RequestStats(*spent, prices.cost_usd({"get_range": spent[0]}, spent[1]))
-        interval = label.second_min, label.second_max
-        # as of a search in the storage that made no request
-        place = "cache" if outcome == "read" and spent is None and label.place == "storage" else label.place
-        return cls(label.file_id, place, outcome, *interval, label.source, matched=rows, spent=cost)
+class Files(NamedTuple):
+    """The files that a lookup reads."""
 
-    def report(self) -> FileReport:
-        """Return the note as `explain` shows it."""
-        return FileReport(
-            file=self.file,
-            place=self.place,
-            outcome=self.outcome,
-            begin_ms=self.second_min * 1000,
-            end_ms=self.second_max * 1000,
-            requests=self.spent.requests,
-            bytes=self.spent.bytes,
-            cost_usd=self.spent.cost_usd,
-            elapsed_ms=self.elapsed_s * 1000,
-            source=self.source,
-            matched=self.matched,
-            error=self.error,
-        )
+    handles: Callable[[int, int], Sequence[Handle]]
+    """Returns the files that may hold answers in an inclusive range of epoch seconds."""
+    freshness: tuple[Freshness, ...] = ()
+    """How far the storages that are read alone were filled before `handles` was called."""
+    viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
+    """Returns the same with a view; None: there is none."""
+
+    def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
+        """Return the freshness of an answer from `found`, which `handles` returned."""
+        return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
 
 
 @dataclass(slots=True)
@@ -105,18 +81,14 @@ class Scan:
 
     - `look` searches a file, keeps its rows and returns their number.
     - `excludes` returns the reason why a file needs no search, or None.
-    - `can_skip` says whether a file with this greatest second can't change the answer any more.
-    - `missing` returns the number of answers that are missing before a file can be skipped; 0: none.
+    - `top` has the answers so far; None: no file is skipped for those of others.
     - `newest` is the last second that an answer may have.
     - `outdated` has the reports of earlier passes of the lookup.
     """
 
     look: Callable[[Handle], int]
-    allow_partial: bool
-    budget: LookupBudget | None
     excludes: Callable[[Handle], str | None] = lambda _: None
-    can_skip: Callable[[int], bool] = lambda _: False
-    missing: Callable[[], int] = lambda: 0
+    top: TopK | None = None
     newest: int = 0
     notes: list[FileNote] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
@@ -127,14 +99,13 @@ class Scan:
     # gets each search that ends in another thread
     done: queue.SimpleQueue[Future[None]] | None = None
 
-    @property
-    def failed(self) -> bool:
-        """Whether an unreadable file ends the lookup; a spent budget doesn't."""
-        return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
+    def can_skip(self, second_max: int) -> bool:
+        """Return whether a file with this greatest second can't change the answer any more."""
+        return self.top is not None and self.top.can_skip(second_max)
 
-    def remaining_s(self) -> float | None:
-        """Return the seconds left to the lookup; None: no bound."""
-        return self.budget.remaining_s() if self.budget is not None else None
+    def missing(self) -> int:
+        """Return the number of answers that are missing before a file can be skipped; 0: none is skipped."""
+        return 0 if self.top is None else self.top.missing()
 
     def note(
         self,
@@ -147,24 +118,33 @@ class Scan:
         error: TieredIndexError | None = None,
     ) -> None:
         """Note what was done with a file, and its error."""
-        elapsed_s = time.perf_counter() - started if started is not None else 0.0
-        interval = handle.second_min, handle.second_max
-        said = None if error is None else str(error)
-        note = FileNote(handle.file_id, place, outcome, *interval, handle.source, elapsed_s, matched, spent, said)
+        note = partial(
+            FileReport,
+            file=handle.file_id,
+            place=place,
+            outcome=outcome,
+            begin_ms=handle.second_min * 1000,
+            end_ms=handle.second_max * 1000,
+            requests=spent.requests,
+            bytes=spent.bytes,
+            cost_usd=spent.cost_usd,
+            elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
+            matched=matched,
+            error=None if error is None else str(error),
+            source=handle.source,
+        )
         self.notes.append(note)
         if error is not None:
-            self.errors.append((note.report(), error))
+            self.errors.append((note(), error))
 
 
 class _Search:
     """The search of one file. Its thread or the impatient lookup ends it; the first to do so makes its report."""
 
-    def __init__(self, scan: Scan, handle: Handle) -> None:
-        self.scan = scan
+    def __init__(self, run: LookupRun, scan: Scan, handle: Handle) -> None:
+        self.run, self.scan = run, scan
         self.handle = handle
         self.place, self.is_local = handle.place, handle.is_local
-        limited = scan.budget is not None and scan.budget.limits.max_bytes is not None
-        self.expected_bytes = handle.search_bytes if limited else 0
         self.usage: Usage | None = None
         self.started = time.perf_counter()
         self.matched: int | None = None
@@ -207,6 +187,8 @@ class _Pace:
     def __init__(self, scan: Scan, ordered: Sequence[Handle]) -> None:
         self._scan = scan
         self._ordered = ordered
+        # the last second that an answer of these files may have
+        self.newest = min(scan.newest, ordered[0].second_max) if ordered else 0
         self._reasons: list[str | None] = []
         self._stored = self._excluded = 0
         self._searched = self._matched = 0
@@ -266,83 +248,40 @@ class FileReader:
         """
         parts = max(1, min(_CORES, self._threads, count // _LOOKUPS_A_PART))
         ends = [count * number // parts for number in range(parts + 1)]
-        futures: list[tuple[tuple[int, int], Future[T] | None]] = []
-        for span in itertools.pairwise(ends[1:]):
-            try:
-                futures.append((span, self._pool.submit(find, *span)))
-            except NoThread:
-                futures.append((span, None))
-        found = [find(*ends[:2])]
-        for span, future in futures:
-            # no thread had time for it
-            found.append(find(*span) if future is None or future.cancel() else future.result())
-        return found
+        with active_context().with_threads(self._pool.submit).active():
+            return side_by_side([partial(find, *part) for part in itertools.pairwise(ends)])
 
-    def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
+    def read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search those of `handles` that need it. `scan` then has a report of each file looked at, and every error."""
+        run.begin(scan)
         ordered = (
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         )
         searching: dict[Future[None], _Search] = {}
-        pace = _Pace(scan, ordered)
-        timed = scan.budget is not None and scan.budget.deadline_s is not None
+        pace: _Pace | None = None
+        timed = run.is_timed
         try:
             for place, handle in enumerate(ordered):
-                if scan.errors and scan.failed:
+                if scan.errors and run.fails(scan):
                     break
                 # before the first one is read there are no answers
-                if handle is not ordered[0] and scan.can_skip(handle.second_max):
+                if place and scan.can_skip(handle.second_max):
                     scan.note(handle, "skipped_budget", handle.place)
+                elif timed and run.remaining_s() == 0:
+                    _Search(run, scan, handle).end_late()
+                elif handle.is_local and _look(scan, handle):
                     continue
-                if timed and scan.remaining_s() == 0:
-                    _Search(scan, handle).end_late()
-                    continue
-                if handle.is_local:
-                    if _look(scan, handle):
-                        continue
-                    if not timed:
-                        self._search(_Search(scan, handle))
-                        continue
-                excluded = pace.excluded(place)
-                if excluded is not None:
+                elif not handle.is_local and (excluded := (pace := pace or _Pace(scan, ordered)).excluded(place)):
                     scan.note(handle, f"skipped_{excluded}", handle.place)
-                    continue
-                if handle is ordered[-1] and not searching and not timed:
-                    self._search(_Search(scan, handle))  # the only one: nobody to share the work with
-                    continue
-                newest = min(scan.newest, ordered[0].second_max)
-                while True:
-                    missing = 0 if handle.second_max >= newest else scan.missing()
-                    room = self._threads
-                    if missing:
-                        room = min(room, pace.room(missing, len(searching)))
-                    if len(searching) < room and _affordable(scan, handle, searching.values()):
-                        break
-                    if not (ended := self._collect(scan, searching)):
-                        break
-                    pace.note(ended)
-                    if scan.can_skip(handle.second_max):
-                        break
-                if scan.can_skip(handle.second_max):
-                    scan.note(handle, "skipped_budget", handle.place)
-                    continue
-                search = _Search(scan, handle)
-                if timed and scan.remaining_s() == 0:
-                    search.end_late()
-                    continue
-                try:
-                    future = self._pool.submit(self._search_needed, search)
-                except NoThread as error:
-                    if not timed:
-                        self._search(search)
-                    else:
-                        search.end("failed", error=error)
-                    continue
-                searching[future] = search
-                scan.done = scan.done or queue.SimpleQueue()
-                future.add_done_callback(scan.done.put)
+                elif not timed and (handle.is_local or (handle is ordered[-1] and not searching)):
+                    # the only one in the storage: nobody to share the work with
+                    self._search(_Search(run, scan, handle))
+                else:
+                    pace = pace or _Pace(scan, ordered)
+                    self._wait_for_turn(run, scan, pace, handle, searching)
+                    self._begin(_Search(run, scan, handle), searching)
             while searching and not all(scan.can_skip(search.handle.second_max) for search in searching.values()):
-                if not self._collect(scan, searching):
+                if not self._collect(run, scan, searching):
                     break
         finally:
             scan.stop = True
@@ -351,13 +290,48 @@ class FileReader:
                 future.cancel()
                 search.end("skipped_budget")
 
-    def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
+    def _wait_for_turn(
+        self, run: LookupRun, scan: Scan, pace: _Pace, handle: Handle, searching: dict[Future[None], _Search]
+    ) -> None:
+        """Wait until one more search may begin, or nobody needs it any more."""
+        while True:
+            missing = 0 if handle.second_max >= pace.newest else scan.missing()
+            room = min(self._threads, pace.room(missing, len(searching))) if missing else self._threads
+            if len(searching) < room and _affordable(run, len(searching)):
+                return
+            if not (ended := self._collect(run, scan, searching)):
+                return
+            pace.note(ended)
+            if scan.can_skip(handle.second_max):
+                return
+
+    def _begin(self, search: _Search, searching: dict[Future[None], _Search]) -> None:
+        """Have a file searched in another thread, if it is still needed and there is time."""
+        run, scan = search.run, search.scan
+        if scan.can_skip(search.handle.second_max):
+            search.end("skipped_budget")
+        elif run.is_timed and run.remaining_s() == 0:
+            search.end_late()
+        else:
+            try:
+                future = self._pool.submit(self._search_needed, search)
+            except NoThread as error:
+                if run.is_timed:
+                    search.end("failed", error=error)
+                else:
+                    self._search(search)
+                return
+            searching[future] = search
+            scan.done = scan.done or queue.SimpleQueue()
+            future.add_done_callback(scan.done.put)
+
+    def _collect(self, run: LookupRun, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
         """Wait until a search ends, and return all that have. When the time is up, give all up and return none."""
         ended: list[_Search] = []
         assert scan.done is not None
         try:
             # a queue, not `wait`, which takes the locks of all futures for each that ends and holds up others
-            future = scan.done.get(timeout=scan.remaining_s())
+            future = scan.done.get(timeout=run.remaining_s())
             while True:
                 future.result()
                 ended.append(searching.pop(future))
@@ -373,7 +347,7 @@ class FileReader:
     def _search_needed(self, search: _Search) -> None:
         """Search a file, in a thread of the pool, unless it is no longer needed."""
         scan = search.scan
-        if scan.stop or (scan.errors and scan.failed):
+        if scan.stop or (scan.errors and search.run.fails(scan)):
             return
         if self._closed:
             raise IndexClosed("the index was closed during the lookup")
@@ -399,23 +373,12 @@ class FileReader:
         search.end("read", matched=search.matched)
 
 
-def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
+def _affordable(run: LookupRun, under_way: int) -> bool:
     """Return whether the budget allows one more search, items included, lest directories of many files use it up."""
-    if scan.budget is None or not searching:
+    if run.budget is None or not under_way:
         return True
-    usage = scan.budget.usage
-    requests, size = usage.requests_left, usage.bytes_left
-    if requests is not None:
-        promised = sum(max(0, _REQUESTS - (search.usage.requests if search.usage else 0)) for search in searching)
-        if requests - promised < _REQUESTS:
-            return False
-    if size is not None:
-        promised = sum(
-            max(0, search.expected_bytes - (search.usage.bytes_asked if search.usage else 0)) for search in searching
-        )
-        if size - promised < handle.search_bytes:
-            return False
-    return True
+    requests, size, searches = run.budget.usage.requests_left, run.budget.usage.bytes_left, under_way + 1
+    return (requests is None or requests >= searches * _REQUESTS) and (size is None or size >= searches * _BYTES)
 
 
 def _look(scan: Scan, handle: Handle) -> bool:
@@ -423,12 +386,8 @@ def _look(scan: Scan, handle: Handle) -> bool:
     started = time.perf_counter()
     try:
         if handle.asks_storage:
-            context = request_context.get()
-            token = request_context.set(_REFUSING if context is UNBOUNDED else context.counting(_NO_REQUESTS))
-            try:
+            with active_context().counting(_NO_REQUESTS).active():
                 matched = scan.look(handle)
-            finally:
-                request_context.reset(token)
         else:
             matched = scan.look(handle)
     except TieredIndexError as error:
@@ -436,8 +395,7 @@ def _look(scan: Scan, handle: Handle) -> bool:
             return False
         scan.note(handle, "failed", handle.place, started, error=error)
     else:
-        interval, elapsed_s = (handle.second_min, handle.second_max), time.perf_counter() - started
-        scan.notes.append(FileNote(handle.file_id, handle.place, "read", *interval, handle.source, elapsed_s, matched))
+        scan.note(handle, "read", handle.place, started, matched)
     return True
 
 
@@ -446,64 +404,72 @@ class _MovedOn(Exception):
 
 
 @dataclass(eq=False)
-class MissingObjects:
-    """The missing objects of one lookup, and its passes that were given up. Threads: one lookup's.
+class LookupRun:
+    """One call of a caller: the files that it reads, its bounds, what it has spent, and the objects that it missed.
+    Threads: one lookup's.
 
     A later record may have removed a missing object, or the storage has lost it. At the end of a pass the log of each
     storage that lacks objects is read on. If it still names all of them, the pass counts, and they could not be read.
     Otherwise the lookup starts again over the present files, and reports the cost of the earlier passes.
     """
 
-    read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
+    files: Files
     allow_partial: bool
+    budget: LookupBudget | None
     prices: PriceTable
+    read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
     # the passes of the present try: their cost is reported if it is given up
     scans: list[Scan] = field(default_factory=list)
     # reports of the earlier tries
-    outdated: Sequence[FileReport] = ()
+    outdated: tuple[FileReport, ...] = ()
+    # of reading logs, if any was read
+    _log_usage: Usage | None = None
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
-    _reported: bool = False
-    # the usage of reading logs, if any was read, and the part that `log_since` has returned in the present try
-    usage: Usage | None = None
-    _reported_stats: RequestStats = NOTHING
 
-    def log_since(self) -> RequestStats:
-        """Return what reading logs for this lookup has cost since the last call of the present try."""
-        before, self._reported_stats = (
-            self._reported_stats,
-            NOTHING if self.usage is None else RequestStats.of_usage(self.usage),
-        )
-        return self._reported_stats - before
+    @property
+    def is_timed(self) -> bool:
+        """Whether the lookup has a deadline."""
+        return self.budget is not None and self.budget.deadline_s is not None
 
-    def run(
-        self,
-        catalogs: Sequence[Catalog],
-        answer: Callable[[F, L, bool, MissingObjects, LookupBudget | None], T],
-        files: F,
-        lookup: L,
-        budget: LookupBudget | None,
-    ) -> T:
+    def remaining_s(self) -> float | None:
+        """Return the seconds left to the lookup; None: no bound."""
+        return self.budget.remaining_s() if self.budget is not None else None
+
+    def fails(self, scan: Scan) -> bool:
+        """Return whether an unreadable file ends the lookup; a spent budget doesn't."""
+        return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in scan.errors)
+
+    def spent(self) -> RequestStats:
+        """Return the cost of the lookup so far, reads of the log included."""
+        if self.budget is not None:
+            return RequestStats.of_usage(self.budget.usage)
+        usages = [usage for scan in self.scans for usage in scan.usages]
+        if self._log_usage is not None:
+            usages.append(self._log_usage)
+        return RequestStats.of(RequestStats.of_usage(*usages), *self.outdated) if usages else NOTHING
+
+    def run(self, catalogs: Sequence[Catalog], answer: Callable[[LookupRun], T]) -> T:
         """Return the result of `answer`, which starts again if the log has removed an object. Raises as `resolve`."""
         uri = ""
         for _ in range(LOG_RETRIES):
             try:
                 with Reading(catalogs[0]) if len(catalogs) == 1 else _reading(catalogs):
-                    return answer(files, lookup, self.allow_partial, self, budget)
+                    return answer(self)
             except _MovedOn as moved_on:
                 uri = str(moved_on)
-                notes = [note for scan in self.scans for note in scan.notes if note.spent.requests]
-                given_up = [note._replace(outcome="outdated", matched=0).report() for note in notes]
-                self.outdated = (*self.outdated, *given_up)
+                given_up = [note() for scan in self.scans for note in scan.notes]
+                outdated = [replace(report, outcome="outdated", matched=0) for report in given_up if report.requests]
+                self.outdated = (*self.outdated, *outdated)
                 self.scans = []
-                self._reported, self._reported_stats = False, NOTHING
         raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+
+    def begin(self, scan: Scan) -> None:
+        """Note a pass; the first one reports the earlier tries."""
+        scan.outdated = () if self.scans else self.outdated
+        self.scans.append(scan)
 
     def resolve(self, scan: Scan) -> None:
         """Replace the error of each missing object by the log's finding. Raises `CorruptFile`, as reading the log."""
-        if self.outdated and not self._reported:
-            self._reported, scan.outdated = True, self.outdated
-        if not scan.errors:
-            return
         unknown: dict[str, list[MissingObject]] = {}
         for _, error in scan.errors:
             if isinstance(error, MissingObject) and (error.uri, error.name) not in self._known:
@@ -520,8 +486,8 @@ class MissingObjects:
         """Read the log on; return whether it has removed any of a storage's missing objects, and note the others."""
         meant: TieredIndexError | None = None
         try:
-            self.usage = self.usage or Usage(self.prices)
-            with request_context.get().counting(self.usage).active():
+            self._log_usage = self._log_usage or Usage(self.prices)
+            with active_context().counting(self._log_usage).active():
                 state = self.read_log(uri)
         except BudgetExceeded as spent:
             meant = spent

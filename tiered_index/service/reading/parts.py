@@ -81,7 +81,7 @@ class ReaderParts:
         except BaseException:  # an interrupted wait, too: nobody else would close what comes
             for future in made:
                 if not future.cancel():
-                    future.add_done_callback(partial(_hand_over, late))
+                    future.add_done_callback(partial(hand_over, late))
             raise
 
     def close(self, until_s: float | None = None) -> None:
@@ -91,8 +91,9 @@ class ReaderParts:
         self.caches.clear()
 
 
-def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
-    if future.exception() is None:
+def hand_over(late: Callable[[T], object], future: Future[T]) -> None:
+    """Give `late` what a call returned after all that nobody waits for any more."""
+    if not future.cancelled() and future.exception() is None:
         late(future.result())
 
 
@@ -136,11 +137,6 @@ class SourcedFile:
     def known_topics(self) -> Collection[str] | None:
         """As the file's."""
         return self._handle.known_topics
-
-    @property
-    def search_bytes(self) -> int:
-        """As the file's."""
-        return self._handle.search_bytes
 
     def search(self, lookup: PreparedLookup) -> Array:
         """As `Handle.search`, of sourced rows."""

@@ -83,7 +83,6 @@ class Prefix(Refreshed):
             super()._try(read)
         except ConfigError as error:  # of an index that can't be read with the others
             self._failed(error, begun_s)
-            self.tries += 1
 
     def problems(self, begun_s: float) -> list[Handle]:
         """Return a file that fails for each index that could not be opened, or for the listing that is not known."""

@@ -1,7 +1,7 @@
 """A reader's state of a storage. One thread renews it every `refresh_interval_s` for all lookups.
 
 What could not be read fails lookups until a later try succeeds. So does what has not been read for too long. A lookup
-does not fail by a try that began before it: it tries again, or waits for the thread that does.
+does not fail by a try that began before it: it waits for a later one.
 Threads: every method from any thread.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from tiered_index.clock import Clock
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, TieredIndexError
@@ -34,10 +34,9 @@ class Refreshed(ABC):
         self._clock = clock
         self._interval_s = interval_s
         self._prices = prices
-        # taken by the thread that begins a refresh that is due, and released by the thread that ends it
-        self._refreshing = threading.Lock()
-        # how often it was read, or could not be
-        self.tries = 0
+        self._beginning = threading.Lock()
+        # the newest refresh that was due; None: there was none
+        self._refresh: Future[None] | None = None
         self._error: TieredIndexError | None = None
         # when the reading began that ended with the error
         self._failed_s = clock.monotonic_s()
@@ -48,27 +47,34 @@ class Refreshed(ABC):
     def refresh(self) -> object:
         """Read what is new; `_refreshed_from` is called where that succeeds."""
 
-    def claim_refresh(self, begun_s: float) -> bool:
-        """Claim a refresh that nobody runs, for `refresh_claimed` or `release_claim`, if it is due for a lookup that
-        began at `begun_s`; return whether.
+    def due_refresh(
+        self, begun_s: float, begin: Callable[[Callable[[], None]], Future[None]]
+    ) -> tuple[Future[None], bool] | None:
+        """Return the refresh that is due for a lookup that began at `begun_s`, and whether this call began it; None:
+        none is due. Raises as `begin`, which runs a call in another thread.
         """
-        if not self._is_due(begun_s) or not self._refreshing.acquire(blocking=False):
-            return False
+        # on one line, as in `synchronized`
+        with self._beginning: return self._due_refresh(begun_s, begin)  # noqa: E701  # fmt: skip
+
+    def _due_refresh(
+        self, begun_s: float, begin: Callable[[Callable[[], None]], Future[None]]
+    ) -> tuple[Future[None], bool] | None:
         if not self._is_due(begun_s):
-            self._refreshing.release()
-            return False
-        return True
+            return None
+        is_new = self._refresh is None or self._refresh.done()
+        if self._refresh is None or is_new:
+            self._refresh = begin(self.refresh_due)
+        return self._refresh, is_new
 
-    def release_claim(self) -> None:
-        """Leave the claimed refresh to the next lookup."""
-        self._refreshing.release()
-
-    def refresh_claimed(self) -> None:
-        """Run the claimed refresh; where it fails, or is too expensive, lookups say so and the next one tries again."""
-        try:
-            self._refresh_due()
-        finally:
-            self._refreshing.release()
+    def refresh_due(self) -> None:
+        """Refresh by at most half of the lookup's requests, but a listing and a record at least. Where that fails, or
+        is too expensive, lookups say so and the next one tries again.
+        """
+        context = active_context()
+        left = context.requests_left
+        half = Usage(self._prices, max_requests=None if left is None else max(min(left, 2), left // 2))
+        with contextlib.suppress(BudgetExceeded), context.counting(half).active():
+            self._try(self._read_due)
 
     def asks_before(self, begun_s: float) -> bool:
         """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
@@ -77,24 +83,6 @@ class Refreshed(ABC):
     def fails(self, begun_s: float) -> bool:
         """Return whether a lookup that began at `begun_s` fails unless there is a refresh."""
         return self._is_too_old(begun_s) or self._error is not None
-
-    def join_refresh(self, until_s: float) -> None:
-        """Wait for the refresh of another thread, if there is one, until `until_s` of the monotonic clock at most."""
-        if self._refreshing.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            self._refreshing.release()
-
-    def catch_up(self, tries: int, begun_s: float) -> None:
-        """Wait for a due refresh, or run it, for a lookup that began at `begun_s` after `tries` tries."""
-        if self._is_wanted(tries, begun_s):
-            with self._refreshing:
-                if self._is_wanted(tries, begun_s):
-                    self._refresh_due()
-
-    def _is_wanted(self, tries: int, begun_s: float) -> bool:
-        # a reading that ended meanwhile may have begun long before the lookup, where the process stood still in between
-        return (self.tries == tries and self._is_due(begun_s)) or (
-            self._is_too_old(begun_s) or self._fails_by_earlier(begun_s)
-        )
 
     def _is_due(self, begun_s: float) -> bool:
         return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
@@ -111,14 +99,6 @@ class Refreshed(ABC):
         """Return how long ago it may have been read for a complete answer."""
         return self._interval_s + max(self._interval_s, _OVERDUE_S)
 
-    def _refresh_due(self) -> None:
-        """Refresh by at most half of the lookup's requests, but a listing and a record at least."""
-        context = active_context()
-        left = context.requests_left
-        half = Usage(self._prices, max_requests=None if left is None else max(min(left, 2), left // 2))
-        with contextlib.suppress(BudgetExceeded), context.counting(half).active():
-            self._try(self._read_due)
-
     def _read_due(self) -> object:
         """As `refresh`, for a refresh that is due."""
         return self.refresh()
@@ -130,7 +110,6 @@ class Refreshed(ABC):
             read()
         except (StorageError, CorruptFile) as error:
             self._failed(error, begun_s)
-            self.tries += 1
 
     def _failed(self, error: TieredIndexError, begun_s: float) -> None:
         # before the error, which is what others look at first
@@ -141,7 +120,6 @@ class Refreshed(ABC):
     def _refreshed_from(self, begun_s: float) -> None:
         """Note a reading that succeeded and began at `begun_s`."""
         self._refreshed_s = begun_s
-        self.tries += 1
 
     def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
         """Return a file that fails with `error`, or with the age of `what` that was read at `refreshed_s`, if any."""

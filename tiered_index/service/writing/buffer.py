@@ -26,7 +26,7 @@ from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
 from tiered_index.kernels import compiled
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
-from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
+from tiered_index.service.answers.rows import PreparedLookup, select_items
 from tiered_index.service.answers.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
@@ -196,7 +196,7 @@ class BufferedChunk(LocalHandle):
 
     def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
         """Return the rows that answer `lookup`, in no order."""
-        return rows_of_columns(self._columns, lookup, self._topics.ids(lookup.topic), self._schema)
+        return select_items(self._columns, None, lookup, self._topics.ids(lookup.topic), self._schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, in no order."""

@@ -265,8 +265,6 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
         return
     if selection.keys is not None:
         lookups = lookups_for(selection, _topics_here(part, names, selection))
-        if plan.expired:
-            lookups = lookups.since([plan.expired.before_ms(topic) // 1000 for topic in lookups.topics])
         for one in lookups.under(part.stored.hash):
             batch = one.without(plan.expired)
             for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):

@@ -130,8 +130,7 @@ class PackedBatch(LookupBatch):
         _, _, fingerprint, second_min, second_max = self.packed[place].item()
         topic, key_hash = self.topics[int(self.topic_index[place])], int(self.key_hash[place])
         found = PreparedLookup(topic, "", key_hash, key_hash, fingerprint, second_min, second_max, self._most)
-        erased = self._expired.erased_of(topic)
-        return found.without(erased) if erased is not None else found
+        return found.without(self._expired)
 
 
 def lookups_of(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from tiered_index.service import reader as reader_module
@@ -19,3 +22,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (reader_module, views):
         monkeypatch.setattr(module, "remaining_s", short_s)
+
+
+@pytest.fixture
+def log_readings() -> Iterator[list[views.IndexView]]:
+    """The view of each reading of a log, after the opening; also where a test undoes its own patches."""
+    begun: list[views.IndexView] = []
+    read = views.IndexView._read
+
+    def counted(view: views.IndexView, **how: Any) -> Any:
+        begun.append(view)
+        return read(view, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(views.IndexView, "_read", counted)
+        yield begun

@@ -100,7 +100,7 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
     until(lambda: reader.log_state.number > number)
     for waited in patient:
         assert answers(waited()) == made.expected("t", "all")
-    until(lambda: not reader._views[0]._refreshing.locked())
+    until(lambda: reader._views[0]._refresh.done())
     assert answers(ask(timeout_s=LONG_S)) == made.expected("t", "all") != before
 
 
@@ -138,7 +138,7 @@ def test_a_refresh_behind_a_lookup_is_counted_to_it(
         ("refreshed", 1)
     ]
     hang.release.set()
-    until(lambda: not reader._views[0]._refreshing.locked())
+    until(lambda: reader._views[0]._refresh.done())
     # one that may not make a request leaves it to the next
     advance(reader)
     assert reader.query("t", "all", timeout_s=LONG_S, max_requests=0).explain.requests == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,8 @@ def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> Non
         publish_more(made)
         clock.advance(100)
         (view,) = reader._views
-        assert view.claim_refresh(clock.monotonic_s())  # so that the refresh comes to nothing
-        view.release_claim()
+        # nothing was read
+        assert view.asks_before(clock.monotonic_s())
         found = [handle.file_id for handle in view.handles(0, 10**10, clock.monotonic_s())]
         assert "log" not in found
         assert len(found) == len(made.stored) + 1
@@ -120,7 +121,9 @@ def test_files_are_listed_whatever_the_age(made: ColdIndex) -> None:
         assert [handle.file_id for handle in reader.files()] == [stored.file_id for stored in made.stored]
 
 
-def test_who_joins_a_refresh_that_came_to_nothing_does_it(made: ColdIndex, storage: FaultStorage) -> None:
+def test_who_joins_a_refresh_that_came_to_nothing_does_it(
+    made: ColdIndex, storage: FaultStorage, log_readings: list[IndexView]
+) -> None:
     """The one that began it may make no request; the other one, which waits for it, may."""
     clock = ManualClock(BASE_MS)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
@@ -128,29 +131,28 @@ def test_who_joins_a_refresh_that_came_to_nothing_does_it(made: ColdIndex, stora
         publish_more(made)
         clock.advance(11)
         (view,) = reader._views
-        assert view.claim_refresh(clock.monotonic_s())
+        view._refresh = Future()
         found: list[QueryResult] = []
         joining = threading.Thread(target=lambda: found.append(reader.query("t", "all")), daemon=True)
         joining.start()
         joining.join(0.02)
         assert not found
-        view.release_claim()
+        view._refresh.set_result(None)
         joining.join(30)
         assert [Answer.of(item) for item in found[0]] == made.expected("t", "all")
-        tries = view.tries
         reader.query("t", "all")
-        assert view.tries == tries
+        assert log_readings == [view]
 
 
-def test_an_interval_of_nothing_reads_the_log_once_a_lookup(made: ColdIndex, storage: FaultStorage) -> None:
+def test_an_interval_of_nothing_reads_the_log_once_a_lookup(
+    made: ColdIndex, storage: FaultStorage, log_readings: list[IndexView]
+) -> None:
     with made.reader(storage, refresh_interval_s=0) as reader:
-        (view,) = reader._views
-        for timeout_s in (None, LONG_S, None):
-            tries = view.tries
-            reader.query("t", "all", timeout_s=timeout_s)
-            assert view.tries <= tries + 1
-            if timeout_s is None:
-                assert view.tries == tries + 1
+        for number in (1, 2):
+            reader.query("t", "all")
+            assert len(log_readings) == number
+        reader.query("t", "all", timeout_s=LONG_S)
+        assert len(log_readings) <= 3
 
 
 def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) -> None:
@@ -158,7 +160,7 @@ def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) 
     reader: IndexReader = made.reader(storage, clock=clock, refresh_interval_s=10)
     clock.advance(11)
     (view,) = reader._views
-    assert view.claim_refresh(clock.monotonic_s())
+    view._refresh = Future()
     ends: list[BaseException] = []
 
     def ask() -> None:
@@ -170,7 +172,7 @@ def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     reader.close()
-    view.release_claim()
+    view._refresh.set_result(None)
     asking.join(30)
     assert ends and "closed" in str(ends[0])
 
@@ -265,14 +267,14 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
         asking = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
         asking[0].start()
         assert hang.entered.wait(30)
-        real, met = IndexView.claim_refresh, threading.Event()
+        real, met = IndexView.due_refresh, threading.Event()
 
-        def claim(view: IndexView, begun_s: float) -> bool:
-            claimed = real(view, begun_s)
+        def due_refresh(view: IndexView, *how: Any) -> Any:
+            found = real(view, *how)
             met.set()
-            return claimed
+            return found
 
-        monkeypatch.setattr(IndexView, "claim_refresh", claim)
+        monkeypatch.setattr(IndexView, "due_refresh", due_refresh)
         asking[1].start()
         assert met.wait(30)
         asking[1].join(0.02)
@@ -284,7 +286,7 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_the_first_lookup_after_an_outage_answers(
-    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, log_readings: list[IndexView]
 ) -> None:
     """For a second lookups had the error of the refresh before, though the storage was back."""
     monkeypatch.undo()
@@ -299,22 +301,20 @@ def test_the_first_lookup_after_an_outage_answers(
         clock.advance(0.001)
         asked = reader.query("t", "all", timeout_s=timeout_s)
         assert [Answer.of(item) for item in asked] == made.expected("t", "all")
-        (view,) = reader._views
-        tries = view.tries
+        log_readings.clear()
         clock.advance(0.001)
         reader.query("t", "all", timeout_s=timeout_s)
-        assert view.tries == tries
+        assert not log_readings
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
-    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, log_readings: list[IndexView]
 ) -> None:
     """They had the error of a refresh that began before them; now one of them tries again, and the others wait."""
     monkeypatch.undo()
     clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
-        (view,) = reader._views
         storage.fail("list", name_prefix="log/")
         clock.advance(11)
         with pytest.raises(StorageUnavailable):
@@ -341,11 +341,12 @@ def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
         for one in others:
             one.start()
         begun.wait(60)
-        tries = view.tries
+        log_readings.clear()
         hang.release.set()
         for one in (first, *others):
             one.join(60)
         # the first one may still meet the second reading
         answers = [one for one in found if not isinstance(one, StorageUnavailable)]
         assert len(answers) >= 5 and all(one == made.expected("t", "all") for one in answers)
-        assert view.tries - tries == 2
+        # the one that hung, which was begun before, and failed
+        assert len(log_readings) == 1
