@@ -280,6 +280,11 @@ def _restored(kind: type[TieredIndexError], args: tuple[object, ...]) -> TieredI
     return error
 
 
+def error_named(name: str) -> type[TieredIndexError]:
+    """Return the class of that name; another version's class is a `TieredIndexError`."""
+    return globals()[name] if name in __all__ else TieredIndexError
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return the end of a message about an unknown name: the nearest known one behind `prefix`, or nothing."""
     near = difflib.get_close_matches(name, list(known), 1)

@@ -61,7 +61,7 @@ def test_the_summary_shows_each_kind_and_counts_what_it_leaves_out(monkeypatch: 
     )
     assert len([line for line in out.splitlines() if line.startswith(" missing  ")]) == 20
     assert "and 30 more missing" in out and "more wrong" not in out
-    assert out.count("NOT CHECKED ") == 20 and "and 5 further not checked" in out
+    assert out.count("StorageUnavailable") == 20 and "and 5 more not checked" in out
     assert "4 entries of the source may be in damaged objects" in out and "9 " in out
 
 

@@ -96,7 +96,8 @@ def shown(name: str, value: Any) -> str | None:
 
 
 def _length(value: Any) -> Any:
-    return len(value) if isinstance(value, list) else value
+    """Return a list that has no room in a cell as its length."""
+    return len(value) if isinstance(value, list) and value and not isinstance(value[0], str) else value
 
 
 def _is_part(value: Any) -> bool:

@@ -5,27 +5,27 @@ them up. Without --yes it prints the plan.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
 from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
-from tiered_index.cli.results import show_fields
+from tiered_index.cli.results import show_fields, show_rows
 from tiered_index.cli.session import Session, asked_service, command, open_stored_index
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, error_named
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.index import check_index
 from tiered_index.service.checks.repair import Repair, Repairs
-from tiered_index.service.checks.report import Defect, Missing, Report
+from tiered_index.service.checks.report import Defect, Report
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.lifecycle.copying import COPY_OF
 from tiered_index.service.log.log import StorageLog
@@ -34,13 +34,13 @@ from tiered_index.service.root import Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import probe_put_if_absent
-from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
 
 _FOUND = 1
 _LOOK_S = 0.2
+_NOTES = 20
 _NAMES = {
     "files": "file",
     "log_records": "log record",
@@ -122,7 +122,7 @@ def verify(
     _check_places(config, source, store_name, standby)
     if client is not None:
         with client:
-            report = _verified_by(session, client, deep=deep)
+            document = _verified_by(session, client, deep=deep)
     elif files:
         for file in files:
             _check_one(session, config, file, report)
@@ -131,8 +131,9 @@ def verify(
         if repair and is_readable:
             places = source, store_name, standby
             repairs = _mend(session, config, report, local, *places, give_up=give_up_segments, yes=yes)
+    if client is None:
+        document = report.to_dict()
     left = _left_over(report, repairs)
-    document = report.to_dict()
     if repair:
         document |= {
             "status": _status_of(report, left) if yes else report.status,
@@ -141,29 +142,32 @@ def verify(
             "not_repaired": left,
         }
     session.out.answer(document)
-    write_findings(session.out, report)
+    write_findings(session.out, document)
     if repair:
         show_fields(session.out, {"repairs": repairs, "not_repaired": left})
         if any(one.missing is not None for one in repairs) and not yes and config.root is None:
             session.out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
         if repairs and not yes:
             session.out.remark("nothing was changed: pass --yes to apply")
-    counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
-    read = report.checked["bytes"] + report.checked["object_bytes"]
-    found = f"{counted(len(left), 'finding')} left after" if yes else counted(len(report.findings), "finding")
+    checked = Counter(document["checked"])
+    counts = [counted(checked[name], text) for name, text in _NAMES.items() if checked[name]]
+    read = checked["bytes"] + checked["object_bytes"]
+    findings = document["findings"]
+    found = f"{counted(len(left), 'finding')} left after" if yes else counted(len(findings), "finding")
     found += f" {counted(len(repairs), 'repair')}" if yes else ""
     session.out.line(
         f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, {found}"
     )
-    if left if yes else report.findings:
+    if left if yes else findings:
         return _FOUND
-    return report.unchecked[0][1].exit_code if report.unchecked else 0
+    unchecked = document["unchecked"]
+    return error_named(unchecked[0]["type"]).exit_code if unchecked else 0
 
 
-def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> Report:
-    """Have a service verify its index. Raises as the service's job."""
+def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> dict[str, Any]:
+    """Have a service verify its index; return the report's document. Raises as the service's job."""
     # loaded when asked for, as the client is
-    from tiered_index.client.answers import error_of, report_of
+    from tiered_index.client.answers import error_of
 
     job = client.verify(deep=deep)
     with session.progress("verifying", None) as progress:
@@ -173,7 +177,7 @@ def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> Report
             job = client.verification(job["id"])
     if job["problem"] is not None:
         raise error_of(job["problem"])
-    return report_of(job["report"])
+    return job["report"]  # type: ignore[no-any-return]
 
 
 def _check_one(session: Session, config: IndexConfig, file: str, report: Report) -> None:
@@ -200,29 +204,18 @@ def _check_index(
         return check_index(config, report, files.update, objects.update, deep=deep)
 
 
-def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None:
-    """Write what was found, noted and left unchecked, `most` of each."""
-    findings = [
-        f"FINDING {defect.file}: {defect.part}: {defect.problem}"
-        + (f" at byte {defect.offset:,}" if defect.offset is not None else "")
-        for defect in report.findings
-    ]
-    out.first(most, findings, lambda rest: f"and {counted(rest, 'further finding')}")
-    for what, gone in (("MISSING", report.missing), ("given up", report.lost)):
-        texts = [f"{what} {one.object}: answers miss {missing_text(one)}" for one in gone]
-        out.first(most, texts, lambda rest: f"and {counted(rest, 'further object')}")
-    notes = [f"note: {note}" for note in report.notes]
-    out.first(most, notes, lambda rest: f"and {counted(rest, 'further note')}", remark=True)
-    unchecked = [f"NOT CHECKED {what}: {error}" for what, error in report.unchecked]
-    out.first(most, unchecked, lambda rest: f"and {rest:,} further not checked")
-
-
-def missing_text(one: Missing) -> str:
-    """Return what is missing: ``98 entries of FILE from T to T (topics: orders, payments)``."""
-    known = f"topics: {', '.join(one.topics)}" if one.topics else "topics not known"
-    entries = counted(one.entries, "entry", "entries")
-    copy = f"; {one.copy} is a copy of it" if one.copy else ""
-    return f"{entries} of {one.file} from {format_time(one.begin_ms)} to {format_time(one.end_ms)} ({known}{copy})"
+def write_findings(out: Output, report: dict[str, Any], most: int | None = None) -> None:
+    """Write for people what a report's document says, at most `most` of each kind."""
+    for name, title in (
+        ("findings", "findings"),
+        ("missing", "missing from answers"),
+        ("lost", "given up"),
+        ("unchecked", "not checked"),
+    ):
+        show_rows(out, title, report[name], most=len(report[name]) if most is None else most)
+    out.first(
+        _NOTES, [f"note: {note}" for note in report["notes"]], lambda rest: f"and {rest:,} more notes", remark=True
+    )
 
 
 def _mend(

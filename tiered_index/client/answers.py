@@ -18,7 +18,6 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.checks.report import Defect, Missing, Report
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.types import (
     Explain,
@@ -168,20 +167,6 @@ def messages_of(document: dict[str, Any]) -> MessagesResult:
         message_bytes=explain["message_bytes"],
         **seen_of(document),
     )
-
-
-def report_of(document: Mapping[str, Any]) -> Report:
-    """Return the report of a verification."""
-    missing, lost = (
-        [Missing(**{**one, "topics": tuple(one["topics"]) if one["topics"] is not None else None}) for one in several]
-        for several in (document["missing"], document["lost"])
-    )
-    report = Report([Defect(**one) for one in document["findings"]], list(document["notes"]), missing, lost)
-    for one in document["unchecked"]:
-        error = error_of({"error": one["type"], "detail": one["message"]})
-        report.unchecked.append((one["what"], error))
-    report.checked.update(document["checked"])
-    return report
 
 
 class NotThere(InvalidArgument):

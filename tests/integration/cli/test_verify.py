@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 
 import pytest
@@ -96,9 +97,9 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     assert (verified.code, missing["object"], missing["topics"]) == (1, name, ["orders", "payments"])
     assert missing["copy"] == str(damaged.root / "uploaded" / f"{file}.index")
     told = {key: missing[key] for key in ("file", "begin_ms", "end_ms", "entries")} | {"source": None}
-    shown = f"answers miss {told['entries']:,} entries of {file} from 20"
+    shown = re.compile(f"{name} +{file} +20\\S+ +20\\S+ +{told['entries']:,} ")
     alone = run_here("verify", "--storage", damaged.uri)
-    assert alone.code == 1 and shown in alone.out and "topics not known" in alone.out
+    assert alone.code == 1 and shown.search(alone.out) and "payments" not in alone.out
     for command in ("inspect", "dump"):
         inspected = run_here(command, file, "--storage", damaged.uri)
         assert inspected.code == 4 and name in inspected.err and "the log names" in inspected.err
@@ -113,7 +114,7 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
         assert planned["status"] == "planned" and len(planned["lost"]) == 1
         assert run_here("verify", "--storage", damaged.uri).code == (0 if given_up else 1)
         given_up = True
-        assert shown in run_here("recover", "--storage", damaged.uri, "--lost", name).out
+        assert shown.search(run_here("recover", "--storage", damaged.uri, "--lost", name).out)
     answered = run_here(*asked, "--json")
     assert (answered.code, answered.document["status"], answered.document["lost"]) == (0, "complete", [told])
     missed = [item["timestamp_ms"] for item in whole if item not in answered.document["items"]]
@@ -126,7 +127,7 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     outside = run_here(*asked, "--begin", told["end_ms"] + 1000).out
     assert "complete" in outside and "except" not in outside
     verified = run_here("verify", "--storage", damaged.uri)
-    assert verified.code == 0 and shown in verified.out
+    assert verified.code == 0 and shown.search(verified.out)
     assert run_here("merge", "--storage", damaged.uri).code == 0
     assert run_here(*asked, "--json").document["lost"] == [told]
 

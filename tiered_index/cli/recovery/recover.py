@@ -9,7 +9,6 @@ from typer import Option
 from tiered_index.cli.output import counted
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
-from tiered_index.cli.verify import missing_text
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
@@ -166,10 +165,7 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
         given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, gone, dry_run=dry_run)]
         log_number = index.log.state.number
     status = "planned" if dry_run else "given up"
-    session.out.answer({"status": status, "lost": given_up, "log_number": log_number})
-    for one in given_up:
-        what, misses = ("would be given up", "would miss") if dry_run else ("given up", "miss")
-        session.out.line(f"{what} {one.object}: answers {misses} {missing_text(one)}, and say so")
+    show(session.out, {"status": status, "lost": given_up, "log_number": log_number})
     if dry_run:
         session.out.remark("nothing was changed: run it without --dry-run to give it up")
     return 0

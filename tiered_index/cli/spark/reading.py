@@ -199,7 +199,7 @@ def audit(
     )
     document = _document(result, elapsed_s)
     show(session.out, document, without=(*_OF_REPORT, "differences"))
-    write_findings(session.out, result.report, _SHOWN)
+    write_findings(session.out, document, _SHOWN)
     if result.differences is not None:
         show_fields(session.out, document["differences"], without=("listed",))
         for kind, count in result.differences.counts.items():
