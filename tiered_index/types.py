@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -228,34 +227,6 @@ class Freshness:
 _WIDTH = 100
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A preview: a title, the number of rows, their columns, and the first rows."""
-
-    title: str
-    count: int
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def text(self, name: str) -> str:
-        """Return lines that fit a terminal."""
-        lines = [shortened(f"<{name} {self.title}>"), *(shortened("  " + "  ".join(row)) for row in self.rows)]
-        return "\n".join([*lines, *([f"  {self._more()}"] if self._more() else [])])
-
-    def html(self, name: str) -> str:
-        """Return a table for notebooks."""
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.head)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(shortened(cell))}</td>" for cell in row) + "</tr>" for row in self.rows
-        )
-        title = html.escape(f"{name} {self.title}")
-        return f"<p>{title}</p><table><tr>{head}</tr>{rows}</table><p>{self._more()}</p>"
-
-    def _more(self) -> str:
-        left = self.count - len(self.rows)
-        return f"... {left:,} more" if left else ""
-
-
 def shortened(text: str) -> str:
     """Return a text as one line shows it."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text[: _WIDTH + 1])
@@ -346,15 +317,8 @@ class Answer(Sequence[RowT]):
     def __getitem__(self, index: int | slice) -> RowT | tuple[RowT, ...]:
         return self.rows[index]
 
-    def shown(self, most: int) -> Shown:
-        """Return what terminals and notebooks show of it, with the first `most` rows."""
-        raise NotImplementedError
-
     def __repr__(self) -> str:
-        return self.shown(5).text(type(self).__name__)
-
-    def _repr_html_(self) -> str:
-        return self.shown(20).html(type(self).__name__)
+        return f"<{type(self).__name__} {self.status}: {len(self):,} {self.rows_field}>"
 
     @property
     def freshness(self) -> tuple[Freshness, ...]:
@@ -458,15 +422,6 @@ class QueryResult(Answer[ItemT]):
         """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
         return to_pandas(self.to_arrow())
 
-    def shown(self, most: int) -> Shown:
-        """As `Answer.shown`."""
-        head, rows = ("topic", "queue_id", "offset", "size", "time"), []
-        for item in self.items[:most]:
-            more = [f.name for f in dataclasses.fields(item) if "dtype" in f.metadata and f.name != "fingerprint"]
-            told = [item.topic, item.queue_id, item.offset, item.size, format_time(item.timestamp_ms)]
-            rows.append([*map(str, told), *(f"{name}={getattr(item, name)!r}" for name in more)])
-        return Shown(f"{self.status}: {len(self.items):,} found", len(self.items), head, rows)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TopicSummary(_Record):
@@ -498,15 +453,6 @@ class TopicsResult(Answer[TopicSummary]):
     rows_field = "topics"
     topics: tuple[TopicSummary, ...]
     cursor: ClassVar[None] = None  # the answer is whole
-
-    def shown(self, most: int) -> Shown:
-        """As `Answer.shown`."""
-        rows = [
-            [one.topic, f"{one.entries:,}", f"{one.bytes:,}", format_time(one.begin_ms), format_time(one.end_ms)]
-            for one in self.topics[:most]
-        ]
-        head = ("topic", "entries", "bytes", "from", "to")
-        return Shown(f"{self.status}: {len(self.topics):,} topics", len(self.topics), head, rows)
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:

@@ -25,7 +25,6 @@ from tiered_index.types import (
     KeyedIndexItem,
     Provenance,
     QueryResult,
-    Shown,
     Status,
     table_of,
     to_pandas,
@@ -223,18 +222,8 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
         return to_pandas(self.to_arrow())
 
-    def _shown(self, most: int) -> Shown:
-        counts = self.counts
-        asked = [self.batch.lookups[number] for number in range(min(most, len(self)))]
-        rows = [[one.topic, one.key, self[at].status, f"{counts[at]:,}"] for at, one in enumerate(asked)]
-        title = f"of {len(self):,} lookups: {int(counts.sum()):,} found{', some partial' if self.failed else ''}"
-        return Shown(title, len(self), ("topic", "key", "status", "found"), rows)
-
     def __repr__(self) -> str:
-        return self._shown(5).text(type(self).__name__)
-
-    def _repr_html_(self) -> str:
-        return self._shown(20).html(type(self).__name__)
+        return f"<QueryResults of {len(self):,} lookups: {int(self.counts.sum()):,} items>"
 
     def item_documents(self) -> list[list[dict[str, Any]]]:
         """Return the entries of each answer, as by `to_dict`, without making the answers."""

@@ -20,17 +20,7 @@ from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
 from tiered_index.storage.context import check_deadline
-from tiered_index.types import (
-    MAX_TIMESTAMP_MS,
-    Answer,
-    Explain,
-    FileReport,
-    IndexItem,
-    Lookup,
-    QueryResult,
-    Shown,
-    format_time,
-)
+from tiered_index.types import MAX_TIMESTAMP_MS, Answer, Explain, FileReport, IndexItem, Lookup, QueryResult
 
 MessageState = Literal["local", "archived", "expired", "erased", "missing"]
 """``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has
@@ -125,17 +115,6 @@ class MessagesResult(Answer[Fetched]):
     collisions: int = 0
     message_requests: int = 0
     message_bytes: int = 0
-
-    def shown(self, most: int) -> Shown:
-        """As `Answer.shown`."""
-        rows = []
-        for one in self.messages[:most]:
-            at, place = one.item, [""] * 4
-            if at is not None:
-                place = [at.topic, str(at.queue_id), str(at.offset), format_time(at.timestamp_ms)]
-            rows.append([*place, one.state])
-        head = ("topic", "queue_id", "offset", "time", "state")
-        return Shown(f"{self.status}: {len(self.messages):,} messages", len(self.messages), head, rows)
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """As `Answer.to_dict`."""
