@@ -10,7 +10,6 @@ import contextlib
 import mmap
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnse
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_header
-from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of, short_id
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.files.compacted import read_runs
@@ -79,13 +78,6 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
     with contextlib.closing(config.open_storage(uri)) as storage:
         yield _object_bytes(storage, check_name(file), is_in_log=file != given)
-
-
-def short_ids(file_ids: Sequence[str]) -> list[str]:
-    """Return what each file may be called beside the others: the end of its id, longer where another ends so, too."""
-    short = [short_id(file_id) or file_id for file_id in file_ids]
-    count = Counter(short)
-    return [name if count[name] == 1 else file_id for name, file_id in zip(short, file_ids, strict=True)]
 
 
 def _uri(config: IndexConfig) -> str | None:

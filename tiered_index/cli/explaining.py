@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tiered_index.cli.output import Cell, Output, counted, human_bytes
-from tiered_index.format.names import short_id
+from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.types import Explain, FileReport, LostFile, format_time
 
 _SKIPPED = "skipped_"
@@ -58,7 +57,7 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
     shown = [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
     several = any(file.source is not None for file in shown)
     columns = _COLUMNS if several else _COLUMNS[:-1]
-    out.table(columns, [_row(file)[: len(columns)] for file in shown], right=_FIGURES, brief=_COLUMNS[:8])
+    out.table(columns, [_row(file)[: len(columns)] for file in shown], right=_FIGURES)
     pages_read = f"{len(pages):,} pages: " if len(pages) > 1 else ""
     read, failed = (len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed"))
     requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
@@ -108,7 +107,7 @@ def _row(file: FileReport) -> tuple[object, ...]:
     cost, ms = f"{file.cost_usd * 1e6:.2f}", f"{file.elapsed_ms:.2f}"
     figures = (f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}")
     times = (format_time(file.begin_ms), format_time(file.end_ms)) if file.end_ms else ("", "")
-    return Cell(file.file, short_id(file.file) or file.file), *kind, *figures, *times, file.source
+    return file.file, *kind, *figures, *times, file.source
 
 
 def _between(report: FileReport) -> str:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Option
 
-from tiered_index.cli.contents import Array, Contents, opened_contents, short_ids
+from tiered_index.cli.contents import Array, Contents, opened_contents
 from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
-from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
+from tiered_index.cli.output import counted, human_bytes, human_count, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
@@ -25,7 +25,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.types import TopicsResult, format_time
 
 _PARTIAL = 6
-_UNREAD_SHOWN = 10
 
 
 @command
@@ -106,44 +105,31 @@ def files(session: Session, service: ServiceOptions) -> int:
     session.out.answer(document)
     session.out.table(
         ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
-        [
-            _row(file, "damaged" if file["file_id"] in damaged else "not read", short)
-            for file, short in zip(listed, short_ids([file["file_id"] for file in listed]), strict=True)
-        ],
+        [_row(file, "damaged" if file["file_id"] in damaged else "not read") for file in listed],
         right=("entries", "bytes"),
-        brief=("file", "state", "from", "to", "entries", "bytes"),
     )
     session.out.line(
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
     )
-    # a narrow table has no room for the reasons
-    unread = [f"not read: {file['file_id']} ({file['state']}): {file['error']}" for file in broken]
-    session.out.first(_UNREAD_SHOWN, unread, lambda rest: f"not read: {rest:,} more")
     for store, segments in groupby(document["archived"], key=itemgetter("store")):
         session.out.line(f"archived of {store}: {_archived(list(segments))}")
     return _PARTIAL if broken else 0
 
 
-def _row(file: dict[str, Any], broken: str, short: str) -> tuple[object, ...]:
-    state, table = file["state"] if file["error"] is None else broken, file["table"]
+def _row(file: dict[str, Any], broken: str) -> tuple[object, ...]:
+    table = file["table"]
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
     return (
-        Cell(file["file_id"], short),
-        Cell(file["state"], state),
+        file["file_id"],
+        file["state"] if file["error"] is None else f"{file['state']}, {broken}",
         file["lane"],
-        _to_the_minute(file["begin_ms"]),
-        _to_the_minute(file["end_ms"]),
+        format_time(file["begin_ms"]),
+        format_time(file["end_ms"]),
         None if file["entries"] is None else human_count(file["entries"]),
         None if file["bytes"] is None else human_bytes(file["bytes"]),
         file["error"] or file["path"] or file["object"] or window,
     )
-
-
-def _to_the_minute(time_ms: int | None) -> Cell:
-    if time_ms is None:
-        return Cell("", "")
-    return Cell(format_time(time_ms), f"{format_time(time_ms - time_ms % 60_000).removesuffix(':00Z')}Z")
 
 
 def _archived(segments: Sequence[dict[str, Any]]) -> str:

@@ -15,8 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean
@@ -32,7 +31,7 @@ _TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
 # notes of commands among the log's records
 _NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-# Width of tables that go to a file: none of them is wider.
+# None of the tables is wider.
 _WIDE = 100_000
 # The exit code where nobody reads on.
 CLOSED_PIPE = 141
@@ -160,17 +159,6 @@ def error_document(error: TieredIndexError) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table that has a shorter form, for a table that would be too wide for the terminal."""
-
-    full: str
-    short: str
-
-    def __str__(self) -> str:
-        return self.full
-
-
 class Output:
     """The output of a command: a table or JSON on stdout, notes on stderr.
 
@@ -178,10 +166,9 @@ class Output:
     `as_json` the former is written, otherwise the latter, so that no command asks which one is wanted.
     """
 
-    def __init__(self, *, as_json: bool, quiet: bool = False, wide: bool = False) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
-        self.wide = wide
         # whether notes go to stderr as `JsonFormatter` has them
         self.logs_json = False
         # the flag that the user types for a name of the library, of the command that runs
@@ -217,12 +204,9 @@ class Output:
         *,
         title: str | None = None,
         right: Collection[str] = (),
-        brief: Sequence[str] = (),
     ) -> None:
-        """Write a table; columns whose names are in `right` are aligned to the right.
-
-        Where it is wider than the terminal, only the columns in `brief` are written, cells in their short form, each on
-        one line but the first; a pipe gets all, and so does a terminal with --wide.
+        """Write a table; columns whose names are in `right` are aligned to the right. A row is one line, which a
+        terminal wraps.
         """
         if self.as_json:
             return
@@ -232,19 +216,9 @@ class Output:
         # drawn for stdout's encoding and colours, written as all else is
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        whole = self.wide or not self._terminal
         terminal = True if self._terminal else None
-        console = Console(
-            file=drawn, force_terminal=terminal, width=_WIDE if whole else None, highlight=False, soft_wrap=False
-        )
-        rows = list(rows)
-        table = _table(columns, rows, title, right)
-        needed = console.measure(table, options=console.options.update(width=_WIDE)).maximum
-        if brief and needed > console.width:
-            places = [columns.index(name) for name in brief]
-            short = [[c.short if isinstance(c := row[place], Cell) else c for place in places] for row in rows]
-            table = _table(brief, short, title, right, brief=True)
-        console.print(table)
+        console = Console(file=drawn, force_terminal=terminal, width=_WIDE, highlight=False, soft_wrap=False)
+        console.print(_table(columns, rows, title, right))
         drawn.seek(0)
         self._write(drawn.read())
 
@@ -320,30 +294,16 @@ class Output:
 
 
 def _table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    title: str | None,
-    right: Collection[str],
-    *,
-    brief: bool = False,
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None, right: Collection[str]
 ) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     heading = Text(printable(title)) if title is not None else None
-    table = Table(
-        box=SIMPLE_HEAD,
-        title=heading,
-        title_justify="left",
-        pad_edge=False,
-        show_edge=not brief,
-        collapse_padding=brief,
-    )
+    table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
     for name in columns:
-        side: Literal["left", "right"] = "right" if name in right else "left"
-        one_line = brief and name != columns[0]
-        table.add_column(name, justify=side, overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
     return table

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from tiered_index.cli.messages import messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
-from tiered_index.cli.output import Cell, Output
+from tiered_index.cli.output import Output
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import InvalidArgument
@@ -219,13 +219,8 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
     if items:
         own = own_columns(type(items[0]))
         columns = (*_COLUMNS[:-1], *own, *(_COLUMNS[-1:] if any(item.source is not None for item in items) else ()))
-        sources = {item.source or "" for item in items}
-        # the ends of URIs are enough where they differ
-        is_short = len({source.rpartition("/")[2] for source in sources}) == len(sources)
-        rows = [_row(item, own, is_short=is_short)[: len(columns)] for item in items]
-        out.table(
-            columns, rows, right=("queue", "offset", "size"), brief=[name for name in columns if name != "topic id"]
-        )
+        rows = [_row(item, own)[: len(columns)] for item in items]
+        out.table(columns, rows, right=("queue", "offset", "size"))
     out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 
@@ -244,8 +239,6 @@ def _own_value(value: Any) -> object:
     return text if text.isascii() and text.isprintable() else value.hex()
 
 
-def _row(item: IndexItem, own: Sequence[str], *, is_short: bool) -> tuple[object, ...]:
-    source = item.source or ""
-    shown = Cell(source, source.rpartition("/")[2] if is_short else source)
+def _row(item: IndexItem, own: Sequence[str]) -> tuple[object, ...]:
     values = [_own_value(getattr(item, name)) for name in own]
-    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, *values, shown
+    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, *values, item.source

@@ -67,11 +67,10 @@ def _options(
     quiet: bool = _common(False, "--quiet", "-q", help="Print no progress and no notes."),
     verbose: bool = _common(False, "--verbose", "-v", help="Log each step."),
     debug: bool = _common(False, "--debug", help="Log everything, with tracebacks."),
-    wide: bool = _common(False, "--wide", help="Print all columns of tables, even on a narrow terminal."),
 ) -> Session:
     """Set logging up; return the session of one command line."""
     _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)
-    out = Output(as_json=json, quiet=quiet, wide=wide)
+    out = Output(as_json=json, quiet=quiet)
     return Session(out, root, tuple(storage or ()), config, tuple(settings or ()), debug)
 
 

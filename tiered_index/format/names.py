@@ -22,7 +22,6 @@ STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
 # Characters of an id that tell it from others, its last ones
 SHORT_ID = 8
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
-_TABLE_ID = re.compile(r"[0-9a-f]{16}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
 # of a record's digest, in the name of its checkpoint
@@ -42,11 +41,6 @@ _MAX_STORE_BYTES = 128
 def new_file_id(begin_ms: int) -> str:
     """Return a fresh file id: begin timestamp in epoch milliseconds (15 digits) and 48 random bits."""
     return f"{begin_ms:015d}-{secrets.token_hex(6)}"
-
-
-def short_id(file_id: str) -> str | None:
-    """Return how a file's or a window table's id is called for short, by its end; None for what is no such id."""
-    return file_id[-SHORT_ID:] if _FILE_ID.fullmatch(file_id) or _TABLE_ID.fullmatch(file_id) else None
 
 
 def file_id_of(name: str) -> str | None:

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets
-from tiered_index.cli.contents import short_ids
 
 ENTRIES = 2 * MESSAGES
 
@@ -203,17 +202,15 @@ def test_files_is_partial_where_one_cannot_be_read(run_here, damaged):
     outcome = run_here("files", "--root", damaged.root, "--json")
     assert (outcome.code, outcome.document["status"]) == (6, "partial")
     assert [file["file_id"] for file in outcome.document["files"] if file["error"]] == [path.stem]
-    assert f"not read: {path.stem} (unsealed): " in run_here("files", "--root", damaged.root).out
+    assert re.search(f"{path.stem} +unsealed, damaged ", run_here("files", "--root", damaged.root).out)
 
 
-def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged, monkeypatch):
+def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged):
     damaged.store.rename(damaged.store.with_name("away"))
-    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "80")
     outcome = run_here("files", "--root", damaged.root)
     assert outcome.code == 6
     assert "damaged" not in outcome.out
-    assert "not read: log (storage): " in outcome.out and "is it mounted?" in outcome.out
+    assert re.search(r"log +storage, not read .*is it mounted\?", outcome.out)
 
 
 def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(run_here, damaged):
@@ -262,18 +259,6 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
     assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
 
 
-def test_files_on_a_terminal_are_lines_of_80_columns_with_ids_that_other_commands_take(run_here, original, monkeypatch):
-    listed = run_here("files", "--root", original.root, "--json").document["files"]
-    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    lines = re.sub("\x1b[^m]*m", "", run_here("files", "--root", original.root).out).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines[2:-1]] == [file["file_id"][-8:] for file in listed]
-    wide = run_here("files", "--root", original.root, "--wide").out
-    assert all(file["file_id"] in wide and file["path"] in wide for file in listed)
-
-
 def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here, tmp_path):
     folder = tmp_path / "compacted"
     folder.mkdir()
@@ -282,7 +267,6 @@ def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here
         (folder / f"{file_id}.index").touch()
     refused = run_here("inspect", "aaaaaaaa", "--root", tmp_path)
     assert (refused.code, refused.err) == (2, f"tiered-index: aaaaaaaa is the end of 2 files' ids: {', '.join(ids)}\n")
-    assert short_ids([*ids, "269321354f93ebc8"]) == [*ids, "4f93ebc8"]
 
 
 def test_inspect_an_unsealed_file_with_its_journal(run_here, original):

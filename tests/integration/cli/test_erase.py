@@ -29,7 +29,7 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     assert (planned.code, planned.document["status"], planned.document["entries"]) == (0, "planned", 10)
     assert planned.document["asked"]["keys"] == ["k1"]
     assert len(planned.document["objects"]) == 1 and planned.document["log_numbers"] == []
-    text = run_here("erase", *asked, "--wide")
+    text = run_here("erase", *asked)
     assert re.search("entries +10\n", text.out) and "would hide: entries with a time before" in text.out
     assert "nothing was changed: pass --yes to apply" in text.out + text.err
 
@@ -42,12 +42,12 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     waiting = run_here("erase", *asked, "--now", "--yes", "--json")
     assert (waiting.code, waiting.document["status"]) == (0, "pending")
     assert waiting.document["pending"] and waiting.document["scan"]["remaining"] == []
-    text = run_here("erase", *asked, "--now", "--yes", "--wide")
+    text = run_here("erase", *asked, "--now", "--yes")
     assert text.code == 0 and re.search("status +pending", text.out) and "after the grace (3600 s)" in text.err
     done = run_here("erase", *asked, "--now", "--grace", "0", "--yes", "--json")
     assert (done.code, done.document["status"], done.document["pending"]) == (0, "erased", [])
     assert done.document["deleted"]["objects"] == 1
-    people = run_here("erase", *asked, "--now", "--grace", "0", "--yes", "--wide")
+    people = run_here("erase", *asked, "--now", "--grace", "0", "--yes")
     assert re.search("status +erased\n", people.out)
     assert run_here("verify", "--deep", "--storage", store).code == 0
     assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
@@ -82,7 +82,7 @@ def test_a_topic_that_no_file_has_is_told(run_here, store):
         planned = run_here(*asked, "--json")
         assert (planned.code, planned.document["entries"]) == (0, 0)
         assert planned.document["unknown_topics"] == ([topic] if unknown else [])
-        people = run_here(*asked, "--wide")
+        people = run_here(*asked)
         hint = "no file that was read has topic 'Orders'; did you mean 'orders'?"
         assert (hint in people.out + people.err) is unknown
 

@@ -50,7 +50,7 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert document["to_delete"] == {"objects": 0, "bytes": 0}
     assert objects(store) == before
 
-    text = run_here("expire", *rule, "--wide")
+    text = run_here("expire", *rule)
     assert re.search("entries +2\n", text.out) and re.search("mixed objects +1\n *mixed entries +1\n", text.out)
     assert "other topics: expired before" in text.out
     assert "debug-*: expired before" in text.out
@@ -64,10 +64,10 @@ def test_a_dry_run_then_the_record(run_here, store):
     answer = run_here("query", "orders", "k", "--storage", store, "--json").document
     assert [item["offset"] for item in answer["items"]] == [10, 100]
     assert answer["expired_before_ms"] == pytest.approx(TODAY_MS - 364.5 * DAY_MS, abs=DAY_MS)
-    told = run_here("query", "debug-x", "k", "--storage", store, "--wide")
+    told = run_here("query", "debug-x", "k", "--storage", store)
     assert re.search("complete as of .*; entries before .* have expired", told.out)
     # orders has entries of before the moment, which is that of debug-x
-    told = run_here("topics", "--storage", store, "--wide")
+    told = run_here("topics", "--storage", store)
     assert re.search("orders .*; entries before .* have expired, of some topics at least", told.out, re.DOTALL)
 
     merged = run_here("merge", "--storage", store, "--window", "1d", "--json").document
