@@ -154,7 +154,6 @@ _SECONDS_OF_TODAY = 10**10
 _COUNTS = {
     "skipped": "messages",
     "quarantined": "entries with an implausible time",
-    "folded": "share topic, key, queue and offset with another entry: only the newest is an answer",
     "hidden": "prepared or rolled back",
     "left_out": "of other topics, RocketMQ's own, or without a key",
     "no_json": "no JSON",

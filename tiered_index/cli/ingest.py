@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 from typer import Argument, Option
 
 from tiered_index.cli.follow import ingest_followed, open_follower, show_ingested
@@ -46,7 +44,7 @@ from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
-from tiered_index.service.answers.validation import TopicTable, batch_columns, column_defaults
+from tiered_index.service.answers.validation import column_defaults
 from tiered_index.service.index import IndexService
 from tiered_index.service.root import Root
 from tiered_index.sources.columns import FIELDS, Message, columns_of, own_value
@@ -105,56 +103,6 @@ def given_fields(
     return Fields(columns, values, schema, defaults)
 
 
-class Repeats:
-    """Counts entries of one run whose topic, key, queue, offset and further identity another one of it has already.
-
-    The count may be too low: of more than `_MOST` identities the oldest are forgotten, and those of a run are not kept
-    while its offsets only rise, as those of a log do. It is too high where two identities have one 64-bit number.
-    """
-
-    _MOST = 1 << 24
-
-    def __init__(self, schema: Schema) -> None:
-        self.count = 0
-        self._schema = schema
-        self._topics = TopicTable()
-        self._last_offset = -1
-        # sorted numbers of identities: each array is longer than the next one
-        self._seen: list[npt.NDArray[np.uint64]] = []
-
-    def add(self, columns: Any) -> None:
-        """Count the repeats in a batch that was put."""
-        offsets = np.asarray(columns["offset"], np.int64)
-        if not len(offsets):
-            return
-        if not self._seen and offsets[0] > self._last_offset and (np.diff(offsets) > 0).all():
-            self._last_offset = int(offsets[-1])
-            return
-        numbers = self._numbers(columns)
-        new = np.unique(numbers)
-        for seen in self._seen:
-            new = new[seen[np.minimum(np.searchsorted(seen, new), len(seen) - 1)] != new]
-        self.count += len(numbers) - len(new)
-        if len(new):
-            self._seen.append(new)
-        while len(self._seen) > 1 and len(self._seen[-2]) <= len(self._seen[-1]):
-            self._seen[-2:] = [np.sort(np.concatenate(self._seen[-2:]), kind="stable")]
-        if sum(map(len, self._seen)) > self._MOST:
-            del self._seen[0]
-
-    def _numbers(self, columns: Any) -> npt.NDArray[np.uint64]:
-        hashed, _ = batch_columns(columns, self._schema, self._topics)
-        numbers = np.zeros(len(hashed["offset"]), np.uint64)
-        names = ("key_hash", "fingerprint", "topic_id", "queue_id", "offset", *self._schema.identity_extra)
-        for name in names:
-            if name in hashed:
-                # each step is one to one for a given column, and mixes all bits: so do murmur hashes
-                numbers ^= hashed[name].astype(np.int64).view(np.uint64)
-                numbers *= np.uint64(0xFF51AFD7ED558CCD)
-                numbers ^= numbers >> np.uint64(33)
-        return numbers
-
-
 @dataclass
 class Intake:
     """One source on its way into one index."""
@@ -171,9 +119,6 @@ class Intake:
     # Of what was skipped: how many by reason, and the first ones.
     skipped_reasons: Counter[str] = field(default_factory=Counter)
     skipped_first: list[dict[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.repeats = Repeats(self.index.schema)
 
     def take(self, batch: Batch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message; what is before it is taken, nothing behind it."""
@@ -240,7 +185,6 @@ class Intake:
     def _put(self, columns: Any, end: int) -> None:
         self.entries += self.patient(columns, self.name, end if self.name is not None else None)
         self.position = end
-        self.repeats.add(columns)
 
 
 @dataclass(frozen=True)
@@ -447,7 +391,6 @@ def _ingest_file(
             unit=opened.unit,
             messages=taken.messages,
             entries=taken.entries,
-            folded=taken.repeats.count,
             dropped_columns=opened.unused,
             held_back=int(opened.held_back_bytes > 0),
             skipped=taken.skipped,

@@ -308,7 +308,7 @@ def test_columns_of_ones_own_and_row_numbers(run_here, made, tmp_path, monkeypat
     names += ("--constant", "queue_id=0", "--constant", "size=0")
     own = ("--item-type", "sightings_of_tests:Sighting")
     document = run_here("ingest", path, *names, *own, *where, "--json").document
-    assert (document["entries"], document["folded"], document["dropped_columns"]) == (3, 0, ["note"])
+    assert (document["entries"], document["dropped_columns"]) == (3, ["note"])
     told = run_here("query", "birds", "wren", "--root", made.root, "--json").document["items"]
     assert [(one["offset"], one["region"], one["weight"], one["tag"]) for one in told] == [
         (2, 9, 1.0, b"vip\0".hex()),
@@ -359,18 +359,12 @@ def test_entries_of_one_identity_are_counted_and_told(run_here, made):
     where = ("--root", made.root, "--storage", made.uri, *SMALL)
     constants = [part for name in ("queue_id", "offset", "size") for part in ("--constant", f"{name}=0")]
     document = run_here("ingest", path, *constants, *where, "--json").document
-    assert (document["entries"], document["folded"]) == (6, 3)
+    assert document["entries"] == 6
     asked = "2 entries left out: topic, queue and offset of a newer answer"
     assert asked in run_here("query", "orders", "a", "--root", made.root).out.splitlines()
     document = run_here("query", "orders", "a", "--root", made.root, "--json").document
     assert (len(document["items"]), document["hints"]) == (1, [asked])
     assert run_here("query", "orders", "c", "--root", made.root, "--json").document["hints"] == []
-    told = run_here("ingest", path, *constants, *where, "--restart")
-    assert re.search(
-        r"folded +3 share topic, key, queue and offset with another entry: only the newest is an "
-        r"answer\n",
-        told.out,
-    )
 
 
 def test_a_file_with_a_name_of_its_own_may_move(run_here, made, tmp_path):
