@@ -20,7 +20,6 @@ from tiered_index.cli.options import SparkOptions, pairs
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.metrics import JobMetrics
 
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 
 _STDERR = 2
 T = TypeVar("T")
-
-
-def given_storage(config: IndexConfig) -> str:
-    """Return the storage's URI; a root's is not taken. Raises `ConfigError` where none is given."""
-    if config.storage is None:
-        raise ConfigError("no storage is given: --storage URI")
-    return config.storage
 
 
 def check_index(config: IndexConfig) -> None:

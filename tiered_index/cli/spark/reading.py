@@ -13,8 +13,8 @@ from typer import Option
 
 from tiered_index.cli.options import Column, Constant, RangeOptions, SparkOptions, given_columns, pairs
 from tiered_index.cli.results import show, show_fields, show_rows
-from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark import given_storage, progress_of, run_job, spark_columns, spark_of
+from tiered_index.cli.session import Session, command, storage_uri
+from tiered_index.cli.spark import progress_of, run_job, spark_columns, spark_of
 from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import watched
@@ -71,7 +71,7 @@ def lookup(
     """
     begin, end = within.begin, within.end
     config = session.config()
-    storage = given_storage(config)
+    storage = storage_uri(config)
     if out is None:
         raise InvalidArgument("no place for the answers is given: --out FOLDER")
     columns: dict[str, Any] = dict(pairs("--column", column))
@@ -170,7 +170,7 @@ def audit(
     """
     begin, end = within.begin, within.end
     config = session.config()
-    storage = given_storage(config)
+    storage = storage_uri(config)
     columns, constants = given_columns(column, constant)
     if not source and (columns or constants or begin is not None or end is not None):
         raise InvalidArgument("--column, --constant, --begin and --end need --source")

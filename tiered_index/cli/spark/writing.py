@@ -11,8 +11,8 @@ from tiered_index.cli.merge import merge_options, show_plans, write_merged
 from tiered_index.cli.options import Column, Constant, EraseOptions, SparkOptions, WindowOptions, given_columns
 from tiered_index.cli.removing.erase import erase_here, erase_request, write_erasure
 from tiered_index.cli.results import show
-from tiered_index.cli.session import Session, command, open_stored_index
-from tiered_index.cli.spark import check_index, given_storage, job_document, of_index, run_job, spark_columns, spark_of
+from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
+from tiered_index.cli.spark import check_index, job_document, of_index, run_job, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
 
@@ -59,7 +59,7 @@ def build(
       tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
     """
     config = session.config()
-    storage = given_storage(config)
+    storage = storage_uri(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
     columns, constants = given_columns(column, constant)
