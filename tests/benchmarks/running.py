@@ -27,7 +27,6 @@ from tiered_index.format.layout import PRESETS, Layout
 
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
-_BRIEF = ("figure", "median", "unit", "met")
 _QUICK = (500_000, 2_000_000)
 Preset = Annotated[Literal["native", "rocketmq"], Option(help="File family.")]
 Slots = Annotated[int | None, Option(min=1, help="Hash slots a file; the preset's where not given.")]
@@ -158,7 +157,7 @@ def print_report(
     )
     out.line(f"preset {layout.preset.name}: {geometry}; median of {setting.rounds} rounds")
     for suite, group in itertools.groupby(figures, key=lambda figure: figure.suite):
-        out.table(_COLUMNS, [_row(figure) for figure in group], title=suite, right="median min max", brief=_BRIEF)
+        out.table(_COLUMNS, [_row(figure) for figure in group], title=suite, right=("median", "min", "max"))
         for table in tables:
             if table.suite == suite:
                 out.table(table.columns, [tuple(map(_cell, row)) for row in table.rows], title=table.title)

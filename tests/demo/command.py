@@ -402,8 +402,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
         for f in figures["lookups"]
     ]
     out.line(f"storage: {figures['storage']}")
-    brief = [name for name in _LOOKUP_COLUMNS if name not in ("files by state", "bytes")]
-    out.table(_LOOKUP_COLUMNS, rows, right="look-ups answers wrong p50 p99 ms requests bytes", brief=brief)
+    out.table(_LOOKUP_COLUMNS, rows, right=("look-ups", "answers", "wrong", "requests", "bytes"))
     ending = figures["ending"]
     fields: dict[str, object] = {
         "messages": f"{human_count(figures['messages'])} in {figures['topics']} topics over {figures['days']} days",
