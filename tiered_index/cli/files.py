@@ -68,7 +68,7 @@ def topics(
         pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=within.begin, end_ms=within.end)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        show_rows(session.out, "topics", [one.to_dict() for one in answer.topics], most=len(answer))
+        show_rows(session.out, "", [one.to_dict() for one in answer.topics], most=len(answer))
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"{counted(uncounted, 'uncounted file')} of an older version; merging counts them")

@@ -76,7 +76,8 @@ def shown(name: str, value: Any) -> str | None:
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, dict):
-        members = {label(each): shown(each, member) for each, member in value.items()}
+        # of requests each name is an operation, and has no unit
+        members = {label(each): shown(name if name == "requests" else each, member) for each, member in value.items()}
         return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
     if isinstance(value, list):
         texts = [": ".join(map(str, member)) if isinstance(member, list) else str(member) for member in value]
