@@ -19,6 +19,8 @@ from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
 # Rows of a table, and texts of a field, that are shown
 _ROWS, _TEXTS = 20, 5
+# Its names are operations, which have no unit
+_REQUESTS = "requests"
 # Fields for programs alone
 _DETAILS = ("metrics", "quarantined_first")
 
@@ -43,7 +45,7 @@ def show_fields(
     if out.as_json:
         return
     plain = json.loads(json_text({name: value for name, value in fields.items() if name not in {*_DETAILS, *without}}))
-    parts = {name: value for name, value in plain.items() if _is_part(value)}
+    parts = {name: value for name, value in plain.items() if name != _REQUESTS and _is_part(value)}
     out.fields({label(name): shown(name, value) for name, value in plain.items() if name not in parts}, title=title)
     for name, part in parts.items():
         if isinstance(part, dict):
@@ -76,8 +78,8 @@ def shown(name: str, value: Any) -> str | None:
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, dict):
-        # of requests each name is an operation, and has no unit
-        members = {label(each): shown(name if name == "requests" else each, member) for each, member in value.items()}
+        named = {each: name if name == _REQUESTS else each for each in value}
+        members = {label(each): shown(named[each], member) for each, member in value.items()}
         return ", ".join(f"{each} {member}" for each, member in members.items() if member is not None) or None
     if isinstance(value, list):
         texts = [": ".join(map(str, member)) if isinstance(member, list) else str(member) for member in value]

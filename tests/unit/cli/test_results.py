@@ -15,7 +15,7 @@ _RESULT = {
     "window_s": 86400,
     "elapsed_s": 1.25,
     "cost_usd": 0.5,
-    "requests": {"get": 3, "now_ms": 1},
+    "requests": {"get": 3, "now_ms": 1, "a": 1, "b": 1, "c": 1, "d": 1},
     "left": [["f1", "it is damaged"]],
     "topics": [],
     "same": False,
@@ -32,7 +32,7 @@ def test_people_get_fields_then_parts_by_the_units_in_their_names(capsys: pytest
         "  window    1d",
         "  elapsed   1.2 s",
         "  cost usd  $0.500000",
-        "  requests  get 3, now 1",
+        "  requests  get 3, now 1, a 1, b 1, c 1, d 1",
         "  left      f1: it is damaged",
     ]
     assert [line.split() for line in lines].count(["a", "1,200", "2.0", "KiB", "2023-11-14T22:13:20Z"]) == 20
