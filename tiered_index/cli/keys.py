@@ -28,7 +28,7 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
 from tiered_index.sources.keys import FIELDS
-from tiered_index.types import Answer, FileReport, Lookup, format_time
+from tiered_index.types import Answer, FileReport, Lookup, format_time, items_table
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
 # lookups that share their reads
@@ -50,7 +50,8 @@ def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
 def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
     """Return the answers to lookups, a row an entry; the columns of a lookup without entries are null."""
     answers = list(results)
-    entries, counts = results.to_arrow().drop_columns(["lookup", "topic"]), results.counts
+    entries = items_table([item for answer in answers for item in answer], results.item_type).drop_columns(["topic"])
+    counts = results.counts
     if clash := [name for name in entries.column_names if name.lower() in _ASKED.names]:
         raise InvalidArgument(
             f"the index's entries have a column {clash[0]!r}, which clashes with a column of answers: look the "
