@@ -232,25 +232,18 @@ class Parts:
 
     def errors(self, workers: Iterable[Worker]) -> list[tuple[str, BaseException]]:
         """Return every present error, with what it is of."""
-        errors: list[tuple[str, BaseException]] = []
-        if self.flusher.error is not None:
-            errors.append(("flush", self.flusher.error))
-        errors += [(f"{one.name} files", one.trouble) for one in self.appenders if one.trouble is not None]
-        if self.buffer.refusal is not None:
-            errors.append(("put", self.buffer.refusal))
-        errors += list(self.lifecycle.errors.items())
-        errors += [(handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)]
-        if self.session.log_error is not None:
-            errors.append(("log", self.session.log_error))
-        # typed errors are reported where they occurred; any other error of a worker is a defect and must be visible
-        errors += [
-            (worker.name, worker.error)
-            for worker in workers
-            if worker.error and not isinstance(worker.error, TieredIndexError)
+        found: list[tuple[str, BaseException | None]] = [
+            ("flush", self.flusher.error),
+            *((f"{one.name} files", one.trouble) for one in self.appenders),
+            ("put", self.buffer.refusal),
+            *self.lifecycle.errors.items(),
+            *((handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)),
+            ("log", self.session.log_error),
+            # typed errors are reported where they occurred; any other error of a worker is a defect and must be visible
+            *((worker.name, worker.error) for worker in workers if not isinstance(worker.error, TieredIndexError)),
+            ("writer", self.session.fenced),
         ]
-        if self.session.fenced is not None:
-            errors.append(("writer", self.session.fenced))
-        return errors
+        return [(name, error) for name, error in found if error is not None]
 
 
 def open_parts(
