@@ -1,18 +1,30 @@
-"""A cluster for the tests of Kafka, one a test process; tests have topics of their own."""
+"""Clusters for the tests of Kafka, one of each kind a test process; tests have topics of their own."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.kafka_cluster import Producing, kafka_cluster
+from tests.support.kafka_cluster import Cluster, Producing, kafka_cluster
 from tiered_index import IndexService
 from tiered_index.storage.memory import MemoryStorage
 
 
 @pytest.fixture(scope="session")
-def servers():
-    with kafka_cluster() as addresses:
-        yield addresses
+def _cluster():
+    with kafka_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_cluster) -> Cluster:
+    """A cluster whose topics have ids."""
+    _cluster.control(1)
+    return _cluster
+
+
+@pytest.fixture
+def servers(cluster) -> str:
+    return cluster.servers
 
 
 @pytest.fixture

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kafka.followed import ingest, places, source_of
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import KafkaAddress
-from tiered_index.kafka.keys import Keys
-from tiered_index.kafka.source import KafkaSource, Name
-
-
-def source_of(index, servers, *topics, **options) -> KafkaSource:
-    keys = Keys(options.pop("keys", ("key",)), options.pop("function", None))
-    return KafkaSource(index, KafkaAddress(servers, topics), keys=keys, **{"follow": False, **options})
-
-
-def ingest(index, servers, *topics, **options) -> Follower:
-    """Read topics to their ends, and flush."""
-    notes: list[str] = []
-    with Follower(index, source_of(index, servers, *topics, **options), follow=False, note=notes.append) as follower:
-        follower.run()
-    index.flush()
-    follower.notes = notes
-    return follower
-
-
-def places(index, topic, key):
-    return {(item.queue_id, item.offset) for item in index.query(topic, key).items}
+from tiered_index.kafka.source import Name
 
 
 def test_every_record_of_every_partition_is_found_by_its_key(index, servers, producing, topic):
@@ -116,7 +96,8 @@ def test_a_cluster_that_is_not_there_is_unavailable(index, monkeypatch):
 
 
 def test_names_of_positions_can_be_read_again():
-    for name in (Name("c", "orders", 3), Name("c", "orders", 3, 2)):
+    topic_id = "8f9a870252ae49a3b4d95fe305a3a2be"
+    for name in (Name("c", "orders", 3), Name("c", "orders", 3, 2), Name("c", "orders", 3, 2, topic_id)):
         assert Name.parse(str(name)) == name
     assert str(Name("c", "orders", 3)) == "kafka:c/orders/3"
     assert Name.parse("rocketmq:/store") is None

@@ -1,32 +1,62 @@
 """A cluster of Kafka for tests: librdkafka's mock brokers, in a process of their own, on real sockets.
 
-As a program it prints the brokers' addresses and lives until its stdin ends. Topics are made by the first record, with
-four partitions each; a partition keeps its last 5 MiB, and forgets older batches as a real one does by its retention.
+As a program it prints the brokers' addresses, then obeys lines of stdin until that ends, and answers each by a line.
+Topics are made by the first record, with four partitions each; a partition keeps its last 5 MiB, and forgets older
+batches as a real one does by its retention.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 
-__all__ = ["PARTITIONS", "Producing", "kafka_cluster"]
+__all__ = ["PARTITIONS", "Cluster", "Producing", "kafka_cluster"]
 
 PARTITIONS = 4
 
 
+@dataclass
+class Cluster:
+    """The brokers at the addresses `servers`."""
+
+    servers: str
+    _process: subprocess.Popen[str]
+
+    def create(self, topic: str) -> None:
+        """Make a topic, with an id of its own."""
+        self._obey("topic_create", topic, PARTITIONS, 1)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+        self._obey("topic_delete", topic)
+
+    def trim(self, topic: str, partition: int, offset: int) -> None:
+        """Delete the records of a partition before an offset."""
+        self._obey("partition_delete_records", topic, partition, offset)
+
+    def control(self, broker: int) -> None:
+        """Name a broker as the controller, which knows the ids of topics; 0: there is none."""
+        self._obey("set_controller_id", broker)
+
+    def _obey(self, *words: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(*words, file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline().strip() == "0", words
+
+
 @contextlib.contextmanager
-def kafka_cluster(brokers: int = 1, **settings: object) -> Iterator[str]:
-    """Yield the addresses of the brokers of a cluster, which ends with the context."""
-    command = [sys.executable, "-m", "tests.support.kafka_cluster", str(brokers)]
-    command += [f"{name.replace('_', '.')}={value}" for name, value in settings.items()]
+def kafka_cluster(brokers: int = 1) -> Iterator[Cluster]:
+    """Yield a cluster, which ends with the context."""
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "tests.support.kafka_cluster", str(brokers)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -37,13 +67,13 @@ def kafka_cluster(brokers: int = 1, **settings: object) -> Iterator[str]:
         try:
             servers = process.stdout.readline().strip()
             assert servers, "the mock cluster did not start"
-            yield servers
+            yield Cluster(servers, process)
         finally:
             process.stdin.close()
 
 
 class Producing:
-    """Writes records, and waits until the brokers have them. `offsets` has each partition's next one."""
+    """Writes records, and waits until the brokers have them."""
 
     def __init__(self, servers: str, **settings: object) -> None:
         chosen = {name.replace("_", "."): value for name, value in settings.items()}
@@ -64,15 +94,21 @@ class Producing:
         assert self._producer.flush(60) == 0 and not failed, failed
 
 
-def main(brokers: str, *settings: str) -> None:
-    """Run a cluster until stdin ends."""
-    chosen = dict(setting.split("=", 1) for setting in settings)
-    owner = confluent_kafka.Producer(
-        {"bootstrap.servers": "-", "test.mock.num.brokers": int(brokers), "log_level": 0, **chosen}
-    )
-    found = owner.list_topics(timeout=30).brokers.values()
-    print(",".join(f"{broker.host}:{broker.port}" for broker in found), flush=True)
-    sys.stdin.read()
+def main(brokers: str) -> None:
+    """Run a cluster until stdin ends. A line is a function of the mock API, without its prefix, and its arguments."""
+    (path,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob("librdkafka*")
+    library = ctypes.CDLL(str(path))
+    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+    owner = library.rd_kafka_new(0, ctypes.c_void_p(library.rd_kafka_conf_new()), None, ctypes.c_size_t(0))
+    cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(ctypes.c_void_p(owner), int(brokers)))
+    library.rd_kafka_mock_set_controller_id(cluster, 1)
+    print(library.rd_kafka_mock_cluster_bootstraps(cluster).decode(), flush=True)
+    for line in sys.stdin:
+        name, *words = line.split()
+        arguments = [ctypes.c_int64(int(word)) if word.isdecimal() else word.encode() for word in words]
+        print(library[f"rd_kafka_mock_{name}"](cluster, *arguments), flush=True)
 
 
 if __name__ == "__main__":

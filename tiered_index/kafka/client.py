@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,6 +22,7 @@ from tiered_index.kafka.record import KafkaRecord, TimestampType
 
 try:
     import confluent_kafka
+    import confluent_kafka.admin
 except ModuleNotFoundError:  # the extra is not installed
     confluent_kafka = cast("Any", None)
 kafka: Any = confluent_kafka
@@ -99,6 +100,33 @@ def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any
         for value in sorted(settings.values(), key=len, reverse=True):
             reason = reason.replace(value, "...")
         raise ConfigError(f"--kafka: {reason}") from None
+
+
+def open_admin(servers: str, settings: Mapping[str, str]) -> Any:
+    """Return a client for `ids_of_topics`; `open_consumer` has taken the settings, and its log tells of trouble."""
+    return kafka.admin.AdminClient({**settings, "bootstrap.servers": servers, "log_level": 0})
+
+
+def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: float) -> dict[str, str]:
+    """Return the ids of topics, in hexadecimal digits; nothing of one that was deleted, and of a cluster that has none.
+
+    `cluster` is its metadata: one without a controller is not asked. Raises as `error_of` says.
+    """
+    names, ids = list(topics), {}
+    if not names or cluster.controller_id not in cluster.brokers:
+        return {}
+    answers = admin.describe_topics(kafka.TopicCollection(names), request_timeout=timeout_s)
+    for name, answer in answers.items():
+        try:
+            found = answer.result().topic_id
+        except kafka.KafkaException as error:
+            if error.args[0].name() not in ("UNKNOWN_TOPIC_OR_PART", "_UNSUPPORTED_FEATURE"):
+                raise error_of(error.args[0], name) from error
+            continue
+        words = found.get_most_significant_bits(), found.get_least_significant_bits()
+        if any(words):  # a broker without ids says 0
+            ids[name] = "".join(f"{word % (1 << 64):016x}" for word in words)
+    return ids
 
 
 def asked(what: str, call: Callable[[], T]) -> T:

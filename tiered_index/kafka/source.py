@@ -7,8 +7,15 @@ happens to a partition:
 |---|---|
 | a new partition, or a new topic that fits a pattern | it is read from its begin |
 | a partition that is gone | it is reported once; the others go on |
+| another log than the one that was read | it is read from its begin, and reported as rewritten |
 | a position out of the log's range | `OffsetOutOfRange`; with `restart_at` on at the log's begin or end |
 | offsets without a record (compacted, control records, aborted) | the position passes them |
+
+A topic that was deleted and created again has another id. Each name of a position has the id of its topic, and ids are
+compared at the begin and every few seconds. A cluster without ids of topics (before Kafka 2.8) proves less: at the
+begin, and if a topic comes back, one of the last `_COMPARED` records before the position must be in the index, by its
+place, size, time and key. If none is, the log counts as another one. Such a cluster does not prove a log that a topic
+got within the few seconds between two looks.
 
 Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
 `positions`.
@@ -21,10 +28,10 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -32,16 +39,25 @@ import pyarrow as pa
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, did_you_mean
 from tiered_index.follow import Batch, Lag, Loss
-from tiered_index.kafka.client import TIMEOUT_S, KafkaAddress, asked, error_of, kafka, open_consumer, record_of
+from tiered_index.kafka.client import (
+    TIMEOUT_S,
+    KafkaAddress,
+    asked,
+    error_of,
+    ids_of_topics,
+    kafka,
+    open_admin,
+    open_consumer,
+    record_of,
+)
 from tiered_index.kafka.keys import Keys
-from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
 KEYS_PREFIX = "kafka-key:"
-_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:#([0-9]+))?")
+_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+))?")
 _MESSAGES = 20_000
 _WAIT_S = 0.2
 _ROUND_S = 0.5
@@ -49,6 +65,8 @@ _METADATA_S = 5.0
 _COMMIT_S = 1.0
 # a run without `follow` gives a cluster up that says nothing for so long
 _PATIENCE_S = 60.0
+# Records before a position that are looked up, and entries of one key and second that are looked at.
+_COMPARED, _ALIKE = 100, 10_000
 
 
 class OffsetOutOfRange(CorruptFile):
@@ -62,32 +80,27 @@ class OffsetOutOfRange(CorruptFile):
 
 
 class Name(NamedTuple):
-    """The name under which the index keeps a partition's position. A log that begins again has a new `generation`."""
+    """The name under which the index keeps a partition's position. A log that begins again has a new `generation`.
+
+    `topic_id` is the cluster's id of the topic, which no topic has again; empty: not known.
+    """
 
     cluster: str
     topic: str
     partition: int
     generation: int = 0
+    topic_id: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that `text` is; None: another source's."""
         found = _NAME.fullmatch(text)
-        return cls(found[1], found[2], int(found[3]), int(found[4] or 0)) if found else None
+        return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "") if found else None
 
     def __str__(self) -> str:
+        topic_id = f"@{self.topic_id}" if self.topic_id else ""
         generation = f"#{self.generation}" if self.generation else ""
-        return f"kafka:{self.cluster}/{self.topic}/{self.partition}{generation}"
-
-
-class RecordArchive(Protocol):
-    """Keeps records, in order of a partition's offsets; those that it has already change nothing."""
-
-    def end(self, topic: str, partition: int) -> int | None:
-        """Return the offset behind the last published record; None: none is published."""
-
-    def add(self, topic: str, partition: int, records: Sequence[KafkaRecord], begin: int, end: int) -> None:
-        """Take the records of offsets [`begin`, `end`), which are put."""
+        return f"kafka:{self.cluster}/{self.topic}/{self.partition}{topic_id}{generation}"
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +109,9 @@ class Partition:
 
     name: Name
     position: int
-    read: int = 0
+    read: int
+    # records before the position are to be compared with the index: the log may be another one
+    doubted: bool = False
     # where a run without `follow` ends; None: not known
     target: int | None = None
     at_end: bool = False
@@ -109,17 +124,15 @@ class Partition:
 
     def is_done(self) -> bool:
         """Return whether all that was there at the begin is put."""
-        return self.at_end or (self.target is not None and self.position >= self.target)
+        return not self.doubted and (self.at_end or (self.target is not None and self.position >= self.target))
 
 
 class _Read(NamedTuple):
-    """A batch that was read; `records` are for the archive."""
+    """A batch that was read."""
 
     partition: Partition
     batch: Batch
-    begin: int
     newest_ms: int | None
-    records: Sequence[KafkaRecord]
 
 
 _NO_ENTRIES: dict[str, Any] = {n: [] for n in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
@@ -143,7 +156,6 @@ class KafkaSource:
     restart_at: RestartAt | None = None
     commit_group: str | None = None
     cluster: str | None = None
-    archive: RecordArchive | None = None
     note: Callable[[str], None] = _log.warning
     clock: Clock = field(default_factory=SystemClock)
 
@@ -156,10 +168,14 @@ class KafkaSource:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
         group = {} if self.commit_group is None else {"group.id": self.commit_group}
         self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._heard_error, **group)
+        self._admin = open_admin(self.address.servers, self.settings)
         self._partitions: dict[tuple[str, int], Partition] = {}
+        # those that are gone, and those that the broker said to be gone since the last look
         self._gone: set[tuple[str, int]] = set()
+        self._missed: set[tuple[str, int]] = set()
         self._pending: deque[_Read] = deque()
         self._out_of_range: set[tuple[str, int]] = set()
+        self._losses: list[Loss] = []
         self._problem: Exception | None = None
         self._trouble: str | None = None
         self._looked_s = self._committed_s = 0.0
@@ -183,10 +199,13 @@ class KafkaSource:
     # partitions
 
     def _look_for_partitions(self, *, begin: bool = False) -> None:
-        """Assign the partitions that are new, and report those that are gone."""
+        """Assign the partitions that are new or have another log, and report those that are gone."""
         self._looked_s = time.monotonic()
         try:
             found = asked(self.place, lambda: self._consumer.list_topics(timeout=TIMEOUT_S if begin else 5.0))
+            known = [name for name, topic in found.topics.items() if topic.error is None]
+            wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
+            ids = ids_of_topics(self._admin, found, wanted, TIMEOUT_S if begin else 5.0)
         except StorageUnavailable as error:
             if begin:
                 raise
@@ -195,51 +214,121 @@ class KafkaSource:
         if begin:
             self.cluster = self.cluster or found.cluster_id or "-"
             self._check_one_cluster()
-            known = [name for name, topic in found.topics.items() if topic.error is None]
             for topic in self.address.topics:
                 if not any(_fits(name, topic) for name in known) and not _is_pattern(topic):
                     raise InvalidArgument(f"{self.place}: there is no topic {topic!r}{did_you_mean(topic, known)}")
-        there = {
-            (name, number)
-            for name, topic in found.topics.items()
-            if topic.error is None and any(_fits(name, pattern) for pattern in self.address.topics)
-            for number in topic.partitions
+        there = {(name, number) for name in wanted for number in found.topics[name].partitions}
+        reading = self._partitions.keys() - self._gone
+        gone = reading - there
+        changed = {
+            place
+            for place in reading & there
+            if place in self._missed or ids.get(place[0], "") not in ("", self._partitions[place].name.topic_id)
         }
-        for place in sorted(self._partitions.keys() - self._gone - there):
-            self._gone.add(place)
+        for place in sorted(gone | changed):
             self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
+        for place in sorted(gone):
             self.note(f"{self._partitions[place].place} is gone: it was deleted, or you may no longer read it")
-        new = sorted(there - (self._partitions.keys() - self._gone))
-        self._gone -= there
+        self._gone = (self._gone | gone) - there
+        self._out_of_range -= gone | changed
+        self._missed.clear()
+        new = sorted(there - reading | changed)
         durable = self._newest_names() if new else {}
-        assigned = []
         for place in new:
-            partition = self._partitions.get(place) or self._begin(
-                place, durable.get(place), restart=begin and self.restart
-            )
-            if not self.follow:
-                partition.target = self._range(place)[1]
+            before = self._partitions.get(place)
+            put = durable.get(place) if before is None else (before.name, before.position)
+            try:
+                partition = self._begin(place, put, ids.get(place[0], ""), restart=begin and self.restart)
+                self._assign(partition)
+            except StorageUnavailable as error:  # it may be gone again: the next look tells
+                if begin:
+                    raise
+                self._trouble = str(error)
+                self._gone.add(place)
+                continue
+            if before is not None and partition.position == before.position:
+                partition.newest_ms = before.newest_ms
             self._partitions[place] = partition
-            assigned.append(kafka.TopicPartition(*place, partition.read))
-        if assigned:
-            self._consumer.incremental_assign(assigned)
 
-    def _begin(self, place: tuple[str, int], durable: tuple[Name, int] | None, *, restart: bool) -> Partition:
-        """Return a partition at its durable position or, if it has none, at the begin of its log."""
-        if durable is None or restart:
-            generation = durable[0].generation + 1 if durable is not None else 0
-            begin = self._range(place)[0]
-            return Partition(Name(self.cluster or "-", *place, generation), begin, begin)
-        name, position = durable
-        archived = self.archive.end(*place) if self.archive is not None else position
-        return Partition(name, position, position if archived is None else min(position, archived))
+    def _begin(
+        self, place: tuple[str, int], put: tuple[Name, int] | None, topic_id: str, *, restart: bool
+    ) -> Partition:
+        """Return a partition at the position up to which it was put or, if that is of another log, at its begin."""
+        target = None if self.follow else self._range(place)[1]
+        if put is None or restart:
+            generation, begin = put[0].generation + 1 if put is not None else 0, self._range(place)[0]
+            return Partition(Name(self.cluster or "-", *place, generation, topic_id), begin, begin, target=target)
+        name, position = put
+        partition = Partition(name, position, position, target=target)
+        if topic_id and name.topic_id and topic_id != name.topic_id:
+            self._start_anew(partition, "its topic was deleted and created again", topic_id)
+        elif not topic_id or topic_id != name.topic_id:
+            partition.name = name._replace(topic_id=topic_id or name.topic_id)
+            # a log without records before the position has none that could be missed
+            partition.doubted = self._range(place)[0] < position
+        return partition
+
+    def _assign(self, partition: Partition) -> None:
+        """Have a partition read from its position on, or from the records that are compared first."""
+        place = partition.name.topic, partition.name.partition
+        at = max(self._range(place)[0], partition.read - _COMPARED) if partition.doubted else partition.read
+        self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
+
+    def _start_anew(self, partition: Partition, why: str, topic_id: str = "") -> None:
+        """Read a partition, whose log is another one than that of its position, from its begin."""
+        name, before = partition.name, partition.position
+        begin = self._range((name.topic, name.partition))[0]
+        partition.name = name._replace(generation=name.generation + 1, topic_id=topic_id or name.topic_id)
+        partition.position, partition.doubted, partition.at_end, partition.newest_ms = begin, False, False, None
+        self._pending.append(self._passed(partition, begin))
+        problem = f"{partition.place}: {why}: it is read from {begin:,}"
+        self._losses.append(Loss("rewritten", min(begin, before), before, None, problem))
+
+    def _is_same_log(self, partition: Partition, messages: list[Any], end: int | None) -> bool:
+        """Return whether records before the position are those of the index. If not, read the log from its begin.
+
+        `end` is the log's end, if no message follows. Without such a record among `messages`, later ones may tell.
+        """
+        position, keys = partition.position, self._all_keys()
+        if any(self._is_put(message, keys) for message in messages if message.offset() < position):
+            partition.doubted = False
+            return True
+        place = partition.name.topic, partition.name.partition
+        if end is not None and end < position:
+            self._out_of_range.add(place)
+        elif end is not None or messages[-1].offset() >= position:
+            why = f"none of its records before offset {position:,} is known to be the one that was put"
+            self._start_anew(partition, why)
+            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
+            self._assign(partition)
+        return False
+
+    def _is_put(self, message: Any, keys: Keys) -> bool:
+        """Return whether the index has an entry of a message: of its place, size and time, by one of its keys."""
+        time_ms = min(message.timestamp()[1], MAX_TIMESTAMP_MS)
+        if time_ms < 0:
+            return False  # an entry has the time of its reading
+        topic, wanted = message.topic(), (message.partition(), message.offset(), _size(message))
+        return any(
+            (item.queue_id, item.offset, item.size) == wanted
+            for key in keys.of(record_of(message))
+            for item in self.index.query(topic, key, time_ms, time_ms, _ALIKE).items
+        )
+
+    def _all_keys(self) -> Keys:
+        """Return the keys by which records are in the index, those of earlier runs among them."""
+        if self.keys.function is not None:
+            return self.keys
+        names = (name for name in self.index.durable_positions() if name.startswith(KEYS_PREFIX))
+        given = {*self.keys.given, *(name.removeprefix(KEYS_PREFIX) for name in names)}
+        return Keys(tuple(given - {"function"}))
 
     def _newest_names(self) -> dict[tuple[str, int], tuple[Name, int]]:
         newest: dict[tuple[str, int], tuple[Name, int]] = {}
         for text, position in self.index.durable_positions().items():
             if (name := Name.parse(text)) is not None and name.cluster == self.cluster:
                 before = newest.get((name.topic, name.partition))
-                if before is None or before[0].generation < name.generation:
+                if before is None or (before[0].generation, before[1]) < (name.generation, position):
                     newest[name.topic, name.partition] = name, position
         return newest
 
@@ -284,15 +373,18 @@ class KafkaSource:
             if not messages or time.monotonic() > until_s:
                 break
         self._publish_positions()
-        losses = self._settle_range() if self._out_of_range else ()
+        if self._out_of_range:
+            self._look_for_partitions()  # a topic that was made again has another id
+            self._settle_range()
         if self._problem is not None:
             raise self._problem
-        caught_up = not losses and all(partition.is_done() for partition in self._reading())
+        caught_up = not self._losses and all(partition.is_done() for partition in self._reading())
         if not caught_up and not self.follow and time.monotonic() - self._heard_s > _PATIENCE_S:
             raise StorageUnavailable(
                 f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self._trouble or 'silence'}"
             )
-        yield Batch(source="", position=0, losses=losses, caught_up=caught_up, pause=0.0)
+        yield Batch(source="", position=0, losses=tuple(self._losses), caught_up=caught_up, pause=0.0)
+        self._losses.clear()
 
     def _reading(self) -> list[Partition]:
         return [partition for place, partition in list(self._partitions.items()) if place not in self._gone]
@@ -300,11 +392,9 @@ class KafkaSource:
     def _hand_over(self) -> Generator[Batch, None, None]:
         """Yield what was read. A batch that is not put stays, and so do those behind it."""
         while self._pending:
-            partition, batch, begin, newest_ms, records = self._pending[0]
+            partition, batch, newest_ms = self._pending[0]
             yield batch
             self._pending.popleft()
-            if self.archive is not None:
-                self.archive.add(partition.name.topic, partition.name.partition, records, begin, batch.position)
             partition.position = max(partition.position, batch.position)
             partition.newest_ms = newest_ms or partition.newest_ms
 
@@ -322,7 +412,8 @@ class KafkaSource:
                 ends[place] = message.offset()
             elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 self._out_of_range.add(place)
-            elif error.code() in (kafka.KafkaError._UNKNOWN_PARTITION, kafka.KafkaError.UNKNOWN_TOPIC_OR_PART):
+            elif error.name() in _MISSED:
+                self._missed.add(place)
                 self._looked_s = 0.0
             elif error.retriable() or error.code() in (kafka.KafkaError._TRANSPORT, kafka.KafkaError._ALL_BROKERS_DOWN):
                 self._trouble = error.str()
@@ -330,26 +421,29 @@ class KafkaSource:
                 self._problem = error_of(error, f"{place[0]}/{place[1]}")
         if of_partitions or ends:
             self._heard_s, self._trouble = time.monotonic(), None
-        for place, several in of_partitions.items():
-            if (partition := self._partitions.get(place)) is not None:
+        for place in of_partitions | ends:
+            several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
+            if partition is None:
+                continue
+            if partition.doubted:
+                if not self._is_same_log(partition, several, end):
+                    continue
+                several = [message for message in several if message.offset() >= partition.read]
+            if several:
                 self._pending.append(self._read(partition, several))
-        for place, end in ends.items():
-            if (partition := self._partitions.get(place)) is not None:
+            if end is not None:
                 partition.at_end = True
                 if end > partition.read:  # behind the last record: what was compacted away, aborted, or a mark
                     self._pending.append(self._passed(partition, end))
 
-    def _passed(self, partition: Partition, end: int, losses: tuple[Loss, ...] = ()) -> _Read:
-        begin, partition.read = partition.read, end
-        batch = Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES, losses=losses)
-        return _Read(partition, batch, begin, None, ())
+    def _passed(self, partition: Partition, end: int) -> _Read:
+        partition.read = end
+        return _Read(partition, Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES), None)
 
     def _read(self, partition: Partition, messages: list[Any]) -> _Read:
         """Return the batch of messages of one partition, which are in order of their offsets."""
         partition.at_end = False
-        begin, end = partition.read, messages[-1].offset() + 1
-        partition.read = end
-        records = () if self.archive is None and self.keys.only_key else tuple(map(record_of, messages))
+        end = partition.read = messages[-1].offset() + 1
         without = self.keys.without_key
         if self.keys.only_key:
             found = [message.key() for message in messages]
@@ -358,11 +452,11 @@ class KafkaSource:
                 # most keys are short texts: Arrow checks them all at once
                 keys = pa.array(found if all(with_key) else None, pa.binary()).cast(pa.string())
             except (pa.ArrowInvalid, TypeError):
-                keys, rows = self._slow_keys(records or tuple(map(record_of, messages)))
+                keys, rows = self._slow_keys(messages)
             else:
                 rows = None
         else:
-            keys, rows = self._slow_keys(records)
+            keys, rows = self._slow_keys(messages)
         offsets = np.array([message.offset() for message in messages], np.int64)
         sizes = np.array([_size(message) for message in messages], np.int64)
         times = np.array([message.timestamp()[1] for message in messages], np.int64)
@@ -385,36 +479,33 @@ class KafkaSource:
         batch = Batch(
             source=str(partition.name), position=end, columns=columns, messages=len(messages), left_out=left_out
         )
-        return _Read(partition, batch, begin, newest_ms, records)
+        return _Read(partition, batch, newest_ms)
 
-    def _slow_keys(self, records: Sequence[KafkaRecord]) -> tuple[Any, Any]:
+    def _slow_keys(self, messages: list[Any]) -> tuple[Any, Any]:
         """Return one key a row, and the number of its record."""
-        found = [self.keys.take(record) for record in records]
+        found = [self.keys.take(record_of(message)) for message in messages]
         rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
         return pa.array([key for keys in found for key in keys], pa.string()), rows
 
-    def _settle_range(self) -> tuple[Loss, ...]:
+    def _settle_range(self) -> None:
         """Continue where the logs are that lack the next record. Raises `OffsetOutOfRange` without `restart_at`."""
-        losses = []
         for place in sorted(self._out_of_range):
             partition = self._partitions[place]
             begin, end = self._range(place)
-            if begin <= partition.read <= end:
-                target = partition.read  # a broker that had not caught up with its leader
-            elif self.restart_at is None:
-                raise OffsetOutOfRange(partition.place, partition.read, begin, end)
-            else:
+            # else a broker had not caught up with its leader
+            if not begin <= partition.read <= end:
+                if self.restart_at is None:
+                    raise OffsetOutOfRange(partition.place, partition.read, begin, end)
                 target = begin if self.restart_at == "begin" else end
-                losses.append(_gap(partition, begin, end, target))
-            if target < partition.read:
-                partition.name = partition.name._replace(generation=partition.name.generation + 1)
-                partition.position = partition.read = target
-            if target != partition.read or losses:
+                self._losses.append(_gap(partition, begin, end, target))
+                if target < partition.read:
+                    partition.name = partition.name._replace(generation=partition.name.generation + 1)
+                    partition.position = target
+                partition.doubted = False
                 self._pending.append(self._passed(partition, target))
             self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
-            self._consumer.incremental_assign([kafka.TopicPartition(*place, target)])
+            self._assign(partition)
         self._out_of_range.clear()
-        return tuple(losses)
 
     def _publish_positions(self) -> None:
         """Commit durable positions under the group's name; nothing here reads them."""
@@ -469,6 +560,8 @@ class KafkaSource:
 
 
 _SURE_BYTES = 32_767
+# Errors of a partition whose topic is not there, or not any more.
+_MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
 
 
 def _size(message: Any) -> int:

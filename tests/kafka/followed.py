@@ -1,0 +1,27 @@
+"""Topics that are read into an index."""
+
+from __future__ import annotations
+
+from tiered_index.follow import Follower
+from tiered_index.kafka.client import KafkaAddress
+from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.source import KafkaSource
+
+
+def source_of(index, servers, *topics, **options) -> KafkaSource:
+    keys = Keys(options.pop("keys", ("key",)), options.pop("function", None))
+    return KafkaSource(index, KafkaAddress(servers, topics), keys=keys, **{"follow": False, **options})
+
+
+def ingest(index, servers, *topics, **options) -> Follower:
+    """Read topics to their ends, and flush."""
+    notes: list[str] = []
+    with Follower(index, source_of(index, servers, *topics, **options), follow=False, note=notes.append) as follower:
+        follower.run()
+    index.flush()
+    follower.notes = notes
+    return follower
+
+
+def places(index, topic, key):
+    return {(item.queue_id, item.offset) for item in index.query(topic, key).items}

@@ -1,0 +1,61 @@
+"""A follower of a topic that is killed again and again: ``python -m tests.kafka.killed ROOT SERVERS TOPIC KILLS``.
+
+Each follower is a fork of this process, which itself has no client of Kafka. It prints how often the followers had put
+records before they were killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.kafka.followed import source_of
+from tiered_index import IndexService
+from tiered_index.follow import Follower
+
+SETTINGS = {"slots": 997, "items": 20_000, "flush_interval_s": 0.05}
+
+
+def open_index(root: Path) -> IndexService:
+    """Return the index, whose storage is beside its root."""
+    return IndexService.open(root=root, storage=f"{root.absolute().as_uri()}-storage", **SETTINGS)
+
+
+def follow(root: Path, servers: str, topic: str, put: int) -> None:
+    """Follow until the process is killed; a byte for each round that put records."""
+    index = open_index(root)
+    follower = Follower(index, source_of(index, servers, topic, follow=True), note=lambda _: None)
+    follower.in_background()
+    seen = 0
+    while not follower.has_ended():
+        if follower.messages > seen:
+            seen = follower.messages
+            os.write(put, b".")
+        time.sleep(0.005)
+    follower.end()
+
+
+def main(root: str, servers: str, topic: str, kills: str) -> None:
+    """Kill so many followers, each at a moment of its own after it began to put."""
+    times, fruitful = random.Random(4), 0
+    for _ in range(int(kills)):
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(read)
+            follow(Path(root), servers, topic, write)
+            os._exit(1)
+        os.close(write)
+        fruitful += bool(os.read(read, 1))
+        time.sleep(times.uniform(0, 0.2))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        os.close(read)
+    print(fruitful)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

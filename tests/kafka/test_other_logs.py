@@ -1,0 +1,165 @@
+"""Logs that are not the ones that were read: topics that were deleted and created again, and logs without an offset."""
+
+from __future__ import annotations
+
+import confluent_kafka
+import pytest
+
+from tests.kafka.followed import ingest, places, source_of
+from tests.support.hanging import until
+from tests.support.kafka_cluster import PARTITIONS
+from tiered_index.follow import Follower
+from tiered_index.kafka.source import Name, OffsetOutOfRange
+
+BEFORE = 50
+
+
+def records(name, count):
+    of_all = {"value": "v", "partition": 0, "timestamp": 1_700_000_000_000}
+    return [{"key": f"{name}-{n}", **of_all} for n in range(count)]
+
+
+def has_all(index, topic, name, count):
+    return all(places(index, topic, f"{name}-{n}") == {(0, n)} for n in range(count))
+
+
+def told(follower):
+    """The losses of partitions that had records."""
+    return [(one.kind, one.begin, one.end) for one in follower.losses if one.end]
+
+
+@pytest.fixture(params=["ids", "no_ids"])
+def controlled(request, cluster):
+    cluster.control(int(request.param == "ids"))
+    return cluster
+
+
+@pytest.fixture
+def made(cluster, topic, producing):
+    cluster.create(topic)
+    producing.send(topic, records("old", BEFORE))
+
+
+def make_again(cluster, topic, producing, count):
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, records("new", count))
+
+
+@pytest.mark.parametrize("count", [BEFORE, 2 * BEFORE, 4 * BEFORE])
+def test_a_topic_that_was_made_again_is_read_from_its_begin(index, controlled, servers, topic, made, producing, count):
+    assert ingest(index, servers, topic).messages == BEFORE
+    assert ingest(index, servers, topic).loss_count == 0
+    make_again(controlled, topic, producing, count)
+    again = ingest(index, servers, topic)
+    assert (again.messages, told(again)) == (count, [("rewritten", 0, BEFORE)])
+    assert has_all(index, topic, "new", count)
+    # the new log is the one that was read, from now on
+    later = ingest(index, servers, topic)
+    assert (later.messages, later.loss_count) == (0, 0)
+
+
+@pytest.mark.parametrize("count", [BEFORE // 2, BEFORE, 2 * BEFORE])
+def test_a_topic_that_is_made_again_between_two_looks_is_read_from_its_begin(
+    index, cluster, servers, topic, made, producing, count
+):
+    with Follower(index, source_of(index, servers, topic, follow=True), note=lambda _: None) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == BEFORE)
+        make_again(cluster, topic, producing, count)
+        follower.source._looked_s = 0.0
+        until(lambda: has_all(index, topic, "new", count))
+        until(lambda: told(follower))
+    # the end is behind what was read of the new log before the look
+    assert [one[:2] for one in told(follower)] == [("rewritten", 0)]
+
+
+def test_a_topic_that_goes_and_returns_is_read_from_its_begin(index, controlled, servers, topic, made, producing):
+    notes: list[str] = []
+    source = source_of(index, servers, topic, follow=True, note=notes.append)
+    with Follower(index, source, note=lambda _: None) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == BEFORE)
+        controlled.delete(topic)
+        source._looked_s = 0.0
+        until(lambda: len(notes) == PARTITIONS)
+        controlled.create(topic)
+        producing.send(topic, records("new", 2 * BEFORE))
+        source._looked_s = 0.0
+        until(lambda: has_all(index, topic, "new", 2 * BEFORE))
+    assert all(" is gone: " in note for note in notes)
+    assert told(follower) == [("rewritten", 0, BEFORE)]
+
+
+def test_without_ids_records_tell_a_log_by_any_key_that_was_indexed(index, cluster, servers, topic, producing):
+    cluster.control(0)
+    producing.send(topic, [{**one, "headers": [("h", f"h-{n}")]} for n, one in enumerate(records("old", BEFORE))])
+    ingest(index, servers, topic, keys=("header:h",))
+    assert told(ingest(index, servers, topic, keys=("key",))) == []
+    # none of the last records has a key: the log can't be told from another one, and is read again
+    producing.send(topic, [{"value": "v", "partition": 0}] * 100)
+    assert ingest(index, servers, topic).messages == 100
+    again = ingest(index, servers, topic)
+    assert (again.messages, told(again)) == (BEFORE + 100, [("rewritten", 0, BEFORE + 100)])
+    assert "is known to be the one that was put: it is read from 0" in again.losses[0].problem
+
+
+def test_a_position_without_an_id_gets_one_once_the_cluster_has_ids(index, cluster, servers, topic, made, producing):
+    cluster.control(0)
+    ingest(index, servers, topic)
+    cluster.control(1)
+    producing.send(topic, records("more", 1))
+    follower = ingest(index, servers, topic)
+    assert (follower.messages, follower.loss_count) == (1, 0)
+    names = [Name.parse(name) for name in follower.source.positions()]
+    assert len({name.topic_id for name in names}) == 1 and names[0].topic_id
+    cluster.control(0)  # its controller is away for a moment
+    assert ingest(index, servers, topic).loss_count == 0
+
+
+@pytest.mark.parametrize(
+    ("restart_at", "messages", "loss"),
+    [("begin", 20, ("missing", BEFORE, BEFORE + 30)), ("end", 0, ("missing", BEFORE, BEFORE + 50))],
+)
+def test_records_that_were_deleted_unread_are_an_error_or_a_gap(
+    index, cluster, servers, topic, made, producing, restart_at, messages, loss
+):
+    ingest(index, servers, topic)
+    producing.send(topic, records("more", 50))
+    cluster.trim(topic, 0, BEFORE + 30)
+    with pytest.raises(OffsetOutOfRange, match=f"offset {BEFORE} is next, and the log has 80 to 100.*--restart-at"):
+        ingest(index, servers, topic)
+    follower = ingest(index, servers, topic, restart_at=restart_at)
+    assert (follower.messages, told(follower)) == (messages, [loss])
+    assert ingest(index, servers, topic).loss_count == 0
+
+
+# without ids, a log of which no record was put can't be told from another one: it is read
+@pytest.mark.parametrize(("restart_at", "messages", "later"), [("begin", 20, 5), ("end", 0, 25)])
+def test_without_ids_a_log_that_ends_before_the_position_is_an_error_or_is_read_again(
+    index, cluster, servers, topic, made, producing, restart_at, messages, later
+):
+    cluster.control(0)
+    ingest(index, servers, topic)
+    make_again(cluster, topic, producing, 20)
+    with pytest.raises(OffsetOutOfRange) as raised:
+        ingest(index, servers, topic)
+    assert (raised.value.position, raised.value.begin, raised.value.end) == (BEFORE, 0, 20)
+    follower = ingest(index, servers, topic, restart_at=restart_at)
+    assert (follower.messages, follower.loss_count) == (messages, 1)
+    assert follower.losses[0].kind == "rewritten"
+    producing.send(topic, records("more", 5))
+    assert ingest(index, servers, topic).messages == later
+
+
+def test_a_group_gets_the_durable_positions(index, servers, topic, made, producing):
+    ingest(index, servers, topic, commit_group=topic)
+    producing.send(topic, records("more", 7))
+    # what is durable when the source is closed; its own records are flushed behind that
+    follower = ingest(index, servers, topic, commit_group=topic)
+    asker = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
+    try:
+        (committed,) = asker.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=30)
+    finally:
+        asker.close()
+    assert (committed.offset, set(follower.source.positions().values())) == (BEFORE, {BEFORE + 7, 0})
