@@ -10,19 +10,20 @@ import pytest
 
 from tests.rocketmq import large_store
 from tests.rocketmq.followed import SteppedDispatcher
+from tests.support.store_writer import checkpoint_bytes
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, SLOT_SIZE
 from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import ALL_TOPICS
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
+from tiered_index.rocketmq.log.store import StoreDirectory
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large") / "store"
-    large_store.write(folder).close(Checkpoint(*large_store.java()["checkpoint"]))
+    large_store.write(folder).close(checkpoint_bytes(*large_store.java()["checkpoint"]))
     return folder
 
 

@@ -13,13 +13,14 @@ from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find
 from tests.support.classic_lookups import query as classic_query
 from tests.support.classic_writer import load_classic_index
+from tests.support.store_writer import checkpoint_bytes, tags_code
 from tiered_index import IndexService
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import decode_offset_msg_id, tags_code
+from tiered_index.rocketmq.log.layout import decode_offset_msg_id
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.log.store import ENTRY_BYTES, Checkpoint, decode_checkpoint, list_queues, offsets_named
+from tiered_index.rocketmq.log.store import ENTRY_BYTES, list_queues, offsets_named
 
 
 @pytest.fixture(scope="module")
@@ -132,22 +133,14 @@ def test_consume_queues_hold_every_dispatched_message(store):
 
 def test_checkpoint(store):
     data = (store / "checkpoint").read_bytes()
-    checkpoint = decode_checkpoint(data)
     wanted = json.loads(golden_store.raw("meta.json"))["checkpoint"]
-    assert checkpoint == Checkpoint(
-        commit_log_ms=wanted["physicMsgTimestamp"],
-        consume_queue_ms=wanted["logicsMsgTimestamp"],
-        index_ms=wanted["indexMsgTimestamp"],
-        master_flushed_offset=wanted["masterFlushedOffset"],
-        confirmed_offset=wanted["confirmPhyOffset"],
-    )
-    assert checkpoint.encode() == data
-    assert checkpoint.safe_ms == wanted["physicMsgTimestamp"] - 3000
+    names = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp", "masterFlushedOffset", "confirmPhyOffset")
+    assert data == checkpoint_bytes(*(wanted[name] for name in names))
 
 
 def test_a_store_written_from_the_same_messages_has_the_same_bytes(store, tmp_path):
     writer = golden_store.write_again(tmp_path / "made")
-    writer.close(decode_checkpoint((store / "checkpoint").read_bytes()))
+    writer.close((store / "checkpoint").read_bytes())
     made = {str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").rglob("*") if path.is_file()}
     assert made == set(golden_store.names())
     for name in golden_store.names():

@@ -28,7 +28,7 @@ from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.classic import ClassicIndexFile, infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.store import decode_checkpoint, decode_entries
+from tiered_index.rocketmq.log.store import decode_entries
 from tiered_index.service.answers.rows import decode_cursor, query_digest
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.window_table import WindowTable
@@ -261,14 +261,6 @@ def codecs() -> list[Codec]:
             resealed.words(0, 8, 12, 20, 28),
             _queue,
             ("follow", "messages"),
-        ),
-        Codec(
-            "store checkpoint",
-            f"{store}/checkpoint",
-            resealed.words(0, 8, 16, 24, 32),
-            decode_checkpoint,
-            ("follow",),
-            0.5,
         ),
         Codec(
             "classic index",

@@ -173,26 +173,3 @@ def test_a_lost_root_goes_on_where_the_storage_is_and_a_new_one_at_the_begin_of_
     assert fresh.resumed_from == SEGMENT
     assert fresh.run_once().losses == ()
     followed.check()
-
-
-def test_from_the_checkpoint(followed):
-    followed.write(400)
-    followed.writer.close()
-    store = StoreDirectory.open(followed.path)
-    checkpoint = store.checkpoint()
-    assert checkpoint is not None and checkpoint.index_ms == 0
-    assert followed.dispatcher(start="checkpoint").resumed_from == 0
-    # RocketMQ's rule: the newest segment whose first message isn't younger than what all three timestamps cover
-    firsts = firsts_of(followed.path)
-    for start, first_ms in firsts.items():
-        for index_ms in (first_ms, first_ms - 1):
-            made = {"commit_log_ms": first_ms + 3_000, "consume_queue_ms": first_ms + 9_000, "index_ms": index_ms}
-            (followed.path / "checkpoint").write_bytes(type(checkpoint)(**made).encode())
-            expected = max((s for s, ms in firsts.items() if ms <= index_ms), default=0)
-            assert followed.dispatcher(start="checkpoint").resumed_from == expected
-            assert expected == start or index_ms < first_ms
-
-
-def firsts_of(path):
-    reader = CommitLogReader(path / "commitlog")
-    return {segment.start: reader.read(segment.start).store_ms for segment in reader.segments()}

@@ -136,7 +136,7 @@ def test_the_brokers_files_stay_as_they_are(followed):
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in followed.path.rglob("*") if path.is_file()}
     folders = sorted(path for path in followed.path.rglob("*"))
     list(rounds(followed.dispatcher(round_bytes=1)))
-    followed.dispatcher(restart=True, start="checkpoint").lag()
+    followed.dispatcher(restart=True).lag()
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before} == before
     assert sorted(path for path in followed.path.rglob("*")) == folders
 

@@ -25,7 +25,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import decode_message, decompress
 from tiered_index.rocketmq.log.segments import End, segment_name, walk
-from tiered_index.rocketmq.log.store import decode_checkpoint, decode_entries
+from tiered_index.rocketmq.log.store import decode_entries
 
 SEGMENTS = golden_store.segments()
 STARTS = [wanted["offset"] for wanted in golden_store.expected()]
@@ -175,10 +175,6 @@ def test_any_bytes_at_all(data, extra):
     for flag in (0x101, 0x201, 0x301):
         with pytest.raises(CorruptFile):
             decompress(data + b"\x99", flag, max_bytes=1000)
-    try:
-        decode_checkpoint(data)
-    except CorruptFile:
-        pass
 
 
 INDEX = golden_store.raw(golden_store.names("index")[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.stored_messages import format_properties
-from tiered_index.rocketmq.log.layout import index_keys, java_text, parse_properties, tags_code
+from tiered_index.rocketmq.log.layout import index_keys, java_text, parse_properties
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,3 @@ def test_properties_come_back_from_their_text():
 )
 def test_keys(properties, keys):
     assert index_keys(properties) == keys
-
-
-def test_tags_code_is_the_hash_of_the_tags_or_the_time_of_delivery():
-    assert tags_code("T", {"TAGS": "TagA"}, 0) == 2598919
-    assert tags_code("T", {}, 0) == 0
-    assert tags_code("T", {"TAGS": "TagA", "DELAY": "3"}, 5) == 2598919
-    assert tags_code("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "3"}, 5) == 10_005
-    assert tags_code("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "0"}, 5) == 2598919
-    assert tags_code("SCHEDULE_TOPIC_XXXX", {"TAGS": "TagA", "DELAY": "soon"}, 5) == 2598919
-    levels = [tags_code("SCHEDULE_TOPIC_XXXX", {"DELAY": level}, 0) for level in ("-1", "0", "1", "18", "99")]
-    assert levels == [0, 0, 1000, 7_200_000, 7_200_000]

@@ -9,6 +9,7 @@ names. Nothing is synced: this is no broker. One thread uses a writer.
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,21 +20,35 @@ from tests.support.classic_writer import ClassicIndex, WritableClassicFile, load
 from tests.support.stored_messages import format_properties, message_size
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
 from tiered_index.rocketmq.log.message import Message, body_crc, problem_of_values
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import (
-    CHECKPOINT_BYTES,
-    ENTRIES_PER_FILE,
-    ENTRY_BYTES,
-    Checkpoint,
-    StoreDirectory,
-    pack_entry,
-)
+from tiered_index.rocketmq.log.store import ENTRY_BYTES, StoreDirectory
 from tiered_index.storage.disk import Disk
+
+CHECKPOINT_BYTES = 4_096
+ENTRIES_PER_FILE = 300_000
+_DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+
+# One entry's bytes, of commit log offset, size and tags code.
+pack_entry = struct.Struct(">qiq").pack
+
+
+def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
+    """Return the consume queue's tags code: the hash of the tags, of a delayed message the time of delivery (ms)."""
+    level = properties.get("DELAY", "")
+    if topic == "SCHEDULE_TOPIC_XXXX" and level.isdecimal() and int(level) > 0:
+        return store_ms + 1000 * _DELAY_LEVELS_S[min(int(level), len(_DELAY_LEVELS_S)) - 1]
+    return java_string_hash(properties.get(TAGS, ""))
+
+
+def checkpoint_bytes(*numbers: int) -> bytes:
+    """Return a checkpoint: the times (ms) up to which log, queues and index are flushed, and two offsets."""
+    return struct.pack(">5q", *numbers, *[0] * (5 - len(numbers))).ljust(CHECKPOINT_BYTES, b"\0")
 
 
 def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
@@ -243,17 +258,15 @@ class StoreWriter:
             write_sized(self._disk, self.root / "index" / name, len(file.data), file.data)
         self._dirty.clear()
 
-    def close(self, checkpoint: Checkpoint | None = None) -> None:
+    def close(self, checkpoint: bytes | None = None) -> None:
         """Flush, write the checkpoint (by default what the store holds), and take the mark of an unclean end away."""
         self.flush()
         if self._descriptor is not None:
             self._disk.close(self._descriptor)
             self._descriptor = None
         full = [file.header.end_ms for file in self._index.files if file.is_full] if self._index else []
-        checkpoint = checkpoint or Checkpoint(
-            commit_log_ms=self._last_ms, consume_queue_ms=self._last_ms, index_ms=max(full, default=0)
-        )
-        write_sized(self._disk, self.root / "checkpoint", CHECKPOINT_BYTES, checkpoint.encode())
+        checkpoint = checkpoint or checkpoint_bytes(self._last_ms, self._last_ms, max(full, default=0))
+        write_sized(self._disk, self.root / "checkpoint", CHECKPOINT_BYTES, checkpoint)
         self._disk.unlink(self.root / "abort")
 
     def __enter__(self) -> StoreWriter:
@@ -303,9 +316,7 @@ class StoreWriter:
         queue = self._queue(message.topic, message.queue_id)
         self._last_ms = max(self._last_ms, message.store_ms)
         if message.is_visible:
-            queue.append(
-                message.physical_offset, message.size, layout.tags_code(message.topic, named, message.store_ms)
-            )
+            queue.append(message.physical_offset, message.size, tags_code(message.topic, named, message.store_ms))
 
     def _index_keys(self, message: Message, named: Mapping[str, str]) -> None:
         if self._index is None:

@@ -209,12 +209,6 @@ class StoreOptions:
     skip_missing: Annotated[
         bool, _of_store("--skip-missing", help="Skip messages that were deleted unread or rewritten, and report them.")
     ] = False
-    begin_from: Annotated[
-        Literal["begin", "checkpoint"],
-        _of_store(
-            "--from", metavar="PLACE", help="Where to begin in a store that is new to the index: begin or checkpoint."
-        ),
-    ] = "begin"
     check_bodies: Annotated[
         bool, _of_store("--check-bodies/--no-check-bodies", help="Check each message's body against its CRC.")
     ] = True
@@ -324,7 +318,6 @@ def ingest(
             store=store,
             skip_corrupt=of_store.skip_corrupt,
             skip_missing=of_store.skip_missing,
-            start=of_store.begin_from,
             archiving=archiving,
             reader=CommitLogReader(store.commitlog, check_crc=of_store.check_bodies, selection=selection),
             **followed,

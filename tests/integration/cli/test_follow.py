@@ -174,9 +174,7 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
         assert len(reader.query("orders", "own-1004")) == 1
 
 
-@pytest.mark.parametrize(
-    "option", [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--archive-queues",), ("--from", "checkpoint")]
-)
+@pytest.mark.parametrize("option", [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--archive-queues",)])
 def test_options_of_stores_are_refused_for_files(in_process, tmp_path, option):
     source = tmp_path / "m.ndjson"
     source.write_text("{}\n")

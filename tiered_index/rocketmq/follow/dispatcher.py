@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
-from typing import Literal
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
@@ -53,7 +52,6 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
-Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
 # Rounds at zeros after which the consume queues are read again to see whether they name something behind them.
@@ -99,7 +97,6 @@ class Dispatcher:
         skip_corrupt: bool = False,
         skip_missing: bool = False,
         restart: bool = False,
-        start: Start = "begin",
         reader: CommitLogReader | None = None,
         round_bytes: int = _ROUND_BYTES,
         disk: Disk | None = None,
@@ -110,9 +107,8 @@ class Dispatcher:
         """Continue at the index's durable position.
 
         Without `follow`, a torn tail is looked at again before it passes for the end, and may prove to be damage.
-        `start` counts only where the index doesn't know the store; `restart` takes the log from its beginning. `reader`
-        says what is indexed; by default that is every topic but RocketMQ's own. A round ends early once `stopping` says
-        so; `now_s` is its clock, and `clock` is the index's.
+        `restart` takes the log from its beginning. `reader` says what is indexed; by default that is every topic but
+        RocketMQ's own. A round ends early once `stopping` says so; `now_s` is its clock, and `clock` is the index's.
 
         Raises `ConfigError` where the index follows another store, `CorruptFile` where the fingerprints of this one
         can't be read, `StorageMisconfigured` where the log may not be.
@@ -129,9 +125,7 @@ class Dispatcher:
         # Commit log offset behind everything put; None before the first message of an empty log.
         self.position: int | None = durable
         if restart or durable is None:
-            self.position = store.checkpoint_offset() if start == "checkpoint" and not restart else None
-            if self.position is None:
-                self.position = self._reader.begin_offset()
+            self.position = self._reader.begin_offset()
             self.fingerprints.continue_at = self.position if durable is not None else None
             self.fingerprints.cut(0)
         elif self.fingerprints.continue_at is not None:

@@ -15,8 +15,8 @@ body without its highest bit. A segment ends with a blank: i32 bytes left, u32 m
 last message of a segment that is being written lie zeros.
 
 Properties are `name 0x01 value 0x02 name 0x01 value 0x02 ...`; the last 0x02 may be missing. A piece without name,
-separator or value is ignored; of two pieces of one name the last counts. Keys and tags code follow from them as in
-RocketMQ's `MessageDecoder` and `IndexService`.
+separator or value is ignored; of two pieces of one name the last counts. Keys follow from them as in RocketMQ's
+`MessageDecoder` and `IndexService`.
 
 A message id is the store host's address, its port and the physical offset, as 32 (IPv4) or 56 (IPv6) hexadecimal
 digits.
@@ -34,7 +34,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import java_string_hash
 
 # A message whose topic has at most 127 bytes.
 MAGIC_V1 = 0xDAA320A7
@@ -99,13 +98,11 @@ UNIQ_KEY = "UNIQ_KEY"
 TAGS = "TAGS"
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-_DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Where newer brokers keep prepared messages until they are committed.
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 _SYSTEM_TOPICS = frozenset(
     {
-        _SCHEDULE_TOPIC,
+        "SCHEDULE_TOPIC_XXXX",
         HALF_TOPIC,
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "RMQ_SYS_TRACE_TOPIC",
@@ -156,16 +153,6 @@ def is_system_topic(topic: str) -> bool:
     the topics that are called as the cluster and the broker, which no store says.
     """
     return topic in _SYSTEM_TOPICS or topic.startswith(("rmq_sys_", "%LMQ%"))
-
-
-def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
-    """Return the consume queue's tags code: the hash of the tags, of a delayed message the time of delivery (ms)."""
-    if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
-        return store_ms + 1000 * _DELAY_LEVELS_S[min(int(level), len(_DELAY_LEVELS_S)) - 1]
-    return _hash_of_tags(properties.get(TAGS, ""))
-
-
-_hash_of_tags = lru_cache(maxsize=4_096)(java_string_hash)
 
 
 _MAX_PORT = 65_535

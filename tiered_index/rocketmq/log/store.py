@@ -1,17 +1,15 @@
 """A store directory as RocketMQ lays it out: its parts, its name, how far its commit log is written, and its consume
 queues, which say where the messages of each queue of a topic lie. Read only.
 
-Stateless: every call reads again, and any thread may call. The checkpoint has 4,096 bytes: five i64, big-endian, then
-zeros. They say up to which store timestamps commit log, consume queues and classic index were flushed
-(`StoreCheckpoint`). An entry of a consume queue is 20 bytes, big-endian: i64 commit log offset, i32 size of the
-message, i64 tags code. Files hold 300,000 entries unless the broker is set otherwise, are named by the offset of their
-first byte within the queue, and end in zeros where nothing is written yet (`ConsumeQueue`).
+Stateless: every call reads again, and any thread may call. An entry of a consume queue is 20 bytes, big-endian: i64
+commit log offset, i32 size of the message, i64 tags code. Files hold 300,000 entries unless the broker is set
+otherwise, are named by the offset of their first byte within the queue, and end in zeros where nothing is written yet
+(`ConsumeQueue`).
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,17 +32,12 @@ from tiered_index.storage.disk import absolute_path
 # One entry; packed, big-endian.
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
-ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
 # No folder's name is longer.
 _NAME_BYTES = 255
 _ZEROS = bytes(1 << 18)
 
 Entries = npt.NDArray[np.void]
-
-
-# One entry's bytes, of commit log offset, size and tags code.
-pack_entry = struct.Struct(">qiq").pack
 
 
 def decode_entries(data: bytes) -> Entries:
@@ -220,48 +213,6 @@ def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
     return np.unique(np.concatenate(found))
 
 
-CHECKPOINT_BYTES = 4_096
-_FIELDS = struct.Struct(">5q")
-_SAFETY_MS = 3_000
-
-
-class Checkpoint(NamedTuple):
-    """A checkpoint's fields in their order. Times are epoch milliseconds of store time, inclusive; 0: never flushed."""
-
-    commit_log_ms: int = 0
-    consume_queue_ms: int = 0
-    # The end timestamp of the last classic index file that was full when it was flushed.
-    index_ms: int = 0
-    master_flushed_offset: int = 0
-    confirmed_offset: int = 0
-
-    def encode(self) -> bytes:
-        """Return the file's bytes."""
-        return _FIELDS.pack(*self).ljust(CHECKPOINT_BYTES, b"\0")
-
-    @property
-    def safe_ms(self) -> int:
-        """Up to when commit log and consume queues are certainly flushed: the smaller less 3 s, at least 0."""
-        return max(0, min(self.commit_log_ms, self.consume_queue_ms) - _SAFETY_MS)
-
-    @property
-    def safe_index_ms(self) -> int:
-        """`safe_ms`, and not behind what the classic index has: from where a broker dispatches again after a crash."""
-        return min(self.safe_ms, self.index_ms)
-
-
-def decode_checkpoint(data: bytes, file: str = "checkpoint") -> Checkpoint:
-    """Return what a checkpoint says; raises `CorruptFile` where it is cut short or holds a negative time."""
-    if len(data) < _FIELDS.size:
-        size, problem = len(data), "the checkpoint is cut short"
-        raise CorruptFile(file, problem, offset=size, expected=CHECKPOINT_BYTES, found=size)
-    checkpoint = Checkpoint(*_FIELDS.unpack_from(data))
-    for place, value in enumerate(checkpoint[:3]):
-        if value < 0:
-            raise CorruptFile(file, "a negative time in the checkpoint", offset=8 * place)
-    return checkpoint
-
-
 # Source names of followed stores begin with it.
 SOURCE_PREFIX = "rocketmq:"
 _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
@@ -327,32 +278,6 @@ class StoreDirectory:
             return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at
             return False
-
-    def checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint, None where there is none. Raises `CorruptFile`, `StorageMisconfigured`."""
-        path = self.folder / "checkpoint"
-        try:
-            return decode_checkpoint(pread(path, CHECKPOINT_BYTES, 0), str(path))
-        except FileNotFoundError:
-            return None
-
-    def checkpoint_offset(self) -> int | None:
-        """Return where a broker dispatches again after a crash, None for the log's begin.
-
-        That is the newest segment whose first message was stored no later than the checkpoint says that commit log,
-        consume queues and classic index are flushed (RocketMQ's `CommitLog.isMappedFileMatchedRecover`).
-        """
-        checkpoint = self.checkpoint()
-        reader = CommitLogReader(self.commitlog)
-        for segment in reversed(reader.segments()) if checkpoint is not None else ():
-            try:
-                first = reader.read(segment.start)
-            except CorruptFile:  # empty, only a blank, or deleted meanwhile: RocketMQ, too, looks at the one before
-                continue
-            assert checkpoint is not None
-            if first.store_ms <= checkpoint.safe_index_ms:
-                return segment.start
-        return None
 
     def messages_named(self, begin: int, end: int) -> int | None:
         """Return how many messages in [begin, end) the consume queues name; None where they name none any more."""

@@ -1,4 +1,4 @@
-"""Consume queues over several files, live, cut and damaged; the checkpoint."""
+"""Consume queues over several files, live, cut and damaged."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.store_writer import pack_entry
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import (
-    CHECKPOINT_BYTES,
-    ENTRY,
-    ENTRY_BYTES,
-    Checkpoint,
-    ConsumeQueue,
-    decode_checkpoint,
-    decode_entries,
-    list_queues,
-    offsets_named,
-    pack_entry,
-)
+from tiered_index.rocketmq.log.store import ENTRY, ENTRY_BYTES, ConsumeQueue, decode_entries, list_queues, offsets_named
 
 PER_FILE = 10
 FILE_BYTES = PER_FILE * ENTRY_BYTES
@@ -150,22 +140,3 @@ def test_a_queue_that_cannot_be_read_names_nothing(tmp_path):
     for content in (b"\xff" * FILE_BYTES, b"\x7f" * FILE_BYTES, b"\0\0\0\0\0\0\0\x05\0\0\0\x09" * 16 + b"\0" * 8, b"x"):
         path.write_bytes(content)
         assert set(offsets_named(tmp_path, 0, 2**62).tolist()) >= {0, 100}
-
-
-def test_a_checkpoint_comes_back():
-    checkpoint = Checkpoint(
-        commit_log_ms=9_000, consume_queue_ms=8_000, index_ms=4_000, master_flushed_offset=7, confirmed_offset=-1
-    )
-    data = checkpoint.encode()
-    assert len(data) == CHECKPOINT_BYTES
-    assert decode_checkpoint(data) == checkpoint
-    assert (checkpoint.safe_ms, checkpoint.safe_index_ms) == (5_000, 4_000)
-    assert (Checkpoint().safe_ms, Checkpoint(commit_log_ms=5, consume_queue_ms=5, index_ms=1).safe_index_ms) == (0, 0)
-
-
-def test_damaged_checkpoints():
-    with pytest.raises(CorruptFile, match="cut short") as caught:
-        decode_checkpoint(b"\0" * 39, "store/checkpoint")
-    assert caught.value.file == "store/checkpoint"
-    with pytest.raises(CorruptFile, match="negative time"):
-        decode_checkpoint(Checkpoint(index_ms=-1).encode())
