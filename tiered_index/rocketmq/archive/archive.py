@@ -169,27 +169,36 @@ def _stamp(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-class _ArchivedFile(Segment):
-    """One archived segment, read as if it were a local file: whole pieces, each checked."""
+class ArchivedLog(CommitLogReader):
+    """A log of one archived segment, read in whole pieces. Bodies are checked.
 
-    # only closed segments are archived
-    is_closed = True
+    A piece that doesn't match its CRC32 is `CorruptFile`; with `skip_corrupt` it reads as bytes that no message has,
+    and `damaged` names it: a message that reaches into one can't be trusted.
+    """
 
-    def __init__(self, archive: SegmentArchive, segment: ArchivedSegment, skip_corrupt: bool) -> None:
-        super().__init__(Path(segment.name), segment.start, segment.size_bytes, segment.end)
+    def __init__(
+        self,
+        archive: SegmentArchive,
+        segment: ArchivedSegment,
+        *,
+        skip_corrupt: bool = False,
+        chunk_bytes: int = 1 << 24,
+        selection: Selection = ALL_TOPICS,
+    ) -> None:
+        """Fetch the table of pieces; raises `CorruptFile` where it contradicts the log, and what the storage raises."""
+        path = Path(segment.name)
+        fixed = (Segment(path, segment.start, segment.size_bytes, segment.end, self._read),)
+        super().__init__(path.parent, chunk_bytes, check_crc=True, selection=selection, fixed=fixed)
         self.damaged: list[SkippedRange] = []
         self._archive, self._segment, self._skip_corrupt = archive, segment, skip_corrupt
         self._table = archive.table(segment)
         # The last piece of the last reading: the next one mostly begins within it.
         self._held: tuple[int, bytes] = (-1, b"")
 
-    def read(self, size_bytes: int, position: int) -> bytes:
-        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the segment."""
-        size = min(size_bytes, self._segment.size_bytes - position)
-        if size <= 0:
-            return b""
+    def _read(self, size_bytes: int, position: int) -> bytes:
+        """Return bytes of the segment, whose pieces are checked."""
         length = self._table.piece_bytes
-        first, last = position // length, (position + size - 1) // length
+        first, last = position // length, (position + size_bytes - 1) // length
         held, data = self._held
         begin = first
         if held == first:
@@ -201,7 +210,7 @@ class _ArchivedFile(Segment):
             self._held = last, parts[-1]
             data = b"".join(parts)
         at = position - begin * length
-        return data[at : at + size]
+        return data[at : at + size_bytes]
 
     def _fetched(self, first: int, last: int) -> list[bytes]:
         """Return the pieces `first` to `last`, by one request."""
@@ -220,40 +229,6 @@ class _ArchivedFile(Segment):
             if damage not in self.damaged:
                 self.damaged.append(damage)
         return pieces
-
-
-class ArchivedLog(CommitLogReader):
-    """A log of one archived segment. Bodies are checked.
-
-    A piece that doesn't match its CRC32 is `CorruptFile`; with `skip_corrupt` it reads as bytes that no message has,
-    and `damaged` names it.
-    """
-
-    def __init__(
-        self,
-        archive: SegmentArchive,
-        segment: ArchivedSegment,
-        *,
-        skip_corrupt: bool = False,
-        chunk_bytes: int = 1 << 24,
-        selection: Selection = ALL_TOPICS,
-    ) -> None:
-        """Fetch the table of pieces; raises `CorruptFile` where it contradicts the log, and what the storage raises."""
-        super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True, selection=selection)
-        self._file = _ArchivedFile(archive, segment, skip_corrupt)
-
-    @property
-    def damaged(self) -> tuple[SkippedRange, ...]:
-        """The pieces read so far that did not match; a message that reaches into one can't be trusted."""
-        return tuple(self._file.damaged)
-
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the segment."""
-        return (self._file,)
-
-
-# how far a broker's clock may have gone back within a log, when only a time range of the log is read
-_BACK_MS = 3_600_000
 
 
 def archived_batches(

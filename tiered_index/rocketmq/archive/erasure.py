@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASED, VALUE_END
 from tiered_index.rocketmq.log.message import body_crc
-from tiered_index.rocketmq.log.property_columns import KeyColumns, key_columns
+from tiered_index.rocketmq.log.property_columns import key_columns
 from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, Progress, erase
 from tiered_index.service.erasure.segments import FoundMessages, Patch
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -60,31 +61,29 @@ class MessagesToErase:
             for batch in log.batches(skip_corrupt=True, skip_missing=True):
                 for skipped in batch.skipped:
                     problem = f"{segment.name}: offsets {skipped.begin} to {skipped.end}: {skipped.problem}"
-                for message in self._patches(batch, segment.start):
-                    messages += 1
-                    patches += message
-                collisions += self._collisions(batch)
+                if len(batch.positions):
+                    found, alike = self._patches(batch, segment.start)
+                    messages, collisions = messages + len(found), collisions + alike
+                    patches += chain.from_iterable(found)
         except (CorruptFile, ObjectNotFound) as error:
             problem = str(error)
         return FoundMessages(messages, tuple(patches), problem, collisions)
 
-    def _patches(self, batch: IndexBatch, start: int) -> Iterator[list[Patch]]:
-        """Yield the patches of each message."""
-        if not len(batch.positions):
-            return
+    def _patches(self, batch: IndexBatch, start: int) -> tuple[list[list[Patch]], int]:
+        """Return the patches of each message, and the number of entries with another key that are hidden, too."""
         columns, places = self._asked(batch)
+        collisions = 0
         if self.request.keys:
-            found, sought = self._keys(batch.data, columns, places)
-            places = places[np.unique(found.message[sought])]
-        yield from overwritten(columns, places, batch.begin - start)
+            keys = key_columns(batch.data, columns.properties_at[places], columns.ends[places], tags=True)
+            sought = pc.is_in(keys.keys, value_set=pa.array(self.request.keys, pa.large_string()))
+            is_sought = sought.to_numpy(zero_copy_only=False)
+            collisions = self._collisions(keys.keys, is_sought)
+            places = places[np.unique(keys.message[is_sought])]
+        return list(overwritten(columns, places, batch.begin - start)), collisions
 
-    def _collisions(self, batch: IndexBatch) -> int:
-        """Return how many entries have another key that the tombstones of those asked for hide."""
-        if not (self.request.keys and len(batch.positions)):
-            return 0
-        found, sought = self._keys(batch.data, *self._asked(batch))
-        topic = np.zeros(len(sought), np.int64)
-        hashes, prints = hash_batch([self.request.topic], topic, code_units(found.keys))
+    def _collisions(self, keys: Any, sought: npt.NDArray[np.bool_]) -> int:
+        """Return how many of `keys` are not `sought`, and are hidden by the tombstones of those that are."""
+        hashes, prints = hash_batch([self.request.topic], np.zeros(len(sought), np.int64), code_units(keys))
         alike = np.zeros(len(sought), np.bool_)
         for stone in self.request.tombstones(0, keyed=self.keyed):
             mine = np.isin(hashes, stone.hashes)
@@ -102,14 +101,6 @@ class MessagesToErase:
         if self.request.queue_id is not None:
             asked &= head["queue_id"] == self.request.queue_id
         return columns, np.flatnonzero(asked)
-
-    def _keys(
-        self, data: Any, columns: MessageColumns, places: npt.NDArray[Any]
-    ) -> tuple[KeyColumns, npt.NDArray[np.bool_]]:
-        """Return the keys of the messages at `places`, and which of them (bool, n) were asked for."""
-        found = key_columns(data, columns.properties_at[places], columns.ends[places], tags=True)
-        sought = pc.is_in(found.keys, value_set=pa.array(self.request.keys, pa.large_string()))
-        return found, sought.to_numpy(zero_copy_only=False)
 
 
 def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> Iterator[list[Patch]]:

@@ -13,7 +13,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,7 +34,6 @@ from tiered_index.rocketmq.log.message import (
     decode_message,
     peek_topic,
 )
-from tiered_index.rocketmq.log.segments import Segment
 from tiered_index.rocketmq.log.store import StoreDirectory, queues_of
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
@@ -87,18 +86,6 @@ class _Pieces(NamedTuple):
             if error.offset < position + length and position < error.offset + self.table.piece_bytes:
                 raise error
         return memoryview(self.data)[offset - self.begin :][:length]
-
-
-class _ListedOnce(CommitLogReader):
-    """A reader for one call, which lists the folder once: what was indexed before is in it, or was deleted."""
-
-    @cached_property
-    def _listed(self) -> tuple[Segment, ...]:
-        return super().segments()
-
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the segments that there were at the first call."""
-        return self._listed
 
 
 class RocketmqMessages:
@@ -217,9 +204,17 @@ class RocketmqMessages:
 
     def _settle(self, searches: list[Search]) -> list[Fetched]:
         if self._folder is not None:
-            log, truncated = _ListedOnce(self._folder), TruncatedTail(self._folder, self._root)
-            for search in searches:
-                self._read_local(log, search, truncated)
+            truncated = TruncatedTail(self._folder, self._root)
+            try:
+                # listed once: what was indexed before is in it, or was deleted
+                log = CommitLogReader(self._folder, fixed=CommitLogReader(self._folder).segments())
+            except StorageError as error:
+                for search in searches:
+                    search.read_from = str(self._folder)
+                    search.fail(error)
+            else:
+                for search in searches:
+                    self._read_local(log, search, truncated)
         if self._archives:
             of_sources: dict[str | None, list[Search]] = {}
             for search in searches:

@@ -6,7 +6,6 @@ Memory: some 60 bytes a message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,40 +23,19 @@ _QUEUE_OFFSET_AT = np.arange(20, 28)
 _NO_KEYS = Selection(exclude=("*",))
 
 
-class _Closed(Segment):
-    """A closed segment, whose bytes a function returns."""
-
-    is_closed = True
-
-    def __init__(self, start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
-        super().__init__(Path(segment_name(start)), start, size_bytes, start + size_bytes)
-        self._read = read
-
-    def read(self, size_bytes: int, position: int) -> bytes:
-        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the segment."""
-        size = min(size_bytes, self.file_size - position)
-        return self._read(position, size) if size > 0 else b""
-
-
-@dataclass(frozen=True)
-class _OneSegment(CommitLogReader):
-    only: tuple[Segment, ...] = ()
-
-    def segments(self) -> tuple[Segment, ...]:
-        return self.only
-
-
 def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
     """Return the queue offsets of a segment that begins at `start`, nothing where it is damaged: messages that can't be
     read would be missing. `read(position, length)` returns its bytes, and its errors pass.
     """
-    segment = _Closed(start, size_bytes, read)
+    name = Path(segment_name(start))
+    segment = Segment(name, start, size_bytes, start + size_bytes, lambda length, position: read(position, length))
+    log = CommitLogReader(name.parent, selection=_NO_KEYS, fixed=(segment,))
     names: dict[str, int] = {}
     topic, queue_id, queue_offset = ([np.zeros(0, kind)] for kind in (np.int32, np.int32, np.int64))
     entries = [np.zeros(0, ENTRY)]
     end = start
     try:
-        for batch in _OneSegment(segment.path.parent, selection=_NO_KEYS, only=(segment,)).batches(start):
+        for batch in log.batches(start):
             end = batch.end
             if not len(batch.positions):
                 continue

@@ -121,7 +121,7 @@ class SegmentRepairs:
         if self.source is not None and self.source.name == segment.store:
             for file in list_segments(self.source.commitlog):
                 if file.start == segment.start:
-                    yield _Copy(str(file.path), segment, file.read)
+                    yield _Copy.of_file(file, segment)
 
     def _stated(self, segment: ArchivedSegment) -> Tombstones:
         """Return the tombstones that the log had stated when messages of the segment were erased last."""
@@ -150,29 +150,31 @@ class SegmentRepairs:
         return there.name if there is not None else None
 
 
-class _Copy(Segment):
-    """A possible copy of a segment, read as a file of the source's log."""
+@dataclass(frozen=True)
+class _Copy:
+    """A possible copy of a segment, called `name` in reports, and its bytes."""
 
-    is_closed = True
-
-    def __init__(self, name: str, segment: ArchivedSegment, read: Callable[[int, int], bytes]) -> None:
-        super().__init__(Path(name), segment.start, segment.size_bytes, segment.end)
-        self.name, self._read = name, read
+    name: str
+    segment: Segment
 
     @classmethod
     def of_object(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> _Copy:
         """Return one that is in a storage."""
-        return cls(called, segment, lambda size_bytes, position: storage.get_range(name, position, size_bytes))
 
-    def read(self, size_bytes: int, position: int) -> bytes:
-        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the segment."""
-        size = min(size_bytes, self.file_size - position)
-        return self._read(size, position) if size > 0 else b""
+        def fetch(size_bytes: int, position: int) -> bytes:
+            return storage.get_range(name, position, size_bytes)
+
+        return cls(called, Segment(Path(name), segment.start, segment.size_bytes, segment.end, fetch))
+
+    @classmethod
+    def of_file(cls, file: Segment, segment: ArchivedSegment) -> _Copy:
+        """Return one that is a file of the source."""
+        return cls(str(file.path), Segment(file.path, segment.start, segment.size_bytes, segment.end, file.read))
 
     def pieces(self, length: int) -> Iterator[bytes]:
         """Yield the bytes, `length` at a time."""
-        for position in range(0, self.file_size, length):
-            yield self.read(length, position)
+        for position in range(0, self.segment.file_size, length):
+            yield self.segment.read(length, position)
 
     def crc32(self, patches: tuple[Patch, ...] = ()) -> int | None:
         """Return the CRC32 of the bytes with `patches` in them, None where bytes are gone."""
@@ -180,19 +182,7 @@ class _Copy(Segment):
         with contextlib.suppress(ObjectNotFound, InvalidArgument, FileNotFoundError):
             for data in patched(self.pieces(_STEP_BYTES), patches):
                 crc32, read = zlib.crc32(data, crc32), read + len(data)
-        return crc32 if read == self.file_size else None
-
-
-class _CopyLog(CommitLogReader):
-    """A log of one copy."""
-
-    def __init__(self, copy: _Copy) -> None:
-        super().__init__(copy.path.parent)
-        self._copy = copy
-
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the copy."""
-        return (self._copy,)
+        return crc32 if read == self.segment.file_size else None
 
 
 def _patches_of(
@@ -200,17 +190,17 @@ def _patches_of(
 ) -> tuple[Patch, ...]:
     """Return what overwrites the messages of a copy that `erased` places (i64, n)."""
     patches: list[Patch] = []
-    for batch in _CopyLog(copy).batches():
+    for batch in CommitLogReader(copy.segment.path.parent, fixed=(copy.segment,)).batches():
         if len(batch.positions):
             columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
-            for message in overwritten(columns, erased(batch, columns), batch.begin - copy.start):
+            for message in overwritten(columns, erased(batch, columns), batch.begin - copy.segment.start):
                 patches += message
     return tuple(patches)
 
 
 def _marked(batch: IndexBatch, damaged: _Copy) -> npt.NDArray[np.int64]:
     """Return the places (i64, n) of the messages that a damaged copy marks as erased. Nothing is sure of it."""
-    data = damaged.read(len(batch.data), batch.begin - damaged.start)
+    data = damaged.segment.read(len(batch.data), batch.begin - damaged.segment.start)
     flags = [data[at + SYS_FLAG_AT : at + SYS_FLAG_AT + 4] for at in np.asarray(batch.positions).tolist()]
     return np.flatnonzero([int.from_bytes(flag, "big") & ERASED for flag in flags])
 

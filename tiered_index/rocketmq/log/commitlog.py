@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log.columns import (
@@ -39,6 +40,7 @@ from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYT
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message, peek_topic
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
 
+T = TypeVar("T")
 _BLANK = BLANK.to_bytes(4, "big")
 # Looks at the folder before a segment that is listed, and gone when it is opened, counts as missing.
 _ATTEMPTS = 3
@@ -71,6 +73,8 @@ class CommitLogReader:
     chunk_bytes: int = 1 << 24
     check_crc: bool = False
     selection: Selection = ALL_TOPICS
+    # The segments of a log that doesn't change, in place of those in the folder.
+    fixed: tuple[Segment, ...] | None = None
     # What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
     # message.
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -81,7 +85,7 @@ class CommitLogReader:
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments there are, oldest first; none for an empty or missing folder."""
-        return list_segments(self.folder)
+        return list_segments(self.folder) if self.fixed is None else self.fixed
 
     def begin_offset(self) -> int | None:
         """Return the first offset that can still be read, or None for an empty log."""
@@ -101,21 +105,21 @@ class CommitLogReader:
                 # where the segment changed since that look, the folder is listed again before an error is raised
                 with contextlib.suppress(FileNotFoundError, CorruptFile):
                     return _read_within(known, offset, size)
-        for _ in range(_ATTEMPTS):
-            segment = self._segment_of(offset)
-            with contextlib.suppress(FileNotFoundError):
-                return _read_within(segment, offset, size)
-        raise self._missing("the segment was deleted", offset, segment.end)
+        return self._of_segment(offset, lambda segment: _read_within(segment, offset, size))
 
     def topic_at(self, offset: int) -> str | None:
         """Return the topic of the message that begins at an offset, None where none does, by the same reads.
 
         Raises `MissingOffsets` where no segment has the offset.
         """
+        return self._of_segment(offset, lambda segment: _topic_within(segment, offset))
+
+    def _of_segment(self, offset: int, act: Callable[[Segment], T]) -> T:
+        """Return what `act` returns for the segment that holds an offset, which may be deleted meanwhile."""
         for _ in range(_ATTEMPTS):
             segment = self._segment_of(offset)
             with contextlib.suppress(FileNotFoundError):
-                return _topic_within(segment, offset)
+                return act(segment)
         raise self._missing("the segment was deleted", offset, segment.end)
 
     def _missing(self, problem: str, begin: int, end: int) -> MissingOffsets:
@@ -228,21 +232,25 @@ class CommitLogReader:
     def messages(
         self,
         position: int | None = None,
+        end: int | None = None,
         *,
         skip_corrupt: bool = False,
         skip_missing: bool = False,
         closed: bool = False,
     ) -> Iterator[Message]:
-        """Yield every message whole, from `position` on, hidden ones included.
+        """Yield every message whole that begins at `position` or later and before `end`, hidden ones included.
 
         Raises as `batches`, and always checks bodies. Also right beside a writer: properties with zeros are read a
         second time, because everything before a byte that was seen is written by then. The last message before the end
         of a live log is left out where its properties have zeros, as those of half a message do; not where the caller
-        knows that its broker has `closed` the log.
+        knows that the log is `closed`, or was seen to reach `end`: a log that ends before is `MissingOffsets` then.
         """
-        reader = replace(self, check_crc=True)
+        reader = self if self.check_crc else replace(self, check_crc=True)
+        reached = position or 0
         for batch in reader.batches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing):
             for row, at in enumerate(batch.positions.tolist(), 1):
+                if end is not None and batch.begin + at >= end:
+                    return
                 message = decode_message(
                     batch.data, at, file=str(self.folder), physical_offset=batch.begin + at, check_crc=False
                 )
@@ -252,6 +260,11 @@ class CommitLogReader:
                     with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
                         message = self.read(message.physical_offset)
                 yield message
+            reached = batch.end
+            if end is not None and reached >= end:
+                return
+        if closed and end is not None and not skip_corrupt:
+            raise self._missing("the log was cut after they were seen", reached, end)
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
         """Return the segment at a position, of the `known` ones or of a new look; None where the log ends there."""

@@ -2,8 +2,9 @@
 
 Such files are named by the 20-digit offset of their first byte. They are read by `pread` and never mapped: a file that
 the broker truncates or deletes meanwhile is an error, not a signal. Nothing is kept open, so the broker's deletions
-free their room. Where messages begin is found by walking from one to the next by their sizes; only size and magic are
-looked at, the contents are the decoder's. Any thread may call.
+free their room. A segment that lies elsewhere (archived, or a copy) is read by a function. Where messages begin is
+found by walking from one to the next by their sizes; only size and magic are looked at, the contents are the
+decoder's. Any thread may call.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +37,20 @@ class Segment:
     file_size: int
     # Where the next file begins or should: after a file that was cut short, further than its bytes reach.
     end: int
-    # Whether something is known to be written behind it, whatever the folder says now.
-    is_closed: ClassVar[bool] = False
+    # Returns so many bytes at a position of a closed segment that is not a file of the log's folder.
+    fetch: Callable[[int, int], bytes] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether something is known to be written behind it, whatever the folder says now."""
+        return self.fetch is not None
 
     def read(self, size_bytes: int, position: int) -> bytes:
-        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the file. Raises as `pread`."""
-        return pread(self.path, size_bytes, position)
+        """Return up to `size_bytes` bytes at `position`, fewer only at the end. Raises as `pread` or `fetch`."""
+        if self.fetch is None:
+            return pread(self.path, size_bytes, position)
+        size_bytes = min(size_bytes, self.file_size - position)
+        return self.fetch(size_bytes, position) if size_bytes > 0 else b""
 
 
 def segment_name(start: int) -> str:

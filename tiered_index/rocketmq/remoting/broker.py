@@ -327,11 +327,14 @@ class ReadOnlyBroker:
                 explain = Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd, files=files)
                 self._on_lookup(f"rocketmq:{RequestCode(request.code).name}", status, explain)
 
+    def _has(self, topic: str, caller: _Caller) -> bool:
+        return caller.sees(topic) and topic in self._topics.names(topic)
+
     # what a name server answers
 
     def _route(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic = topic_of(request)
-        if not caller.sees(topic) or topic not in self._topics.names(topic):
+        if not self._has(topic, caller):
             text = f"No topic route info in name server for the topic: {topic}"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
         count = self._queues().get(topic, 1)
@@ -362,12 +365,8 @@ class ReadOnlyBroker:
         }
 
     def _topic_list(self, request: Command, local: Host, caller: _Caller) -> Command:
-        topics = sorted(filter(caller.sees, self._topics.names()))
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
-
-    def _topics_of_cluster(self, request: Command, local: Host, caller: _Caller) -> Command:
-        mine = text_of(request, "cluster") == self.cluster
-        topics = sorted(filter(caller.sees, self._topics.names())) if mine else []
+        is_other = request.code == RequestCode.GET_TOPICS_BY_CLUSTER and text_of(request, "cluster") != self.cluster
+        topics = [] if is_other else sorted(filter(caller.sees, self._topics.names()))
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
     def _topic_configs(self, request: Command, local: Host, caller: _Caller) -> Command:
@@ -378,7 +377,7 @@ class ReadOnlyBroker:
 
     def _topic_config(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic = topic_of(request)
-        if not caller.sees(topic) or topic not in self._topics.names(topic):
+        if not self._has(topic, caller):
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
         body = json_text(_topic_config(topic, self._queues().get(topic, 1)))
         return request.answered(ResponseCode.SUCCESS, body=body)
@@ -401,17 +400,14 @@ class ReadOnlyBroker:
         asked = f"Namespace: {request.fields.get('namespace', '')} Key: {request.fields.get('key', '')}"
         return request.answered(ResponseCode.QUERY_NOT_FOUND, f"No config item, {asked}")
 
-    def _name_server_config(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS, body=b"")
-
     def _system_topics(self, request: Command, local: Host) -> Command:
         topics = {"topicList": list(dict.fromkeys((self.cluster, self.name)))}
         return request.answered(ResponseCode.SUCCESS, body=json_text(topics))
 
     # what a broker answers
 
-    def _done(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS)
+    def _constant(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=_CONSTANT[request.code])
 
     def _config(self, request: Command, local: Host) -> Command:
         said = {"brokerName": self.name, "brokerClusterName": self.cluster, "brokerId": _BROKER_ID}
@@ -420,32 +416,9 @@ class ReadOnlyBroker:
         fields = {"version": json_text(_VERSION).decode()}
         return request.answered(ResponseCode.SUCCESS, fields=fields, body="".join(lines).encode())
 
-    def _own_topics(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": []}))
-
-    def _all_groups(self, request: Command, local: Host) -> Command:
-        body = {"dataVersion": _VERSION, "forbiddenTable": {}, "subscriptionGroupTable": {}}
-        return request.answered(ResponseCode.SUCCESS, body=json_text(body))
-
-    def _members(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"consumerIdList": []}))
-
-    def _consumed(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"consumeTps": 0.0, "offsetTable": {}}))
-
-    def _groups(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"groupList": []}))
-
     def _consumers(self, request: Command, local: Host) -> Command:
         text = f"the consumer group[{request.fields.get('consumerGroup', '')}] not online"
         return request.answered(ResponseCode.CONSUMER_NOT_ONLINE, text)
-
-    def _runtime_info(self, request: Command, local: Host) -> Command:
-        table = {"brokerVersionDesc": f"tiered-index {__version__}", "brokerActive": "true"}
-        # tools take them apart without looking whether they are there
-        table |= dict.fromkeys(_RATES, "0.0 0.0 0.0") | dict.fromkeys((*_TOTALS, *_POOLS, *_OTHERS), "0")
-        table |= dict.fromkeys(_RATIOS, "0.0")
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
 
     def _query(self, request: Command, local: Host, caller: _Caller) -> Command:
         topic, key = topic_of(request), checked_of(check_key, request, "key")
@@ -466,8 +439,6 @@ class ReadOnlyBroker:
         if (last := request.fields.get("lastKey")) and not unique:
             # what is newer than the page's last message was answered before
             end_ms, cursor = self._continued(topic, key, begin_ms, end_ms, last)
-            if cursor is None:
-                return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
         caller.answer = answer
         caller.withheld += sum(one.withheld for one in answer.messages)
@@ -501,10 +472,11 @@ class ReadOnlyBroker:
             texts.append(f"{cut} of {len(answered)} messages, the older ones, have no room in a frame of 16 MiB")
         return "; ".join(texts) or None
 
-    def _continued(self, topic: str, key: str, begin_ms: int, end_ms: int, last_key: str) -> tuple[int, str | None]:
-        """Return the time and the cursor with which a lookup continues behind the message that a page ended with; None:
-        it was the last one. `last_key` is what RocketMQ 5.5 pages by: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour
-        in epoch milliseconds. Raises `BadRequest` where the key has no such message.
+    def _continued(self, topic: str, key: str, begin_ms: int, end_ms: int, last_key: str) -> tuple[int, str]:
+        """Return the time and the cursor with which a lookup continues behind the message that a page ended with.
+
+        `last_key` is what RocketMQ 5.5 pages by: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour in epoch
+        milliseconds. Raises `BadRequest` where the key has no such message.
         """
         found = _LAST_KEY.fullmatch(last_key)
         if found is None:
@@ -513,9 +485,9 @@ class ReadOnlyBroker:
         end_ms = min(end_ms, hour_ms + _HOUR_MS - 1, MAX_TIMESTAMP_MS)
         while begin_ms <= end_ms:
             page = self._index.query(topic, key, begin_ms, end_ms, _AHEAD, cursor)
-            for count, item in enumerate(page.items, 1):
+            for item in page.items:
                 if item.offset == offset:
-                    return end_ms, self._index.query(topic, key, begin_ms, end_ms, count, cursor).cursor
+                    return end_ms, self._index.cursor_after(topic, key, begin_ms, end_ms, item)
             cursor = page.cursor
             if cursor is None or (page.items and page.items[-1].timestamp_ms < hour_ms):
                 break
@@ -566,7 +538,7 @@ class ReadOnlyBroker:
 
     def _queues_of(self, topic: str, caller: _Caller) -> Queues[Any] | None:
         """Return the queues; None if the caller may not see the topic, or if it has no queue."""
-        if not caller.sees(topic) or topic not in self._topics.names(topic):
+        if not self._has(topic, caller):
             return None
         queues = self._queues_at_hand(self._store)
         return queues if queues is not None and queues.of_topic(topic) else None
@@ -666,6 +638,27 @@ class ReadOnlyBroker:
 
 # Of one version permanently: clients compare those of several answers.
 _VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+# A broker's figures: tools take them apart without looking whether they are there.
+_FIGURES = (
+    {"brokerVersionDesc": f"tiered-index {__version__}", "brokerActive": "true"}
+    | dict.fromkeys(_RATES, "0.0 0.0 0.0")
+    | dict.fromkeys((*_TOTALS, *_POOLS, *_OTHERS), "0")
+    | dict.fromkeys(_RATIOS, "0.0")
+)
+# The bodies of answers that are always the same: there are no clients, groups and topics of the broker's own.
+_CONSTANT: Mapping[int, bytes] = {
+    RequestCode.HEART_BEAT: b"",
+    RequestCode.UNREGISTER_CLIENT: b"",
+    RequestCode.GET_NAMESRV_CONFIG: b"",
+    RequestCode.GET_BROKER_RUNTIME_INFO: json_text({"table": _FIGURES}),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: json_text({"topicList": []}),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: json_text({"groupList": []}),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: json_text({"consumerIdList": []}),
+    RequestCode.GET_CONSUME_STATS: json_text({"consumeTps": 0.0, "offsetTable": {}}),
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: json_text(
+        {"dataVersion": _VERSION, "forbiddenTable": {}, "subscriptionGroupTable": {}}
+    ),
+}
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 
 
@@ -703,24 +696,16 @@ def busy(request: Command) -> Command:
 _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.GET_BROKER_CLUSTER_INFO: ReadOnlyBroker._cluster_info,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: ReadOnlyBroker._system_topics,
-    RequestCode.HEART_BEAT: ReadOnlyBroker._done,
-    RequestCode.UNREGISTER_CLIENT: ReadOnlyBroker._done,
-    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: ReadOnlyBroker._groups,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: ReadOnlyBroker._consumers,
-    RequestCode.GET_BROKER_RUNTIME_INFO: ReadOnlyBroker._runtime_info,
     RequestCode.GET_BROKER_CONFIG: ReadOnlyBroker._config,
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: ReadOnlyBroker._members,
     RequestCode.GET_KV_CONFIG: ReadOnlyBroker._key_value,
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ReadOnlyBroker._all_groups,
-    RequestCode.GET_CONSUME_STATS: ReadOnlyBroker._consumed,
-    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ReadOnlyBroker._own_topics,
-    RequestCode.GET_NAMESRV_CONFIG: ReadOnlyBroker._name_server_config,
+    **dict.fromkeys(_CONSTANT, ReadOnlyBroker._constant),
 }
 _LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Caller], Command]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
     RequestCode.GET_ALL_TOPIC_CONFIG: ReadOnlyBroker._topic_configs,
-    RequestCode.GET_TOPICS_BY_CLUSTER: ReadOnlyBroker._topics_of_cluster,
+    RequestCode.GET_TOPICS_BY_CLUSTER: ReadOnlyBroker._topic_list,
     RequestCode.GET_TOPIC_CONFIG: ReadOnlyBroker._topic_config,
     RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,
     RequestCode.VIEW_MESSAGE_BY_ID: ReadOnlyBroker._view,

@@ -31,7 +31,7 @@ from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, stable_end, stable_part
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, TAGS, index_keys
-from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.sources.places import local_path
@@ -174,42 +174,13 @@ def chunk_bytes(size_bytes: int) -> int:
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
-    """Yield the messages that begin in a range, without the last one of a growing log where it may be half."""
-    at = stretch.begin
-    for batch in reader.batches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
-        if batch.begin >= stretch.end:
-            return
-        for row, place in enumerate(batch.positions.tolist(), 1):
-            offset = batch.begin + place
-            if offset >= stretch.end:
-                return
-            if _is_damaged(reader, offset):
-                continue
-            file = str(reader.folder)
-            message = decode_message(batch.data, place, file=file, physical_offset=offset, check_crc=False)
-            if b"\0" in message.raw_properties:
-                # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees
-                # them
-                if not stretch.is_whole and row == batch.messages and batch.state in (End.OPEN, End.TORN):
-                    return
-                with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
-                    message = reader.read(offset)
-            at = offset + message.size
+    """Yield the messages that begin in a range, without those in a damaged piece of an archived segment."""
+    damaged = reader.damaged if isinstance(reader, ArchivedLog) else []
+    skipped = {"skip_corrupt": skip_corrupt, "skip_missing": skip_corrupt}
+    for message in reader.messages(stretch.begin, stretch.end, closed=stretch.is_whole, **skipped):
+        begin, end = message.physical_offset, message.physical_offset + message.size
+        if not any(begin < piece.end and end > piece.begin for piece in damaged):
             yield message
-        ended = batch.state in (End.OPEN, End.TORN) and not stretch.is_whole
-        if ended or max(at, batch.end) >= stretch.end:
-            return
-    if stretch.is_whole and not skip_corrupt and at < stretch.end:
-        raise MissingOffsets(stretch.folder, "the log was cut after they were seen", at, stretch.end)
-
-
-def _is_damaged(reader: CommitLogReader, offset: int) -> bool:
-    """Return whether a message is in a piece of an archived segment that did not match its checksum."""
-    if not isinstance(reader, ArchivedLog) or not reader.damaged:
-        return False
-    size = reader.segments()[0].read(4, offset - reader.segments()[0].start)
-    end = offset + int.from_bytes(size, "big")
-    return any(offset < piece.end and end > piece.begin for piece in reader.damaged)
 
 
 def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> pa.RecordBatch:
