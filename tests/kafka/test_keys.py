@@ -1,4 +1,4 @@
-"""The keys that a record is found by, and the check of a key against the record."""
+"""The keys that a record is found by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.kafka.keys import Keys, carries
+from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.record import KafkaRecord
 
 
@@ -72,13 +72,3 @@ def test_a_function_gives_keys_of_any_format():
 def test_what_is_no_key_is_refused(text):
     with pytest.raises(InvalidArgument, match="--key"):
         Keys((text,))
-
-
-def test_a_record_carries_what_it_has():
-    one = record(b"k", document(id=4711, tags=["x", {"deep": None, "on": True}]), ("trace", b"t-1"))
-    for key in ("k", "4711", "x", "true", "t-1"):
-        assert carries(one, key)
-    for key in ("id", "trace", "4712", "None", "null", ""):
-        assert not carries(one, key)
-    assert not carries(record(None, b"no json"), "no json")
-    assert not carries(record(None, None), "k")

@@ -12,6 +12,7 @@ import pytest
 from tests.rocketmq.archived_store import open_index, put
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
+from tests.support.stored_messages import compress
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
@@ -21,7 +22,7 @@ from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.message import compress, decode_message
+from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report

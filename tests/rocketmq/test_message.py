@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.rocketmq import messages
-from tests.support.stored_messages import message_size
+from tests.support.stored_messages import compress, message_size
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log import message
 from tiered_index.rocketmq.log.layout import (
@@ -47,7 +47,7 @@ def test_every_kind_comes_back(hosts, topic, body):
 
 @pytest.mark.parametrize("name", ["zlib", "lz4", "zstd"])
 def test_compressed_bodies(name):
-    stored, flag = message.compress(b"plain text " * 1000, name)
+    stored, flag = compress(b"plain text " * 1000, name)
     made = decode_message(messages.message(body=stored, sys_flag=flag).encode())
     assert made.compression == name
     assert made.body() == b"plain text " * 1000
@@ -64,7 +64,7 @@ def test_compressed_bodies(name):
 )
 def test_blocks_of_lz4_are_independent(body):
     """RocketMQ's reader (lz4-java) refuses linked ones, which Arrow writes of a body above 64 KiB."""
-    stored, flag = message.compress(body, "lz4")
+    stored, flag = compress(body, "lz4")
     assert stored[:7] == bytes.fromhex("04224d18604082")  # 0x60: version 1, independent
     at, plain = 7, []
     while size := int.from_bytes(stored[at : at + 4], "little"):
@@ -88,7 +88,7 @@ def test_compression_of_old_clients_and_of_none():
         messages.message(body=stored, sys_flag=0x501).body()
     assert messages.message(sys_flag=0x501).compression == "unknown"
     with pytest.raises(InvalidArgument):
-        message.compress(b"", "snappy")
+        compress(b"", "snappy")
 
 
 def test_a_small_body_that_claims_to_be_huge_costs_no_memory():

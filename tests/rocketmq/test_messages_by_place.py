@@ -6,11 +6,12 @@ import pytest
 
 from tests.rocketmq.answered import BEGIN_OF_LAST, one_message, same, settled, source_of
 from tests.rocketmq.messages import V6, full, keyed, message, write_log
+from tests.support.stored_messages import compress
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import STORE_V6
-from tiered_index.rocketmq.log.message import compress, show_body
+from tiered_index.rocketmq.log.message import show_body
 
 
 def test_every_message_by_its_id_local_and_archived(index, store):

@@ -15,12 +15,12 @@ from tests.rocketmq.followed import SteppedDispatcher
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
 from tests.support.store_writer import StoreWriter
+from tests.support.stored_messages import compress
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.log.message import compress
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.server.calls import Caps
 

@@ -14,23 +14,22 @@ from pathlib import Path
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import absolute_hash
 from tiered_index.rocketmq.classic import (
-    DEFAULT_GEOMETRY,
     ENTRY_BYTES,
     HEADER_BYTES,
     SLOT_BYTES,
     ClassicHeader,
     ClassicIndexFile,
     Geometry,
-    _check_geometry,
     _header,
     classic_file_names,
-    read_classic_file,
+    infer_geometry,
 )
 from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 
 _entry = struct.Struct(">iqii")
 _slot = struct.Struct(">i")
 _MAX_SECONDS = 2**31 - 1
+DEFAULT_GEOMETRY = Geometry(5_000_000, 20_000_000)
 
 
 class WritableClassicFile(ClassicIndexFile):
@@ -41,7 +40,8 @@ class WritableClassicFile(ClassicIndexFile):
         cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
     ) -> WritableClassicFile:
         """Return a new file that inherits end offset and end timestamp of the one before it (0: there is none)."""
-        _check_geometry(geometry)
+        if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:
+            raise InvalidArgument(f"{geometry} can't be: at least 1 slot and 2 items, and a file below 2 GiB")
         made = cls(bytearray(geometry.file_bytes), geometry, file=file)
         time, offset = max(end_ms, 0), max(end_offset, 0)
         made._set(ClassicHeader(time, time, offset, offset, 0, 1))
@@ -127,6 +127,8 @@ class ClassicIndex:
 
 def load_classic_index(folder: Path, geometry: Geometry | None = None) -> ClassicIndex:
     """Read the index files of a folder whole. Raises `CorruptFile`, `StorageMisconfigured`."""
-    files = [read_classic_file(folder / name, geometry) for name in classic_file_names(folder)]
-    known = geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY)
-    return ClassicIndex(known, [WritableClassicFile(one.data, one.geometry, file=one.file) for one in files])
+    files = []
+    for path in (folder / name for name in classic_file_names(folder)):
+        data = bytearray(path.read_bytes())
+        files.append(WritableClassicFile(data, geometry or infer_geometry(data, str(path)), file=str(path)))
+    return ClassicIndex(geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY), files)

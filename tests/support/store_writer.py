@@ -195,7 +195,7 @@ class StoreWriter:
 
         `keys` are joined by spaces (text is taken as it is). `properties` as text are stored as they stand, and `keys`,
         `tags` and `uniq_key` must then be left out. `body` is stored as it is, compressed where `sys_flag` says so
-        (`message.compress` gives both). Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and
+        (`compress` gives both). Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and
         nothing is appended.
         """
         if isinstance(properties, str):

@@ -42,18 +42,6 @@ def _texts(found: Any) -> Iterator[str]:
         yield json.dumps(found)
 
 
-def _scalars(value: Any) -> Iterator[str]:
-    """Yield every text, number and truth value in a value of JSON."""
-    values = [value]
-    while values:
-        if isinstance(one := values.pop(), dict):
-            values += one.values()
-        elif isinstance(one, list):
-            values += one
-        else:
-            yield from _texts(one)
-
-
 def _is_usable(key: str) -> bool:
     try:
         return 0 < len(key.encode("utf-16-le")) // 2 <= MAX_KEY_UNITS
@@ -133,14 +121,3 @@ class Keys:
                 return
             for path in self._paths:
                 yield from _texts(path.search(document))
-
-
-def carries(record: KafkaRecord, key: str) -> bool:
-    """Return whether `key` is the record's key, a header's value, or a text, number or truth value of its JSON."""
-    values = [record.key, *(value for _, value in record.headers)]
-    if any(value is not None and key_text(value) == key for value in values):
-        return True
-    try:
-        return record.value is not None and key in _scalars(json.loads(record.value))
-    except (ValueError, RecursionError):
-        return False

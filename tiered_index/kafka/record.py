@@ -31,9 +31,3 @@ class KafkaRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int | None = None
     timestamp_type: TimestampType = TimestampType.NONE
-
-    @property
-    def size(self) -> int:
-        """The bytes of key, value and headers."""
-        headers = sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + headers

@@ -68,9 +68,6 @@ class Geometry(NamedTuple):
         return self.entries_at + ENTRY_BYTES * self.items
 
 
-DEFAULT_GEOMETRY = Geometry(5_000_000, 20_000_000)
-
-
 class ClassicHeader(NamedTuple):
     """The header's fields in their order; times in epoch milliseconds."""
 
@@ -97,11 +94,8 @@ def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
 class ClassicIndexFile:
     """A classic index file in memory."""
 
-    def __init__(
-        self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file"
-    ) -> None:
+    def __init__(self, data: bytes | bytearray, geometry: Geometry, *, file: str = "index file") -> None:
         """Take a whole file's bytes; `CorruptFile` where the geometry is another."""
-        _check_geometry(geometry)
         if len(data) != geometry.file_bytes:
             problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
             raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
@@ -117,11 +111,6 @@ class ClassicIndexFile:
         return np.frombuffer(
             self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
         ).copy()
-
-
-def _check_geometry(geometry: Geometry) -> None:
-    if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:
-        raise InvalidArgument(f"{geometry} can't be: at least 1 slot and 2 items, and a file below 2 GiB")
 
 
 def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometry:
@@ -178,12 +167,12 @@ def classic_file_names(folder: Path) -> list[str]:
     return sorted(name for name in entries if name.isascii() and name.isdecimal())
 
 
-def read_classic_file(path: Path, geometry: Geometry | None = None) -> ClassicIndexFile:
+def read_classic_file(path: Path) -> ClassicIndexFile:
     """Read an index file whole. Raises `CorruptFile`, `StorageMisconfigured`."""
     with local_errors(path):
         size_bytes = path.stat().st_size
     data = pread(path, min(size_bytes, 2**31), 0)
-    return ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path))
+    return ClassicIndexFile(data, infer_geometry(data, str(path)), file=str(path))
 
 
 Int64 = npt.NDArray[np.int64]

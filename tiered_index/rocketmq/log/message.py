@@ -18,7 +18,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
@@ -67,40 +67,6 @@ def decompress(body: bytes, sys_flag: int, *, file: str = "message", max_bytes: 
     return plain
 
 
-def compress(body: bytes, name: str) -> tuple[bytes, int]:
-    """Return the compressed body and its sys flag bits; `name` is "zlib", "lz4" or "zstd"."""
-    if name == "zlib":
-        return zlib.compress(body), layout.COMPRESSED | layout.COMPRESSION_ZLIB
-    if name == "lz4":
-        return _lz4_frame(body), layout.COMPRESSED | layout.COMPRESSION_LZ4
-    if name == "zstd":
-        import pyarrow as pa
-
-        return pa.compress(body, "zstd", asbytes=True), layout.COMPRESSED | layout.COMPRESSION_ZSTD
-    raise InvalidArgument(f"unknown compression {name!r}")
-
-
-# Magic, blocks that are independent and have at most 64 KiB each, no sizes and no checksums; the header's checksum.
-_LZ4_HEAD = bytes.fromhex("04224d18604082")
-_LZ4_BLOCK_BYTES = 1 << 16
-_LZ4_AS_IT_IS = 1 << 31
-
-
-def _lz4_frame(body: bytes) -> bytes:
-    """Return an LZ4 frame of independent blocks: RocketMQ's reader refuses blocks that are linked, as Arrow's are."""
-    import pyarrow as pa
-
-    codec, parts = pa.Codec("lz4_raw"), [_LZ4_HEAD]
-    for at in range(0, len(body), _LZ4_BLOCK_BYTES):
-        block = body[at : at + _LZ4_BLOCK_BYTES]
-        packed = codec.compress(block, asbytes=True)
-        if len(packed) < len(block):
-            parts += [struct.pack("<I", len(packed)), packed]
-        else:
-            parts += [struct.pack("<I", len(block) | _LZ4_AS_IT_IS), block]
-    return b"".join([*parts, bytes(4)])
-
-
 Buffer = bytes | bytearray | memoryview
 # The fixed part of a message, which has one of four lengths, as `header_dtype` names its fields.
 _HEADS = {
@@ -110,7 +76,6 @@ _HEADS = {
 }
 _FIELDS = layout.header_dtype(0).names or ()
 _values_of = attrgetter(*_FIELDS[:-1])
-_BORN_HOST, _STORE_HOST = _FIELDS.index("born_host"), _FIELDS.index("store_host")
 _BORN_HOST, _STORE_HOST = _FIELDS.index("born_host"), _FIELDS.index("store_host")
 # As much as any message's fixed part has.
 HEAD_BYTES = _HEADS[layout.BORN_V6 | layout.STORE_V6].size
