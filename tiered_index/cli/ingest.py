@@ -258,6 +258,10 @@ def ingest(
     A file that grew is continued. A file that changed is an error unless you pass --restart. stdin is read from its
     start each time. An entry that is put twice is one answer.
 
+    Each partition of Kafka is continued. A topic that was deleted and created again is read from its start, and is
+    reported as rewritten. Before Kafka 2.8 topics have no id: the last 100 records before the position decide. If none
+    of them is in the index, the partition is read from its start.
+
     [bold]Examples[/bold]
 
       tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --follow
