@@ -230,9 +230,14 @@ class Message(NamedTuple):
         """What the message is found under: unique key and keys, each once."""
         return layout.index_keys(self.properties)
 
+    @property
+    def lookup_keys(self) -> tuple[str, ...]:
+        """Its keys, and the `tag_key` of its tags."""
+        return (*self.index_keys, *([layout.tag_key(self.tags)] if self.tags else []))
+
     def carries(self, topic: str, key: str) -> bool:
         """Return whether it is of the topic, and the key is one of its keys or the `tag_key` of its tags."""
-        return self.topic == topic and key in (*self.index_keys, *([layout.tag_key(self.tags)] if self.tags else []))
+        return self.topic == topic and key in self.lookup_keys
 
     @property
     def uniq_key(self) -> str | None:

@@ -24,7 +24,6 @@ from tiered_index.format.hashing import lookup_numbers
 from tiered_index.format.queue_offsets import ENTRY, QueueDirectory, QueueRun, decode_entries
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.layout import tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import ENTRY as QUEUE_ENTRY
 from tiered_index.rocketmq.log.store import ConsumeQueue
@@ -299,7 +298,7 @@ def is_gone(expired: Expired, message: Message) -> bool:
         return False
     if second < erased.queues.get(message.queue_id, ALWAYS):
         return True
-    for key in (*message.index_keys, *([tag_key(message.tags)] if message.tags else [])):
+    for key in message.lookup_keys:
         absolute, masked, fingerprint = lookup_numbers(message.topic, key)
         if second < max(erased.begin_of(absolute, fingerprint), erased.begin_of(masked, fingerprint)):
             return True

@@ -87,12 +87,13 @@ class Browser:
         if cursor is None:
             assert at_ms is not None
             places = {number: self.queues.seek_ms(queues[number], ends[number], at_ms) for number in queues}
-            before = _Way(self, queues, ends, places, is_backwards=True).read(max_count // 2)
-            behind = _Way(self, queues, ends, places, is_backwards=False).read(max_count - len(before.found))
+            share = max_count // 2
         else:
             is_backwards, places = _decoded(cursor, ends)
-            before = _Way(self, queues, ends, places, is_backwards=True).read(max_count if is_backwards else 0)
-            behind = _Way(self, queues, ends, places, is_backwards=False).read(0 if is_backwards else max_count)
+            share = max_count if is_backwards else 0
+        before = _Way(self, queues, ends, places, is_backwards=True).read(share)
+        rest = max_count - (len(before.found) if cursor is None else share)
+        behind = _Way(self, queues, ends, places, is_backwards=False).read(rest)
         has_earlier = any(before.places[number] > ends[number].begin for number in queues)
         has_later = any(behind.places[number] < ends[number].end for number in queues)
         return Browsed(
