@@ -540,7 +540,7 @@ def messages_by_id(
             if lookups is not None:
                 stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
             return MessagesResult(messages=(source.by_msg_id(msg_id),), status="complete")
-    unique = _ByUniqueKey(by_key or source)
+    unique = ByUniqueKey(by_key or source)
     limits |= {"max_count": _MANY, "cursor": cursor, "allow_partial": allow_partial}
     answer = lookups.messages(topic, msg_id, source=unique, **limits)
     if not answer.messages and cursor is None:
@@ -558,7 +558,7 @@ def describe_fetched(fetched: Fetched, body: BodyFormat, *, max_body_bytes: int 
 
 
 @dataclass(frozen=True)
-class _ByUniqueKey:
+class ByUniqueKey:
     """Gives only messages whose unique key is the one asked for; others that carry it are paged past."""
 
     source: MessageSource

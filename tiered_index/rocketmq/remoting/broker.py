@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -30,7 +29,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import ByUniqueKey, RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.store import list_queues
@@ -140,10 +139,9 @@ class _Caller:
 
 @dataclass(eq=False)
 class _FittingMessages:
-    """Fetches the newest messages that fit into one answer; of a unique key only those whose own it is."""
+    """Fetches the newest messages that fit into one answer."""
 
     source: MessageSource
-    unique: bool
     room: int
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
@@ -157,7 +155,7 @@ class _FittingMessages:
                     break
                 batch.append(item)
             if batch:
-                answers += map(partial(self._checked, key), self.source.fetch(batch, topic, key))
+                answers += map(self._fitting, self.source.fetch(batch, topic, key))
                 continue
             item = items[len(answers)]
             answers.append(_left_out(item))
@@ -166,12 +164,10 @@ class _FittingMessages:
                 self.room = -1
         return answers
 
-    def _checked(self, key: str, one: Fetched) -> Fetched:
+    def _fitting(self, one: Fetched) -> Fetched:
         message = one.message
         if not isinstance(message, Message) or not one.carries_key:
             return one
-        if self.unique and message.uniq_key != key:
-            return replace(one, carries_key=False)
         self.room -= message.size
         return one if self.room >= 0 else _left_out(one.item)
 
@@ -434,7 +430,8 @@ class ReadOnlyBroker:
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
         if wanted <= 0 or begin_ms > end_ms or not caller.sees(topic):
             return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
-        source = _FittingMessages(caller.narrowed(self._messages()), unique, _ROOM_BYTES)
+        stored = caller.narrowed(self._messages())
+        source = _FittingMessages(ByUniqueKey(stored) if unique else stored, _ROOM_BYTES)
         cursor = None
         if (last := request.fields.get("lastKey")) and not unique:
             # what is newer than the page's last message was answered before
