@@ -16,11 +16,11 @@ from pyspark.sql.types import StructField, StructType
 
 from tests.spark.entries import BEGIN_MS, states
 from tests.support.store_writer import StoreWriter
+from tests.support.stored_messages import compress
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
-from tiered_index.rocketmq.log import message as message_module
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.spark.datasource.messages import MessageSource
@@ -124,7 +124,7 @@ def test_every_message_is_a_row(filled):
 
 def test_bodies_hidden_messages_and_clocks_that_no_calendar_has(tmp_path):
     with StoreWriter(tmp_path / "s", segment_bytes=SEGMENT) as writer:
-        packed, flags = message_module.compress(b"x" * 500, "zlib")
+        packed, flags = compress(b"x" * 500, "zlib")
         writer.put("t", 0, packed, keys="a", store_ms=BEGIN_MS, sys_flag=flags, born_ms=2**62)
         writer.put("t", 0, b"half", keys="b", store_ms=BEGIN_MS, sys_flag=TRANSACTION_PREPARED)
     plain, prepared = rows_of(batch(tmp_path / "s"))
