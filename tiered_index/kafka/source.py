@@ -254,9 +254,10 @@ class KafkaSource:
         self, place: tuple[str, int], put: tuple[Name, int] | None, topic_id: str, *, restart: bool
     ) -> Partition:
         """Return a partition at the position up to which it was put or, if that is of another log, at its begin."""
-        target = None if self.follow else self._range(place)[1]
+        begin, end = self._range(place)
+        target = None if self.follow else end
         if put is None or restart:
-            generation, begin = put[0].generation + 1 if put is not None else 0, self._range(place)[0]
+            generation = put[0].generation + 1 if put is not None else 0
             return Partition(Name(self.cluster or "-", *place, generation, topic_id), begin, begin, target=target)
         name, position = put
         partition = Partition(name, position, position, target=target)
@@ -265,7 +266,7 @@ class KafkaSource:
         elif not topic_id or topic_id != name.topic_id:
             partition.name = name._replace(topic_id=topic_id or name.topic_id)
             # a log without records before the position has none that could be missed
-            partition.doubted = self._range(place)[0] < position
+            partition.doubted = begin < position
         return partition
 
     def _assign(self, partition: Partition) -> None:

@@ -2,7 +2,7 @@
 
 Such files are named by the 20-digit offset of their first byte. They are read by `pread` and never mapped: a file that
 the broker truncates or deletes meanwhile is an error, not a signal. Nothing is kept open, so the broker's deletions
-free their room. A segment that lies elsewhere (archived, or a copy) is read by a function. Where messages begin is
+free their room. A segment elsewhere (archived, or a copy) is read by a function. Where messages begin is
 found by walking from one to the next by their sizes; only size and magic are looked at, the contents are the
 decoder's. Any thread may call.
 """
