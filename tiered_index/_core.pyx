@@ -34,6 +34,22 @@ cdef enum:
     ROW_BYTES = 160
 
 
+# 31 and 0x9E3779B1 to the power of 255 down to 0, modulo 2**32: of Java's hash and of the fingerprint
+cdef uint32_t[256] FALLING_31
+cdef uint32_t[256] FALLING_GOLDEN
+
+cdef int set_powers() except -1:
+    cdef int place
+    FALLING_31[255] = FALLING_GOLDEN[255] = 1
+    for place in range(254, -1, -1):
+        FALLING_31[place] = FALLING_31[place + 1] * 31
+        FALLING_GOLDEN[place] = FALLING_GOLDEN[place + 1] * <uint32_t>0x9E3779B1
+    return 0
+
+
+set_powers()
+
+
 def hash_rows(
     const Unit[::1] units,
     const int64_t[::1] offsets,
@@ -268,20 +284,20 @@ def distinct(const uint64_t[::1] hashes, uint64_t[::1] found):
     return count
 
 
-def set_bits(const uint64_t[::1] hashes, const uint32_t[::1] salts, uint32_t[:, ::1] words):
+def set_bits(const uint64_t[::1] hashes, uint32_t[:, ::1] words):
     """Set the bits of hashes in a filter."""
     cdef Py_ssize_t number
     cdef uint64_t block, blocks = words.shape[0]
     cdef uint32_t low
     cdef int word
-    if salts.shape[0] != 8 or words.shape[1] != 8 or (hashes.shape[0] and not blocks):
+    if words.shape[1] != 8 or (hashes.shape[0] and not blocks):
         fail("a filter has blocks of 8 words")
     with nogil:
         for number in range(hashes.shape[0]):
             block = (hashes[number] >> 32) * blocks >> 32
             low = <uint32_t>hashes[number]
             for word in range(8):
-                words[block, word] |= <uint32_t>1 << (<uint32_t>(low * salts[word]) >> 27)
+                words[block, word] |= <uint32_t>1 << (<uint32_t>(low * SALTS[word]) >> 27)
 
 
 def filter_hash(uint64_t value):

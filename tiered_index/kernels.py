@@ -28,7 +28,7 @@ _core: ModuleType | None
 _views: ModuleType
 
 # of the core that this package calls
-_REVISION = 11
+_REVISION = 12
 
 
 def _loaded(name: str) -> ModuleType:

@@ -22,8 +22,8 @@ FILTER_BLOCK_BYTES = 32
 BITS_PER_KEY = 10.5
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
-_SALTS = np.array(SALTS, np.uint32)
-_SALT_COLUMN = _SALTS[:, None]
+
+_SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
 _WORDS = struct.Struct("<8I")
 # MurmurHash3's fmix64: shift and multiply, twice, then a last shift
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
@@ -95,7 +95,7 @@ class FilterBuilder:
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
         words = np.zeros((blocks, 8), "<u4")
         if loops is not None:
-            loops.set_bits(ordered, _SALTS, words)
+            loops.set_bits(ordered, words)
             return words.tobytes()
         for start in range(0, len(ordered), _MASKED):
             part = ordered[start : start + _MASKED]
