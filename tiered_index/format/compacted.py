@@ -7,7 +7,8 @@ one thread. SPEC.md sections 4, 6 and 11. Source: RocketMQ's `IndexStoreFile.com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
@@ -119,9 +120,8 @@ class Compaction:
         """Yield the arrays' bytes, as much at a time as less than 2 * `CHUNK` items. Once only; then `directory` and
         `filter_bytes` are set.
         """
-        groups, cuts = self._runs()
         held = None if self.filter_bytes else FilterBuilder(self.count)
-        yield from (self._plain if self._line is None else self._packed)(groups, cuts, self._ordered(held))
+        yield from self._written(self._ordered(held))
         # frees 4 bytes an entry before the filter is built
         del self._order
         if held is not None:
@@ -173,36 +173,17 @@ class Compaction:
                 held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
             yield items
 
-    def _plain(self, groups: Array, cuts: Int64, pieces: Iterator[Array]) -> Iterator[memoryview]:
-        """Yield the pieces' bytes as they are."""
-        item_size = self.layout.schema.item.itemsize
-        begins, stops = np.ascontiguousarray(cuts.T)
-        blocks = [OpenBlock(begin + self.layout.items_position) for begin in begins.tolist()]
-        starts = groups["offset"].astype(np.int64) - self.layout.items_position
-        ends, crc32s = starts + groups["length"], groups["crc32"]
-        position = 0
-        for items in pieces:
-            flat = items.view(np.uint8).data
-            for index, low, high in _parts(starts, ends, position, len(flat)):
-                crc32s[index] = crc32(flat[low:high], int(crc32s[index]))
-            for index, low, high in _parts(begins, stops, position, len(flat)):
-                self._add(blocks[index], flat[low:high], items[low // item_size : high // item_size])
-            position += len(flat)
-            yield flat
-        self.directory = Directory(groups, block_table(blocks))
-
-    def _packed(self, groups: Array, cuts: Int64, pieces: Iterator[Array]) -> Iterator[bytes]:
-        """Yield the packed runs of each piece; the items behind its last whole run wait for the next piece."""
-        assert self._line is not None
-        schema = self.layout.schema
-        packing = Packing(schema, self.layout.slots, self._line)
-        firsts = (groups["offset"].astype(np.int64) - self.layout.items_position) // schema.item.itemsize
-        begins = np.union1d(firsts[groups["count"] > 0], cuts[:, 0] // schema.item.itemsize)
-        ends = np.append(begins[1:], self.count)
-        # of groups that begin at one item all but the last are empty
-        owners, blocks_of = np.searchsorted(firsts, begins, "right") - 1, groups["blocks"].tolist()
+    def _written(self, pieces: Iterator[Array]) -> Iterator[bytes | memoryview]:
+        """Yield the runs of each piece, packed or as they are; the items behind its last whole run wait for the next
+        piece. Sets `directory`.
+        """
+        schema, line = self.layout.schema, self._line
+        packing = None if line is None else Packing(schema, self.layout.slots, line)
+        groups, owners, begins = self._runs()
+        ends, blocks_of = np.append(begins[1:], self.count), groups["blocks"].tolist()
         lengths, crc32s, blocks = [0] * len(groups), [0] * len(groups), []
-        position, low = HEADER_SIZE, 0
+        begin = self.layout.items_position if packing is None else HEADER_SIZE
+        position, low = begin, 0
         waiting = np.empty(0, schema.item)
         for piece in pieces:
             items = np.concatenate([waiting.view(np.void), piece.view(np.void)]).view(schema.item)
@@ -210,26 +191,32 @@ class Compaction:
             high = int(np.searchsorted(ends, start + len(items), "right"))
             counts = (ends[low:high] - begins[low:high]).tolist()
             stops = (ends[low:high] - start).tolist()
-            written = packing.pack(items[: stops[-1]], counts) if counts else []
+            end = stops[-1] if stops else 0
+            written: Sequence[bytes | memoryview]
+            if packing is not None:
+                written = packing.pack(items[:end], counts)
+                yield b"".join(written)
+            else:
+                flat = memoryview(items[:end].view(np.uint8))  # type: ignore[arg-type]
+                sizes = [schema.item.itemsize * stop for stop in (0, *stops)]
+                written = [flat[start:stop] for start, stop in itertools.pairwise(sizes)]
+                yield flat
             for owner, count, stop, data in zip(owners[low:high].tolist(), counts, stops, written, strict=True):
                 if blocks_of[owner]:
+                    part = items[stop - count : stop]
+                    seconds = part["time_diff_s"].astype(np.int64) + self.header.begin_ms // 1000
                     blocks.append(OpenBlock(position))
-                    self._add(blocks[-1], memoryview(data), items[stop - count : stop])
+                    blocks[-1].add(memoryview(data), normal_hashes(part["key_hash"]), seconds)
                 crc32s[owner] = crc32(data, crc32s[owner])
                 lengths[owner] += len(data)
                 position += len(data)
-            low, waiting = high, items[sum(counts) :]
-            yield b"".join(written)
+            low, waiting = high, items[end:]
         groups["length"], groups["crc32"] = lengths, crc32s
-        groups["offset"] = HEADER_SIZE + np.cumsum([0, *lengths[:-1]])
+        groups["offset"] = begin + np.cumsum([0, *lengths[:-1]])
         self.directory = Directory(groups, block_table(blocks))
 
-    def _add(self, block: OpenBlock, data: memoryview, items: Array) -> None:
-        seconds = items["time_diff_s"].astype(np.int64) + self.header.begin_ms // 1000
-        block.add(data, normal_hashes(items["key_hash"]), seconds)
-
-    def _runs(self) -> tuple[Array, Int64]:
-        """Return the group table, its CRCs still 0, and where in the arrays each block begins and ends (m x 2)."""
+    def _runs(self) -> tuple[Array, Int64, Int64]:
+        """Return the group table, without places and CRCs; and of each run (i64, m) its group and its first item."""
         # A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more: no loop over slots,
         # and a giant slot never drags neighbours along.
         # Only at slots in use, and behind them: empty slots begin where the one before them ends.
@@ -239,27 +226,20 @@ class Compaction:
         looked_at[0] = True
         looked_at[1:] |= in_use[:-1]
         slots = np.flatnonzero(looked_at)
-        starts = self._first[slots] * item_size
-        number = starts // GROUP_BYTES
+        number = self._first[slots] * item_size // GROUP_BYTES
         cut = self._counts[slots] >= -(-GROUP_BYTES // item_size)
         cut[0] = True
         cut[1:] |= number[1:] != number[:-1]
-        first_slots, starts = slots[cut], starts[cut]
-        groups = np.zeros(len(first_slots), GROUP_DTYPE)
-        ends = np.append(starts[1:], self.count * item_size)
-        lengths = ends - starts
-        groups["first_slot"] = first_slots
-        groups["offset"] = starts + self.layout.items_position
-        groups["length"] = lengths
-        groups["count"] = lengths // item_size
-        per_block = BLOCK_BYTES // item_size * item_size
-        cuts: list[tuple[int, int]] = []
-        # a loop, since only a few groups are this long
-        for index in np.flatnonzero(lengths > BLOCK_BYTES):
-            begins = range(int(starts[index]), int(ends[index]), per_block)
-            groups["first_block"][index], groups["blocks"][index] = len(cuts), len(begins)
-            cuts += [(begin, min(begin + per_block, int(ends[index]))) for begin in begins]
-        return groups, np.array(cuts, np.int64).reshape(-1, 2)
+        first_slots, firsts = slots[cut], self._first[slots[cut]]
+        counts = np.diff(firsts, append=self.count)
+        groups = np.zeros(len(firsts), GROUP_DTYPE)
+        groups["first_slot"], groups["count"] = first_slots, counts
+        per_block = BLOCK_BYTES // item_size
+        runs = -(-counts // per_block)
+        blocks = np.where(runs > 1, runs, 0)
+        groups["blocks"], groups["first_block"] = blocks, np.where(runs > 1, np.cumsum(blocks) - blocks, 0)
+        owners = np.repeat(np.arange(len(groups)), runs)
+        return groups, owners, firsts[owners] + per_block * (np.arange(len(owners)) - (np.cumsum(runs) - runs)[owners])
 
 
 def filter_of(entries: Array, schema: Schema) -> bytes:
@@ -269,13 +249,6 @@ def filter_of(entries: Array, schema: Schema) -> bytes:
         part = entries[start : start + CHUNK]
         held.add(filter_hashes(part["key_hash"], part["fingerprint"] if schema.keyed else None))
     return held.build()
-
-
-def _parts(starts: Int64, ends: Int64, position: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the index of each of ascending ranges that `size` bytes from `position` touch, and where in those bytes."""
-    first, last = int(np.searchsorted(ends, position, "right")), int(np.searchsorted(starts, position + size, "left"))
-    for index in range(first, last):
-        yield index, max(int(starts[index]) - position, 0), min(int(ends[index]) - position, size)
 
 
 @dataclass(frozen=True, kw_only=True)
