@@ -7,8 +7,8 @@ entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
 
 Objects never change under one name, so an entry is never stale. Each CRC32 starts from one over index, object, kind and
 piece number: an entry that was copied, cut or swapped fails like one with a flipped bit. What fails is deleted and
-fetched again; where it can't be deleted it is logged once and ignored until it is replaced. An entry is a copy, so no
-trouble of this folder is a lookup's error.
+fetched again; where it can't be deleted it is logged once and passed over until it is replaced. An entry is a copy, so
+no trouble of this folder is a lookup's error.
 
 A CRC32 is no signature: a process that can write an entry could make an answer short. So only a regular file that
 `DiskCache.trusts` is read; anything else in its place counts as damaged.
@@ -60,10 +60,6 @@ class DiskCache:
         self._lock = threading.Lock()
         self._size_bytes = self._uncounted_bytes = 0
         self._counted = False
-        # when the entries used last were: of this spell of `_TOUCH_S`, and of the one before it
-        self._touched: dict[str, float] = {}
-        self._touched_before: dict[str, float] = {}
-        self._touched_since = -_TOUCH_S
         self._warned: set[str] = set()
         self._trusted = {os.geteuid(), 0}
         if read_only:
@@ -88,21 +84,11 @@ class DiskCache:
                 self._count()
             return self._size_bytes + size_bytes <= self.max_bytes * _SLACK
 
-    def touch(self, path: Path) -> None:
-        """Record a use of an entry."""
-        if self.read_only:
-            return
-        now = time.monotonic()
-        if now - self._touched_since >= _TOUCH_S:
-            # what is older says nothing any more
-            self._touched_before = self._touched if now - self._touched_since < 2 * _TOUCH_S else {}
-            self._touched, self._touched_since = {}, now
-        key = str(path)
-        if now - self._touched.get(key, self._touched_before.get(key, -_TOUCH_S)) < _TOUCH_S:
-            return
-        self._touched[key] = now
-        with contextlib.suppress(OSError):
-            os.utime(path)
+    def touch(self, path: Path, status: os.stat_result) -> None:
+        """Record a use of an entry, unless its time of use says so already."""
+        if not self.read_only and abs(time.time() - status.st_mtime) >= _TOUCH_S:
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
     def added(self, size_bytes: int) -> None:
         """Count what an entry has added, and delete the entries that must go for it."""
@@ -120,8 +106,6 @@ class DiskCache:
                     break
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-                    self._touched.pop(path, None)
-                    self._touched_before.pop(path, None)
                     self._size_bytes -= size
 
     def _count(self) -> list[tuple[float, int, str]]:
@@ -177,8 +161,8 @@ class CacheFolder:
         self._mine = cache.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
         self._index_id = index_id
         self._lock = threading.Lock()
-        # damaged entries that stay, each with what tells the file from one that takes its place
-        self._passed_over: dict[Path, tuple[int, ...]] = {}
+        # damaged entries that stay, which were logged
+        self._passed_over: set[Path] = set()
         # objects that may have entries
         self._written: set[str] = set()
         self._looked = False
@@ -200,17 +184,15 @@ class CacheFolder:
         try:
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode):
-                self._damaged(path, status, "not a regular file")
+                self._damaged(path, "not a regular file")
                 return None
             with path.open("rb", buffering=0) as handle:
                 status = os.fstat(handle.fileno())
-                if self._passed_over and self._passed_over.get(path) == _identity(status):
-                    return None
                 if not self._cache.trusts(status):
-                    self._damaged(path, status, "owned by another user, or writable by others")
+                    self._damaged(path, "owned by another user, or writable by others")
                     return None
                 if status.st_size != _stored_bytes(length):
-                    self._damaged(path, status, "another length than the log says")
+                    self._damaged(path, "another length than the log says")
                     return None
                 stored = PIECE_BYTES + _CRC_BYTES
                 data = memoryview(os.pread(handle.fileno(), (end - first) * stored, first * stored))
@@ -218,7 +200,7 @@ class CacheFolder:
                     entry = bytes(data[(number - first) * stored : (number - first + 1) * stored])
                     piece, crc32 = entry[:-_CRC_BYTES], entry[-_CRC_BYTES:]
                     if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") != crc32:
-                        self._damaged(path, status, f"piece {number} does not match its CRC32")
+                        self._damaged(path, f"piece {number} does not match its CRC32")
                         return None
                     pieces.append(piece)
         except FileNotFoundError:
@@ -226,7 +208,7 @@ class CacheFolder:
         except OSError as error:
             self._cache.warn("read", error)
             return None
-        self._cache.touch(path)
+        self._cache.touch(path, status)
         return pieces
 
     def write(self, name: str, kind: Kind, data: bytes | memoryview) -> bool:
@@ -270,8 +252,7 @@ class CacheFolder:
     def forget_unnamed(self, named: Container[str]) -> None:
         """Delete the entries of objects that are not among `named`, and forget what was noted of them."""
         with self._lock:
-            for path in [path for path in self._passed_over if path.stem.replace(",", "/") not in named]:
-                del self._passed_over[path]
+            self._passed_over = {path for path in self._passed_over if path.stem.replace(",", "/") in named}
             if not self._looked:
                 # what an earlier process has left
                 stems = [entry.name.rpartition(".")[0] for entry in _scan(self._mine)]
@@ -292,7 +273,7 @@ class CacheFolder:
     def _seed(self, name: str, kind: Kind, number: int) -> int:
         return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
 
-    def _damaged(self, path: Path, status: os.stat_result, problem: str) -> None:
+    def _damaged(self, path: Path, problem: str) -> None:
         gone = False
         if not self._cache.read_only:
             with contextlib.suppress(OSError):
@@ -300,16 +281,9 @@ class CacheFolder:
                 gone = True
         with self._lock:
             known = path in self._passed_over
-            if gone:
-                self._passed_over.pop(path, None)
-            else:
-                self._passed_over[path] = _identity(status)
+            (self._passed_over.discard if gone else self._passed_over.add)(path)
         if gone or not known:
             _log.warning("cache entry %s passed over: %s", path, problem)
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _stored_bytes(length: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.support.cold_index import ColdIndex, cold_index, columns, publish, pu
 from tests.support.staging import merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
-from tiered_index.service.cold import disk_cache
 from tiered_index.service.cold.caches import ByteCache, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 
@@ -79,15 +77,12 @@ def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path
     assert [path.name for path in folder._passed_over] == [second.name.replace("/", ",") + ".filter"]
 
 
-def test_times_of_use_are_forgotten_once_they_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, written = 5.0, []
-    monkeypatch.setattr(disk_cache, "time", SimpleNamespace(monotonic=lambda: now_s, time=time.time))
-    monkeypatch.setattr(os, "utime", lambda path: written.append(path.name))
-    room = DiskCache(tmp_path, 1 << 20)
-    for step in range(300):
-        now_s += 10
-        room.touch(tmp_path / "often")
-        room.touch(tmp_path / f"once {step}")
-        assert len(room._touched) + len(room._touched_before) <= 2 * (6 + 1)
-    assert written.count("often") == 300 // 6
-    assert len(set(written)) == 301
+def test_a_use_is_recorded_once_a_minute(tmp_path: Path) -> None:
+    entry, room = tmp_path / "entry", DiskCache(tmp_path, 1 << 20)
+    entry.write_bytes(b"?")
+    for age_s, is_new in ((3600, True), (0, False), (50, False), (70, True), (-3600, True)):
+        os.utime(entry, (time.time() - age_s,) * 2)
+        before = entry.stat()
+        room.touch(entry, before)
+        assert (entry.stat().st_mtime_ns != before.st_mtime_ns) == is_new
+        assert not is_new or abs(entry.stat().st_mtime - time.time()) < 30
