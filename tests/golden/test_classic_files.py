@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.classic_lookups import find_in, is_time_matched, select_offsets
-from tests.support.classic_writer import WritableClassicFile
+from tests.support.classic_writer import WritableClassicFile, absolute_hash
 from tiered_index.errors import CorruptFile
-from tiered_index.format.hashing import absolute_hash
 from tiered_index.rocketmq.classic import Geometry, infer_geometry
 
 

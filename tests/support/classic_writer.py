@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import absolute_hash
+from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.classic import (
     ENTRY_BYTES,
     HEADER_BYTES,
@@ -30,6 +30,11 @@ _entry = struct.Struct(">iqii")
 _slot = struct.Struct(">i")
 _MAX_SECONDS = 2**31 - 1
 DEFAULT_GEOMETRY = Geometry(5_000_000, 20_000_000)
+
+
+def absolute_hash(text: str) -> int:
+    """Return the absolute value of the Java hash of `text`, 0 where that has none."""
+    return abs(java_string_hash(text)) % 2**31
 
 
 class WritableClassicFile(ClassicIndexFile):

@@ -28,17 +28,17 @@ from tiered_index.errors import (
     StorageMisconfigured,
     TieredIndexError,
 )
-from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, recognise
+from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, read_exactly, recognise
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_header
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
-from tiered_index.service.files.compacted import read_runs
+from tiered_index.service.cold.path import check_run
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root import disk_error
-from tiered_index.storage.base import ByteRange, Storage, check_name
+from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.disk import absolute_path
 
 # A file's id, or the end of one or of a window table's
@@ -150,7 +150,6 @@ def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> FileBytes:
 
 
 Array = npt.NDArray[Any]
-_PIECE_RUNS = 64
 _PIECE_ITEMS = 1 << 16
 
 
@@ -253,9 +252,6 @@ class _Compacted(Contents):
     def trailer(self) -> Trailer:
         return self._trailer
 
-    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
-        return [self._file.read(r.start, r.length) for r in ranges]
-
     def _details(self) -> dict[str, Any]:
         groups, meta, tail = self._trailer.directory.groups, self._trailer.metadata, self._trailer.tail
         used = groups["length"][groups["count"] > 0]
@@ -298,11 +294,11 @@ class _Compacted(Contents):
         return {"longest_slot_items": int(lengths.max()), "longest_slot": int(lengths.argmax())}
 
     def items(self) -> Iterator[Array]:
-        runs = self._trailer.directory.all_runs()
-        for start in range(0, len(runs), _PIECE_RUNS):
-            piece = runs[start : start + _PIECE_RUNS]
-            for run, data in zip(piece, read_runs(self, piece), strict=True):
-                yield self._trailer.metadata.items_of(data, run.count, self.file)
+        read = self._forward_read()
+        for run in self._trailer.directory.all_runs():
+            data = memoryview(read_exactly(read, run.offset, run.length, self.file))
+            check_run(data, run, self.file)
+            yield self._trailer.metadata.items_of(data, run.count, self.file)
 
     def findings(self) -> list[Finding]:
         return verify_compacted(self._forward_read(), self._file.size_bytes, self.file)

@@ -102,12 +102,6 @@ def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
     return mask if java == mask else -java & 0x7FFFFFFF, mask, second
 
 
-def absolute_hash(text: str) -> int:
-    """Return the absolute value of the Java hash of `text`, 0 where that has none."""
-    value = abs(java_string_hash(text))
-    return 0 if value == 1 << 31 else value
-
-
 def fingerprint(topic: str, key: str) -> int:
     """Return the 32-bit fingerprint of topic#key (SPEC.md section 5 has test vectors)."""
     return lookup_numbers(topic, key)[2]

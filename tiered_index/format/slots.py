@@ -182,10 +182,5 @@ def answer_order(ranks: npt.NDArray[np.uint64], seconds: Int64, more: Callable[[
 
 def offset_columns(items: Array, schema: Schema) -> list[Array]:
     """Return the columns that order items of one second, the most significant one last."""
-    return [*identity_columns(items, schema), ~items["offset"].astype(np.int64)]
-
-
-def identity_columns(items: Array, schema: Schema) -> list[Array]:
-    """Return the columns that order items of one second and offset, the most significant one last."""
     columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
-    return [*columns, items["queue_id"].astype(np.int32)]
+    return [*columns, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64)]

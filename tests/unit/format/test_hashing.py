@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_index.format.hashing import absolute_hash, code_units, fingerprint, hash_batch, java_string_hash, key_hash
+from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
 
 FINGERPRINT_MULTIPLIER = 0x9E3779B1
 any_text = st.text(st.characters(), max_size=40)  # surrogates included
@@ -116,7 +116,6 @@ def test_many_short_strings_cross_blocks():
 def test_min_value_becomes_zero():
     assert java_string_hash("TopicTest#boxvajrkywm") == -(2**31)
     assert key_hash("TopicTest", "boxvajrkywm") == 0
-    assert absolute_hash("TopicTest#boxvajrkywm") == 0
     hashes, _ = hash_batch(["TopicTest"], np.zeros(2, np.int64), code_units(["boxvajrkywm", "euuudrqcyle"]))
     assert hashes.tolist() == [0, 0]
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,23 +28,14 @@ from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
 from tiered_index.service.answers.rows import PreparedLookup, concatenate, search_one
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
-from tiered_index.service.cold.path import ColdPath, check_run, spans_of
+from tiered_index.service.cold.path import ColdPath, check_run
 from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root import disk_error
-from tiered_index.storage.base import ByteRange
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 Array = npt.NDArray[Any]
 _VERIFY_RUNS = 256
-
-
-class _Ranges(Protocol):
-    """The place from which ranges of a file are read; they may come back short."""
-
-    file: str
-
-    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]: ...
 
 
 class LocalBytes:
@@ -251,8 +242,8 @@ class CompactedFile:
         """As `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
-        stored, cold = self.stored, self.stored.cold
-        if cold.filters.excludes(stored.stored, lookup.key_hash, lookup.fingerprint if cold.keyed else 0):
+        stored = self.stored
+        if stored.cold.excludes(stored.stored, lookup.key_hash, lookup.fingerprint):
             return "filter"
         return "topic" if stored.lacks_topic(lookup.topic) else None
 
@@ -312,18 +303,6 @@ class CompactedFile:
         source: FileBytes | None = self.local or self.stored
         assert source is not None
         return source.trailer().metadata
-
-
-def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
-    """Return each run's verified bytes, neighbours read by one range. Raises `CorruptFile` naming the run."""
-    spans = spans_of(runs, 0, 1 << 62)
-    found: dict[int, memoryview] = {}
-    for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
-        check_length(len(data), span.length, span.start, source.file)
-        for run, piece in span.pieces(data):
-            check_run(piece, run, source.file)
-            found[run.offset] = piece
-    return [found[run.offset] for run in runs]
 
 
 def check_length(found: int, expected: int, offset: int, file: str) -> None:

@@ -98,24 +98,16 @@ class WindowTable:
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
         rows: Array | None = None
-        schema = None
         for stored in sorted(self._holding(lookup), key=lambda o: -o.second_max):
-            if (
-                rows is not None
-                and len(rows) > lookup.max_count
-                and int(rows["second"][lookup.max_count]) > stored.second_max
-            ):
+            enough = rows is not None and len(rows) > lookup.max_count
+            if rows is not None and enough and int(rows["second"][lookup.max_count]) > stored.second_max:
                 break
             if self.cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
                 continue
             source = StorageBytes(self.cold, stored)
             found = source.search(lookup)
             schema = source.trailer().metadata.layout.schema
-            rows = (
-                found
-                if rows is None
-                else first_answers(concatenate([rows, found], schema), schema, lookup.max_count + 1)
-            )
+            rows = found if rows is None else concatenate([rows, found], schema)
             if len(rows) > lookup.max_count:
                 rows = first_answers(rows, schema, lookup.max_count + 1)
         return rows if rows is not None else np.empty(0, "i8")
@@ -174,47 +166,23 @@ def _search_shard(source: StorageBytes, batch: LookupBatch, away: npt.NDArray[np
 
 def apply_log_state(
     catalog: Catalog,
-    handles: Iterable[Handle],
+    handles: Sequence[Handle],
     state: LogState,
     cold: ColdPath,
-    dispose: Callable[[str], Callable[[], None] | None],
+    dispose: Callable[[str], Callable[[], None] | None] = lambda _: None,
     keeps: Callable[[CompactedFile], bool] = lambda _: False,
+    changed: Iterable[str] | None = None,
 ) -> None:
     """Make the catalog show exactly the objects of `state` beside the local files. `dispose` returns what disposes of a
     removed file; `keeps` says which local copies stay though their file was merged. `handles` must have been taken
     before `state`: what was published in between is not among them and stays. The cold path forgets what it has noted
-    of removed objects.
+    of removed objects. `changed`: only these files and tables differ; None: any may.
     """
-    _bring_up(catalog, handles, state.tables.items(), state.files.items(), state, cold, dispose, keeps)
-    cold.forget_unnamed(state.objects)
-
-
-def apply_changes(catalog: Catalog, shown: LogState, state: LogState, cold: ColdPath) -> None:
-    """Do as `apply_log_state` for a catalog without local files that shows the earlier state `shown`: it looks at
-    those files and tables alone that records have changed since, where that is known.
-    """
-    changed = state.changed_since(shown)
-    if changed is None:
-        apply_log_state(catalog, catalog.all(), state, cold, lambda _: None)
-        return
-    handles = [handle for handle in map(catalog.get, changed) if handle is not None]
-    tables = [(file, state.tables[file]) for file in changed if file in state.tables]
-    files = [(file, state.files[file]) for file in changed if file in state.files]
-    _bring_up(catalog, handles, tables, files, state, cold, lambda _: None, lambda _: False)
-    if handles:
-        cold.forget_unnamed(state.objects)
-
-
-def _bring_up(
-    catalog: Catalog,
-    handles: Iterable[Handle],
-    tables: Iterable[tuple[str, list[StoredObject]]],
-    files: Iterable[tuple[str, StoredObject]],
-    state: LogState,
-    cold: ColdPath,
-    dispose: Callable[[str], Callable[[], None] | None],
-    keeps: Callable[[CompactedFile], bool],
-) -> None:
+    tables: Iterable[tuple[str, list[StoredObject]]] = state.tables.items()
+    files: Iterable[tuple[str, StoredObject]] = state.files.items()
+    if changed is not None:
+        tables = [(file, state.tables[file]) for file in changed if file in state.tables]
+        files = [(file, state.files[file]) for file in changed if file in state.files]
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in tables:
         known = catalog.get(table)
@@ -235,3 +203,14 @@ def _bring_up(
         elif isinstance(shown, CompactedFile) and shown.stored is not None and shown.stored.stored != stored:
             # another object has taken its place
             catalog.put(replace(shown, stored=StorageBytes(cold, stored)))
+    if handles or changed is None:
+        cold.forget_unnamed(state.objects)
+
+
+def apply_changes(catalog: Catalog, shown: LogState, state: LogState, cold: ColdPath) -> None:
+    """Do as `apply_log_state` for a catalog without local files that shows the earlier state `shown`: it looks at
+    those files and tables alone that records have changed since, where that is known.
+    """
+    changed = state.changed_since(shown)
+    found = catalog.all() if changed is None else [file for file in map(catalog.get, changed) if file is not None]
+    apply_log_state(catalog, found, state, cold, changed=changed)
