@@ -36,12 +36,10 @@ def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ra
     end = items_at + (count * sum(widths[of_keys:]) + 7 >> 3)
     if is_ranked > 1 or not 0 < keys <= count <= MOST_ITEMS or max(widths) > 64 or len(data) != end:
         raise CorruptFile(file, f"not a packed run of {count} items", expected=end, found=len(data))
-    key_columns = _columns(data[dtype.itemsize : marks_at], keys, widths[:of_keys], least)
-    item_columns = _columns(data[items_at:], count, widths[of_keys:], least[of_keys:])
+    key_bits = _bits(data[dtype.itemsize : marks_at], keys * sum(widths[:of_keys])).reshape(keys, sum(widths[:of_keys]))
+    codes = _numbers(key_bits[:, : widths[0]]).view(np.int64)
     # ranks are stored as steps from the one before
-    codes = key_columns[0].view(np.int64)
-    if is_ranked:
-        codes = np.cumsum(codes - least[0]) + least[0]
+    codes = (np.cumsum(codes) if is_ranked else codes) + least[0]
     limit = packing.ranks if is_ranked else 2**31
     if widths[0] > 32 or not -(2**31) <= least[0] < limit or (codes >= limit).any():
         raise CorruptFile(file, "a packed run has hashes of more than 32 bits")
@@ -57,8 +55,12 @@ def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ra
     if ranks is not None:
         found = codes if is_ranked else hash_rank(normal_hashes(hashes), packing.base).view(np.int64)
         places = np.flatnonzero(np.isin(found, ranks)[key_of])
-    columns = [column[key_of[places]] for column in (hashes.view(np.uint64), *key_columns[1:])]
-    columns += [column[places] for column in item_columns]
+    item_bits = _bits(data[items_at:], count * sum(widths[of_keys:])).reshape(count, sum(widths[of_keys:]))
+    bits = np.concatenate([key_bits[key_of[places]], item_bits[places]], axis=1)
+    ends = np.cumsum(widths).tolist()
+    columns = [hashes[key_of[places]].view(np.uint64)]
+    for width, end, smallest in zip(widths[1:], ends[1:], least[1:], strict=True):
+        columns.append(_numbers(bits[:, end - width : end]) + np.uint64(smallest % 2**64))
     offsets, seconds = (column.view(np.int64) for column in columns[-2:])
     columns[-1] = (seconds + packing.line.at(offsets)).view(np.uint64)
     items = np.empty(len(places), packing.schema.item)
@@ -72,17 +74,11 @@ def _bits(data: bytes | memoryview, count: int | None = None) -> Array:
     return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
 
 
-def _columns(data: bytes | memoryview, rows: int, widths: Sequence[int], least: Sequence[int]) -> list[UInt64]:
-    """Return the columns (u64, n each) of rows, each column of a number of bits and with its smallest value."""
-    bits = _bits(data, rows * sum(widths)).reshape(rows, sum(widths))
-    columns, at = [], 0
-    for width, smallest in zip(widths, least, strict=False):
-        wide = np.zeros((rows, 64), np.uint8)
-        wide[:, :width] = bits[:, at : at + width]
-        values = np.packbits(wide, axis=1, bitorder="little").view("<u8")[:, 0]
-        columns.append(values + np.uint64(smallest % 2**64))
-        at += width
-    return columns
+def _numbers(bits: Array) -> UInt64:
+    """Return the numbers (u64, n) of rows of bits (n x up to 64), the lowest bit first."""
+    wide = np.zeros((len(bits), 64), np.uint8)
+    wide[:, : bits.shape[1]] = bits
+    return np.packbits(wide, axis=1, bitorder="little").view("<u8")[:, 0]
 
 
 def pack(packing: Packing, items: Array) -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiered_index.errors import InvalidArgument
 from tiered_index.format import compacted as module
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.verify import verify_compacted
@@ -156,18 +156,31 @@ def test_no_entries():
         Compaction(np.zeros(0, NATIVE.schema.entry), layout, 0, 0)
 
 
-@pytest.fixture(scope="module", params=["native", "rocketmq", "extended"])
-def giant(request, make):
-    """A file with a slot of two hashes that is far longer than a block, between ordinary slots."""
-    preset, schema = LAYOUTS[request.param]
+def giant_file(make, kind):
+    """Return layout, file and entries, one a second: a slot of two hashes is longer than blocks, others are not."""
+    preset, schema = LAYOUTS["native" if kind == "packed" else kind]
     layout = Layout(preset, schema, 40, 40_001)
     rng = np.random.default_rng(1)
     hashes = np.concatenate([np.full(20_000, 5), np.full(10_000, 45), rng.integers(0, 10_000, 10_000)]).astype(np.int32)
     rng.shuffle(hashes)
     times = make.begin_ms + 1000 * np.arange(40_000)
     table, entries = make.entries(layout, hashes, times, make.columns(rng, schema, 40_000))
-    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms)
+    compaction = Compaction(entries, layout, make.begin_ms, table.end_ms, packed=kind == "packed")
     return layout, b"".join(bytes(piece) for piece in compaction.pieces(**make.about)), entries
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq", "extended", "packed"])
+def giant(request, make):
+    return giant_file(make, request.param)
+
+
+def items_of(data, trailer, run):
+    return trailer.metadata.items_of(data[run.offset : run.offset + run.length], run.count, "f")
+
+
+def matches(items, wanted, low, high):
+    seconds = items["time_diff_s"]
+    return int((np.isin(items["key_hash"], wanted) & (seconds >= low) & (seconds <= high)).sum())
 
 
 def test_giant_group_is_cut_into_blocks(giant):
@@ -177,11 +190,14 @@ def test_giant_group_is_cut_into_blocks(giant):
     size = layout.schema.item.itemsize
     cut = groups[groups["blocks"] > 0]
     assert cut["first_slot"].tolist() == [5]  # hashes 5 and 45
-    assert int(cut[0]["length"]) > 3 * BLOCK_BYTES
-    assert len(blocks) == int(cut[0]["blocks"]) == -(-int(cut[0]["length"]) // (BLOCK_BYTES // size * size))
+    unpacked = int(cut[0]["count"]) * size
+    assert unpacked > 3 * BLOCK_BYTES
+    assert len(blocks) == int(cut[0]["blocks"]) == -(-unpacked // (BLOCK_BYTES // size * size))
     assert blocks["length"].max() <= BLOCK_BYTES
-    for block in blocks:
-        items = np.frombuffer(data, layout.schema.item, int(block["count"]), int(block["offset"]))
+    for block, run in zip(
+        blocks, trailer.directory.blocks_of(int(np.flatnonzero(groups["blocks"])[0]))[1], strict=True
+    ):
+        items = items_of(data, trailer, run)
         seconds = items["time_diff_s"].astype(np.int64) + trailer.metadata.begin_ms // 1000
         assert (block["hash_min"], block["hash_max"]) == (items["key_hash"].min(), items["key_hash"].max())
         assert (block["second_min"], block["second_max"]) == (seconds.min(), seconds.max())
@@ -191,13 +207,15 @@ def test_giant_group_is_cut_into_blocks(giant):
 def test_runs_cover_every_item_exactly_once(giant):
     layout, data, entries = giant
     trailer = parse_trailer(data, "f", len(data))
-    position = layout.items_position
+    is_packed = trailer.metadata.packing is not None
+    position = HEADER_SIZE if is_packed else layout.items_position
     for run in trailer.directory.all_runs():
         assert run.offset == position
-        assert run.length == run.count * layout.schema.item.itemsize
+        assert is_packed or run.length == run.count * layout.schema.item.itemsize
         assert zlib.crc32(data[run.offset : run.offset + run.length]) == run.crc32
         position += run.length
-    assert position == trailer.tail.position == layout.compacted_size(len(entries))
+    assert position == trailer.tail.position
+    assert is_packed or position == layout.compacted_size(len(entries))
 
 
 @pytest.mark.parametrize(
@@ -212,20 +230,34 @@ def test_runs_skip_right_blocks(giant, make, low, high):
     base = make.begin_ms // 1000
     for wanted in (5, 45, 85, 7):
         runs = trailer.directory.runs(wanted % layout.slots, wanted, base + low, base + high)
-        found = 0
-        for run in runs:
-            items = np.frombuffer(data, layout.schema.item, run.count, run.offset)
-            found += int(
-                ((items["key_hash"] == wanted) & (items["time_diff_s"] >= low) & (items["time_diff_s"] <= high)).sum()
-            )
-        in_range = (entries["key_hash"] == wanted) & (entries["time_diff_s"] >= low) & (entries["time_diff_s"] <= high)
-        assert found == int(in_range.sum())
+        found = sum(matches(items_of(data, trailer, run), wanted, low, high) for run in runs)
+        assert found == matches(entries, wanted, low, high)
         if wanted == 5 and high - low <= 100:
             assert len(runs) <= 2
         if wanted == 5 and (low, high) == (0, 2**40):
             # native blocks lie hash by hash, so those of the other hash are left out as well
             total = len(trailer.directory.blocks)
             assert (len(runs) < total) is (not layout.preset.newest_first)
+
+
+def test_runs_of_many_slots_have_every_match_once(giant, make):
+    """No run is read twice, and of a giant slot only the blocks of the right time."""
+    layout, data, entries = giant
+    # 5, 45 and 85 share a slot, 7 has one of ordinary size
+    trailer, wanted, base = parse_trailer(data, "f", len(data)), np.array([45, 7, 5, 85, 7]), make.begin_ms // 1000
+    blocks = trailer.directory.blocks
+    edges = [int(block[name]) - base for block in blocks for name in ("second_min", "second_max")]
+    ranges = [(edge, edge) for edge in edges] + [(0, 40_000), (5_000, 5_100), (40_000, 2**40), (-10, -1)]
+    lengths = []
+    for low, high in ranges:
+        runs = trailer.directory.runs_of(wanted % layout.slots, base + low, base + high)
+        assert [run.offset for run in runs] == sorted({run.offset for run in runs})
+        assert all(zlib.crc32(data[run.offset : run.offset + run.length]) == run.crc32 for run in runs)
+        items = np.concatenate([items_of(data, trailer, run) for run in runs])
+        assert matches(items, wanted, low, high) == matches(entries, wanted, low, high)
+        lengths.append(len(runs))
+    assert lengths[-4] == len(blocks) + 1
+    assert lengths[-1] == 1  # the ordinary slot has no times to tell
 
 
 def test_groups_close_at_multiples_of_16_kib(make):

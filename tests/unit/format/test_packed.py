@@ -245,10 +245,9 @@ def all_items(packing: Packing, runs: list[tuple[bytes, int]], *, by_numpy: bool
             return str(error)
 
 
-@pytest.mark.parametrize("last", [2**20, 2**62], ids=["as one number", "by a sort of places"])
-def test_a_line_goes_through_the_last_of_equal_offsets(last: int) -> None:
+def test_a_line_goes_through_the_last_of_equal_offsets() -> None:
     items = np.zeros(4, KEYED_SCHEMA.item)
-    items["offset"] = [last, 0, 0, 0]
+    items["offset"] = [2**62, 0, 0, 0]
     items["time_diff_s"] = [100, 7, 9, 8]
     assert TimeLine.through(items).seconds[0] == 8
 

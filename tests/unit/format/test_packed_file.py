@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import SMALL, parts, verify
-from tests.unit.format.test_compacted import LAYOUTS, naive_slots
+from tests.unit.format.test_compacted import LAYOUTS, giant_file, naive_slots
 from tests.unit.format.test_verify import rebuilt
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format import compacted as module
@@ -53,27 +53,8 @@ def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kin
     assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
 
 
-@pytest.fixture(scope="module")
-def giant(make):
-    """A slot of two hashes that is longer than blocks, between ordinary ones: layout, file, plain file, entries."""
-    layout = Layout(NATIVE, NATIVE.schema, 40, 40_001)
-    rng = np.random.default_rng(1)
-    hashes = np.concatenate([np.full(20_000, 5), np.full(10_000, 45), rng.integers(0, 10_000, 10_000)]).astype(np.int32)
-    rng.shuffle(hashes)
-    columns = make.columns(rng, layout.schema, 40_000)
-    table, entries = make.entries(layout, hashes, make.begin_ms + 1000 * np.arange(40_000), columns)
-    made = [
-        b"".join(
-            bytes(piece)
-            for piece in Compaction(entries, layout, make.begin_ms, table.end_ms, packed=packed).pieces(**make.about)
-        )
-        for packed in (True, False)
-    ]
-    return layout, *made, entries
-
-
-def test_groups_and_blocks_are_those_of_the_plain_file(giant):
-    _, data, plain, _ = giant
+def test_groups_and_blocks_are_those_of_the_plain_file(make):
+    data, plain = (giant_file(make, kind)[1] for kind in ("packed", "native"))
     assert verify(data) == [] and len(data) < 0.5 * len(plain)
     ours, theirs = (parse_trailer(each, "file", len(each)).directory for each in (data, plain))
     for name in ("first_slot", "count", "first_block", "blocks"):
@@ -81,28 +62,9 @@ def test_groups_and_blocks_are_those_of_the_plain_file(giant):
     for name in ("count", "hash_min", "hash_max", "second_min", "second_max"):
         assert ours.blocks[name].tolist() == theirs.blocks[name].tolist()
     assert ours.blocks["length"].max() < BLOCK_BYTES // 2
-    position = HEADER_SIZE
-    for run in ours.all_runs():
-        assert run.offset == position and zlib.crc32(data[position : position + run.length]) == run.crc32
-        position += run.length
     for group in ours.groups:
         offset, length = int(group["offset"]), int(group["length"])
         assert zlib.crc32(data[offset : offset + length]) == int(group["crc32"])
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 2**40), (5_000, 5_100), (39_999, 39_999), (50_000, 60_000)])
-def test_runs_skip_right_blocks(giant, make, low, high):
-    layout, data, _, entries = giant
-    trailer = parse_trailer(data, "file", len(data))
-    base = make.begin_ms // 1000
-    for wanted in (5, 45, 85, 7):
-        found = 0
-        for run in trailer.directory.runs(wanted % layout.slots, wanted, base + low, base + high):
-            items = trailer.metadata.items_of(data[run.offset : run.offset + run.length], run.count, "file")
-            seconds = items["time_diff_s"]
-            found += int(((items["key_hash"] == wanted) & (seconds >= low) & (seconds <= high)).sum())
-        seconds = entries["time_diff_s"]
-        assert found == int(((entries["key_hash"] == wanted) & (seconds >= low) & (seconds <= high)).sum())
 
 
 def test_values_at_their_bounds(make):
