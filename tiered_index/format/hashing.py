@@ -92,7 +92,8 @@ def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
     """Return a key's hash by rule ``abs`` and by rule ``mask``, and its fingerprint."""
     java, second = _of_prefix(topic)
     if (loops := compiled()) is not None:
-        value = loops.hash_key(key, java, second)
+        # the core takes no subclass
+        value = loops.hash_key(key if type(key) is str else str.__str__(key), java, second)
         java, second = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
     else:
         java, second = _polynomials(key, java, second)
