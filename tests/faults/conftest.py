@@ -46,10 +46,7 @@ def published(make_world: Callable[..., World]) -> World:
     world = make_world()
     world.open(checkpoint_every=3)
     for _ in range(3):
-        world.put(6)
-        world.service.seal()
-        world.confirm()
-        world.service.run_lifecycle()
+        world.publish(6)
     world.put(3)
     world.flush()
     return world

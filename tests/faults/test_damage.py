@@ -26,10 +26,7 @@ def folder_state(root):
 def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make_world):
     world = make_world()
     world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+    world.publish(9)
     world.put(4)
     world.flush()
     world.abandon()
@@ -57,9 +54,7 @@ def test_a_damaged_unsealed_file_fails_the_lookups_that_meet_it_and_is_kept(make
         partial = reader.query("orders", "a", max_count=1000, allow_partial=True)
         assert (partial.status, partial.items) == ("partial", result.items)
     # life goes on beside it, and what it holds is never called durable in the log
-    world.put(6)
-    world.service.seal()
-    world.service.run_lifecycle()
+    world.publish(6)
     assert world.service.log_state.positions.get("log", 0) <= 9
     assert path.exists()
 
@@ -114,10 +109,7 @@ def kept(make_world):
     world = make_world()
     world.settings["local_keep_s"] = 86400
     world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+    world.publish(9)
     return world
 
 

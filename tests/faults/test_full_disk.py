@@ -210,9 +210,7 @@ def test_a_step_that_finds_no_room_for_as_long_as_it_takes(make_world, operation
             world.settle()
         disk.clear()
         world.flush()
-        world.put(3)
-        world.service.seal()
-        world.service.run_lifecycle()
+        world.publish(3)
         world.service.run_lifecycle()
         world.check()
         assert world.service.health()["problems"] == []

@@ -68,9 +68,7 @@ def test_a_checkpoint_that_finds_no_room_does_not_undo_its_record(make_world):
     assert not list(world.storage.list("checkpoint/"))
     world.check()
     storage.clear()
-    world.put(5)
-    world.service.seal()
-    world.service.run_lifecycle()
+    world.publish(5)
     assert list(world.storage.list("checkpoint/"))
 
 

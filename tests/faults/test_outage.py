@@ -86,9 +86,7 @@ def settle(world):
 @pytest.mark.parametrize("down", DOWN)
 def test_files_wait_and_uploads_resume_in_order(world, down):
     world.open(storage=world.reach)
-    world.put(20)
-    world.service.seal()
-    world.service.run_lifecycle()
+    world.publish(20)
     before = published(world)
     take_down(world, DOWN[down])
     assert let_hours_pass(world) == 0
@@ -189,9 +187,7 @@ def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
         other.open()
     let_hours_pass(world)
     other.open()
-    other.put(7)
-    other.service.seal()
-    other.service.run_lifecycle()
+    other.publish(7)
     before = [info.name for info in world.storage.list("log/")]
     world.reach.clear()
     for _ in range(2):
@@ -217,9 +213,7 @@ def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
 
 def test_a_writer_that_starts_without_its_storage_counts_as_unpublished_what_waits_alone(world):
     world.open(storage=world.reach)
-    world.put(20)
-    world.service.seal()
-    world.service.run_lifecycle()
+    world.publish(20)
     assert world.service.health()["unpublished"] == {"files": 0, "entries": 0}
     world.service.close()
     take_down(world)
@@ -308,9 +302,7 @@ def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_an
     world = make_world()
     world.settings["local_keep_s"] = 86400
     world.open()
-    world.put(9)
-    world.service.seal()
-    world.service.run_lifecycle()
+    world.publish(9)
     storage = FaultStorage(world.storage)
     with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
         storage.fail("*", times=None)
@@ -319,10 +311,7 @@ def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_an
         kept = (world.root / "log").read_bytes()
         for _ in range(2):
             world.clock.advance(60)
-            world.put(9)
-            world.service.seal()
-            world.confirm()
-            world.service.run_lifecycle()
+            world.publish(9)
         (world.root / "log").write_bytes(kept)  # as where somebody else has published
         storage.clear()
         storage.fail("get", nth=3, times=None)
@@ -338,10 +327,7 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_
     folder = tmp_path / "store"
     world = make_world(LocalStorage(folder))
     world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+    world.publish(9)
     world.put(9)
     world.service.seal()
     world.confirm()
@@ -376,10 +362,7 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_one_without_news(make_wo
     world = make_world(LocalStorage(folder))
     world.settings["local_keep_s"] = 86400
     world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+    world.publish(9)
     kept = {"clock": world.clock, "refresh_interval_s": 10}
     with (
         IndexReader.open(root=world.root, **kept) as beside,

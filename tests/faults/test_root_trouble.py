@@ -102,10 +102,7 @@ def world(make_world, trouble):
     world = make_world()
     world.settings |= {"local_keep_s": 86400, "buffer_max_entries": 60}
     world.open(trouble.disk)
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+    world.publish(9)
     world.put(15)
     world.flush()
     world.put(4)

@@ -72,9 +72,7 @@ def test_a_fenced_writer_publishes_nothing_and_keeps_its_files(two):
     first.flush()
     first.clock.advance(61)
     second.open()
-    second.put(4)
-    second.service.seal()
-    second.service.run_lifecycle()
+    second.publish(4)
     before = [info.name for info in first.storage.list("log/")]
     first.service.seal()
     with pytest.raises(WriterFenced):

@@ -99,6 +99,12 @@ class World:
         assert self.service is not None
         self.service.run_lifecycle()
 
+    def publish(self, count: int) -> None:
+        """Put `count` messages, and have everything uploaded."""
+        self.put(count)
+        self.seal()
+        self.run_lifecycle()
+
     def confirm(self) -> None:
         """Everything put so far is durable."""
         self.durable.entries = list(self.model.entries)

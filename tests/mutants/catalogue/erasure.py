@@ -23,7 +23,7 @@ MUTANTS = (
         "Tombstones._hide_keys",
         'found &= items["fingerprint"][likely] == stone.fingerprint',
         "found &= True",
-        ("tests/unit/service/test_erase.py::test_with_fingerprints_a_key_of_an_equal_hash_stays",),
+        ("tests/unit/service/test_erase.py::test_a_key_of_an_equal_hash_goes_too_without_fingerprints",),
     ),
     Mutant(
         "erase-the-neighbour-topic",

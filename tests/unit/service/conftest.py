@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tests.support.disk_faults import FaultDisk
+from tests.support.merging import Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
@@ -52,3 +53,17 @@ def open_index(tmp_path, clock, storage):
 @pytest.fixture
 def index(open_index):
     return open_index()
+
+
+@pytest.fixture
+def merging(tmp_path):
+    """Return a function that makes a `Merging` of such settings, in the test's folder; all are closed at the end."""
+    made = []
+
+    def make(storage=None, **given):
+        made.append(Merging(tmp_path, storage, **given))
+        return made[-1]
+
+    yield make
+    for life in made:
+        life.close()

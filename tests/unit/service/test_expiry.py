@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,10 +33,8 @@ TOPICS = ("orders", "debug-x", "t")
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Iterator[Merging]:
-    life = Merging(tmp_path)
-    yield life
-    life.close()
+def life(merging: Callable[..., Merging]) -> Merging:
+    return merging()
 
 
 def fill(life: Merging, hours: range = range(30), *, files: int = 5) -> None:
@@ -117,20 +114,17 @@ def test_a_table_goes_whole(life):
 
 
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_a_merge_leaves_out_what_has_expired_and_nothing_else(tmp_path, preset):
-    life = Merging(tmp_path, preset=preset)
-    try:
-        fill(life, range(20))
-        rule = Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S})
-        assert expire(life, rule, 20).objects
-        life.later()
-        report = life.merge(DAY_S)
-        assert (report.entries, report.expired) == (45, 10)
-        life.check()
-        held = {topic.topic: topic.entries for topic in life.reader().topics().topics}
-        assert held == {"orders": 15, "t": 15, "debug-x": 5}
-    finally:
-        life.close()
+def test_a_merge_leaves_out_what_has_expired_and_nothing_else(preset, merging):
+    life = merging(preset=preset)
+    fill(life, range(20))
+    rule = Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S})
+    assert expire(life, rule, 20).objects
+    life.later()
+    report = life.merge(DAY_S)
+    assert (report.entries, report.expired) == (45, 10)
+    life.check()
+    held = {topic.topic: topic.entries for topic in life.reader().topics().topics}
+    assert held == {"orders": 15, "t": 15, "debug-x": 5}
 
 
 def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
@@ -244,25 +238,22 @@ def test_a_reader_at_work_is_led_to_the_newer_log(life):
         life.check(reader)
 
 
-def test_a_writer_with_the_setting_does_it_by_itself(tmp_path):
+def test_a_writer_with_the_setting_does_it_by_itself(merging):
     rule = Retention(age_s=10 * HOUR_S, grace_s=3600)
-    life = Merging(tmp_path, settings={"retention": rule, "refresh_interval_s": 0})
-    try:
-        fill(life, range(5))
-        life.clock.advance(12 * HOUR_S)
-        life.index.run_lifecycle()
-        horizon = rule.horizon(life.clock.now_ms())
-        life.model.expire(horizon.before_ms)
-        assert life.state.expired.before_ms("t") == horizon.before_ms > BASE_MS
-        life.check(life.index)
-        life.clock.advance(12 * HOUR_S)
-        life.index.run_lifecycle()
-        assert not life.state.objects
-        life.clock.advance(2 * DAY_S)
-        life.index.run_lifecycle()
-        assert not list(life.storage.list("data/"))
-    finally:
-        life.close()
+    life = merging(settings={"retention": rule, "refresh_interval_s": 0})
+    fill(life, range(5))
+    life.clock.advance(12 * HOUR_S)
+    life.index.run_lifecycle()
+    horizon = rule.horizon(life.clock.now_ms())
+    life.model.expire(horizon.before_ms)
+    assert life.state.expired.before_ms("t") == horizon.before_ms > BASE_MS
+    life.check(life.index)
+    life.clock.advance(12 * HOUR_S)
+    life.index.run_lifecycle()
+    assert not life.state.objects
+    life.clock.advance(2 * DAY_S)
+    life.index.run_lifecycle()
+    assert not list(life.storage.list("data/"))
 
 
 def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
@@ -296,57 +287,48 @@ def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
     assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
 
 
-def test_a_writer_asks_once_what_objects_hold_of_topics(tmp_path, monkeypatch):
+def test_a_writer_asks_once_what_objects_hold_of_topics(monkeypatch, merging):
     asked = []
     trailer = ColdPath.trailer
     rule = Retention(topics={"debug-*": 2 * HOUR_S})
-    life = Merging(tmp_path, settings={"retention": rule, "refresh_interval_s": 0})
-    try:
-        fill(life, range(10))
-        life.clock.advance(14 * HOUR_S)
-        monkeypatch.setattr(ColdPath, "trailer", lambda *given: asked.append(given[1].name) or trailer(*given))
-        for _ in range(3):
-            life.clock.advance(120)
-            life.index.run_lifecycle()
-        assert sorted(asked) == sorted(life.state.objects)
-    finally:
-        life.close()
-
-
-def test_a_local_file_that_has_expired_goes_with_the_next_record_and_its_positions_stay(tmp_path):
-    life = Merging(tmp_path, settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
-    try:
-        life.clock.advance(100 * HOUR_S)
+    life = merging(settings={"retention": rule, "refresh_interval_s": 0})
+    fill(life, range(10))
+    life.clock.advance(14 * HOUR_S)
+    monkeypatch.setattr(ColdPath, "trailer", lambda *given: asked.append(given[1].name) or trailer(*given))
+    for _ in range(3):
+        life.clock.advance(120)
         life.index.run_lifecycle()
-        life.index.put("t", 0, "k", 1, 1, BASE_MS, source="log", source_position=7)
-        life.publish()
-        life.clock.advance(100)
-        life.index.run_lifecycle()
-        state = life.state
-        assert (dict(state.objects), state.positions) == ({}, {"log": 7})
-        assert not life.index.files()
-        life.index.run_lifecycle()
-        assert not list((life.folder / "root").rglob("*.index"))
-    finally:
-        life.close()
+    assert sorted(asked) == sorted(life.state.objects)
 
 
-def test_an_object_that_is_gone_or_damaged_stays_and_hinders_nothing(tmp_path):
-    life = Merging(tmp_path, storage=LocalStorage(tmp_path / "storage"))
-    try:
-        fill(life, range(15))
-        names = sorted(life.state.objects)
-        life.storage.delete(names[1])
-        life.storage.put(names[2], bytes(life.state.objects[names[2]].size_bytes))
-        rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": HOUR_S, "orders": HOUR_S, "t": HOUR_S})
-        clock = ManualClock(BASE_MS + 17 * HOUR_MS)
-        plan = tiered_index.expire(life.storage.uri, rule, clock=clock)
-        assert ([o.name for o in plan.objects], [o.name for o in plan.mixed]) == (names[:1], names[1:])
-        assert life.state.expired == NOTHING
-        assert tiered_index.expire(life.storage.uri, rule, clock=clock, yes=True) == plan
-        assert sorted(life.state.objects) == names[1:]
-    finally:
-        life.close()
+def test_a_local_file_that_has_expired_goes_with_the_next_record_and_its_positions_stay(merging):
+    life = merging(settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
+    life.clock.advance(100 * HOUR_S)
+    life.index.run_lifecycle()
+    life.index.put("t", 0, "k", 1, 1, BASE_MS, source="log", source_position=7)
+    life.publish()
+    life.clock.advance(100)
+    life.index.run_lifecycle()
+    state = life.state
+    assert (dict(state.objects), state.positions) == ({}, {"log": 7})
+    assert not life.index.files()
+    life.index.run_lifecycle()
+    assert not list((life.folder / "root").rglob("*.index"))
+
+
+def test_an_object_that_is_gone_or_damaged_stays_and_hinders_nothing(tmp_path, merging):
+    life = merging(storage=LocalStorage(tmp_path / "storage"))
+    fill(life, range(15))
+    names = sorted(life.state.objects)
+    life.storage.delete(names[1])
+    life.storage.put(names[2], bytes(life.state.objects[names[2]].size_bytes))
+    rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": HOUR_S, "orders": HOUR_S, "t": HOUR_S})
+    clock = ManualClock(BASE_MS + 17 * HOUR_MS)
+    plan = tiered_index.expire(life.storage.uri, rule, clock=clock)
+    assert ([o.name for o in plan.objects], [o.name for o in plan.mixed]) == (names[:1], names[1:])
+    assert life.state.expired == NOTHING
+    assert tiered_index.expire(life.storage.uri, rule, clock=clock, yes=True) == plan
+    assert sorted(life.state.objects) == names[1:]
 
 
 def test_a_fenced_writer_expires_nothing(life):
@@ -434,17 +416,14 @@ def test_an_export_leaves_out_what_has_expired(life):
     )
 
 
-def test_what_is_stated_outlives_checkpoints(tmp_path):
-    life = Merging(tmp_path, settings={"checkpoint_every": 1})
-    try:
-        fill(life, range(10))
-        expire(life, Retention(age_s=5 * HOUR_S), 10)
-        life.put([(BASE_MS + 9 * HOUR_MS, "k")])
-        life.publish()
-        life.check()
-        assert life.log().state.expired
-    finally:
-        life.close()
+def test_what_is_stated_outlives_checkpoints(merging):
+    life = merging(settings={"checkpoint_every": 1})
+    fill(life, range(10))
+    expire(life, Retention(age_s=5 * HOUR_S), 10)
+    life.put([(BASE_MS + 9 * HOUR_MS, "k")])
+    life.publish()
+    life.check()
+    assert life.log().state.expired
 
 
 def test_records_that_say_nothing_of_it_are_as_before(life):

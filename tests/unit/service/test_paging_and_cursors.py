@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.merging import DAY_S, Merging
+from tests.support.merging import DAY_S
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
@@ -221,24 +221,21 @@ def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(open_index):
 
 
 @pytest.mark.parametrize("sizes", [(3, 7), (7, 3)])
-def test_within_a_second_the_greatest_size_is_the_answer_whatever_was_put_last(tmp_path, sizes):
+def test_within_a_second_the_greatest_size_is_the_answer_whatever_was_put_last(sizes, merging):
     """The same in every state of the files: buffered, unsealed, uploaded by two writers' rounds, merged."""
-    life = Merging(tmp_path)
-    try:
-        for size in sizes:
-            life.index.put("t", 0, "k", 5, size, T)
-        life.index.put("t", 0, "l", 5, sizes[0], T)
-        for _ in states(life.index):
-            (many,) = life.index.query_many([("t", "k")])
-            assert [i.size for i in life.index.query("t", "k")] == [i.size for i in many] == [7]
-        life.index.put("t", 0, "l", 5, sizes[1], T)
-        life.publish()
-        assert [i.size for i in life.index.query("t", "l")] == [7]
-        life.later()
-        assert life.merge(DAY_S).sources
-        assert [[i.size for i in life.index.query("t", key)] for key in "kl"] == [[7], [7]]
-    finally:
-        life.close()
+    life = merging()
+    for size in sizes:
+        life.index.put("t", 0, "k", 5, size, T)
+    life.index.put("t", 0, "l", 5, sizes[0], T)
+    for _ in states(life.index):
+        (many,) = life.index.query_many([("t", "k")])
+        assert [i.size for i in life.index.query("t", "k")] == [i.size for i in many] == [7]
+    life.index.put("t", 0, "l", 5, sizes[1], T)
+    life.publish()
+    assert [i.size for i in life.index.query("t", "l")] == [7]
+    life.later()
+    assert life.merge(DAY_S).sources
+    assert [[i.size for i in life.index.query("t", key)] for key in "kl"] == [[7], [7]]
 
 
 def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):

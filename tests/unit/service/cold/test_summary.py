@@ -331,10 +331,8 @@ def test_an_append_does_not_wait_for_the_summary_of_another_one(tmp_path: Path) 
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Iterator[Merging]:
-    life = Merging(tmp_path)
-    yield life
-    life.close()
+def life(merging: Callable[..., Merging]) -> Merging:
+    return merging()
 
 
 def test_a_merge_leaves_a_summary_of_what_there_is(life: Merging) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -11,10 +10,8 @@ from tiered_index.service.lifecycle import copying
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Iterator[Merging]:
-    life = Merging(tmp_path)
-    yield life
-    life.close()
+def life(merging: Callable[..., Merging]) -> Merging:
+    return merging()
 
 
 @pytest.fixture
