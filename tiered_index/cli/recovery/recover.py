@@ -54,7 +54,7 @@ def recover(
 ) -> int:
     """Recover a root after a crash, a restore or a loss.
 
-    The command deletes unfinished files, moves each file to the state that it reached, and rebuilds hash chains. Every
+    The command deletes unfinished files and earlier states of a file, and rebuilds hash chains. Every
     command that writes does this at its start; `recover` does only this, and prints a report. With --storage it begins
     a lost root again. Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
 
