@@ -21,12 +21,10 @@ def damage(file):
 @pytest.mark.parametrize("down", [False, True], ids=["", "down"])
 @pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
 def test_a_damaged_local_copy_of_what_was_published_is_let_go_of(
-    open_spark, faulty, storage, clock, tmp_path, merged, down, journal
+    open_spark, stage, faulty, storage, clock, tmp_path, merged, down, journal
 ):
     """Whether the storage can be asked at the start or not; the source need not send what a journal says is there."""
-    index = open_spark()
-    fill(index, 1, 2, 3)
-    index.run_lifecycle()
+    index = stage(1, 2, 3)
     (file,) = index.files()
     index.abandon()
     Job(storage, clock).run()
@@ -88,10 +86,8 @@ def test_the_position_of_a_damaged_copy_waits_for_an_older_file(open_spark, stor
 
 @pytest.mark.parametrize("merged", [False, True], ids=["published", "merged"])
 @pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
-def test_what_is_staged_heals_a_damaged_local_copy(open_spark, storage, clock, tmp_path, journal, merged):
-    index = open_spark()
-    fill(index, 1, 2, 3)
-    index.run_lifecycle()
+def test_what_is_staged_heals_a_damaged_local_copy(open_spark, stage, storage, clock, tmp_path, journal, merged):
+    index = stage(1, 2, 3)
     (file,) = index.files()
     index.abandon()
     damage(file)
@@ -145,10 +141,8 @@ def test_damage_of_a_staged_file_stops_no_other_one(open_spark, faulty, storage,
     holds(storage, clock, 1, 2)
 
 
-def test_a_flipped_bit_among_staged_entries_is_found(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1, 2, 3)
-    index.run_lifecycle()
+def test_a_flipped_bit_among_staged_entries_is_found(stage, storage, clock):
+    stage(1, 2, 3)
     job = Job(storage, clock).look()
     (ticket,) = job.tickets
     data = bytearray(storage.get(ticket.object))
@@ -158,30 +152,24 @@ def test_a_flipped_bit_among_staged_entries_is_found(open_spark, storage, clock)
     assert not names_below(storage, "data/")
 
 
-def test_a_damaged_ticket_is_told(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_a_damaged_ticket_is_told(stage, storage, clock):
+    stage(1)
     (name,) = (name for name in staged(storage) if name.endswith(".ticket"))
     storage.put(name, storage.get(name)[:-1])
     job = Job(storage, clock)
     assert job.run() == set() and job.left[0].corrupt and name in job.reasons[0]
 
 
-def test_a_staged_object_that_is_gone_is_left(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_a_staged_object_that_is_gone_is_left(stage, storage, clock):
+    stage(1)
     job = Job(storage, clock).look()
     storage.delete(job.tickets[0].object)
     assert job.compact().publish() == set() and "gone" in job.reasons[0]
     assert not names_below(storage, "data/")
 
 
-def test_an_object_of_another_size_is_not_believed(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_an_object_of_another_size_is_not_believed(stage, storage, clock):
+    index = stage(1)
     Job(storage, clock).run()
     (name,) = names_below(storage, "data/")
     whole = storage.get(name)

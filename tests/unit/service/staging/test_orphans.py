@@ -37,10 +37,9 @@ def test_orphans_know_what_is_staged(open_spark, storage, clock):
 
 
 @pytest.mark.parametrize("moment", ["find", "delete"])
-def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, storage, clock, moment):
+def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, stage, storage, clock, moment):
     """Its host was away for days; it comes back while the sweep has its old ticket's name, or has judged it."""
-    fill(index := open_spark(compact_timeout_s=10**7), 1, 2, 3)
-    index.run_lifecycle()
+    index = stage(1, 2, 3, compact_timeout_s=10**7)
     index.abandon()
     clock.advance(5 * 86400)
     came_back = []
@@ -69,9 +68,8 @@ def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, storag
     holds(storage, clock, 1, 2, 3)
 
 
-def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(open_spark, storage, clock):
-    fill(index := open_spark(), 1)
-    index.run_lifecycle()
+def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(open_spark, stage, storage, clock):
+    index = stage(1)
     index.abandon()
     log = Job(storage, clock).log
     log.claim_epoch()

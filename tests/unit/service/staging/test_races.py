@@ -26,27 +26,23 @@ def compacts_only(index, faulty):
     assert places(index) == ["compacted"]
 
 
-def test_two_jobs_publish_a_file_once(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_two_jobs_publish_a_file_once(stage, storage, clock):
+    stage(1)
     one, two = Job(storage, clock).look().compact(), Job(storage, clock).look().compact()
     assert len(one.publish()) == 1 and two.publish() == set()
     assert names_below(storage, "data/") == list(one.log.state.objects)
     holds(storage, clock, 1)
 
 
-def test_a_publication_that_is_repeated_takes_nothing_back(open_spark, storage, clock):
-    fill(index := open_spark(), 1)
-    index.run_lifecycle()
+def test_a_publication_that_is_repeated_takes_nothing_back(stage, storage, clock):
+    stage(1)
     job = Job(storage, clock).look().compact()
     assert len(job.publish()) == 1 and len(job.publish()) == 1
     holds(storage, clock, 1)
 
 
-def test_a_compaction_that_took_too_long_is_not_published(open_spark, storage, clock):
-    fill(index := open_spark(compact_timeout_s=10**7), 1)
-    index.run_lifecycle()
+def test_a_compaction_that_took_too_long_is_not_published(stage, storage, clock):
+    stage(1, compact_timeout_s=10**7)
     job = Job(storage, clock).look().compact()
     clock.advance(MAX_AGE_S)
     with pytest.raises(JobOverdue, match="a compaction began"):
@@ -102,10 +98,8 @@ def test_a_job_that_takes_the_very_log_number_wins(open_spark, storage, clock, m
 
 
 @pytest.mark.parametrize("when", ["staged", "compacted", "restarted"])
-def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spark, faulty, storage, clock, when):
-    index = open_spark()
-    fill(index, 1, 2)
-    index.run_lifecycle()
+def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spark, stage, faulty, storage, clock, when):
+    index = stage(1, 2)
     late = Job(storage, clock).look().compact()
     if when == "compacted":
         clock.advance(601)
@@ -130,10 +124,8 @@ def test_a_file_that_was_published_and_merged_away_does_not_come_again(open_spar
     assert found(index) == [1, 2] and index.durable_position("log") == 2
 
 
-def test_nothing_of_a_fenced_writer_is_published(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_nothing_of_a_fenced_writer_is_published(open_spark, stage, storage, clock):
+    index = stage(1)
     job = Job(storage, clock).look().compact()
     clock.advance(61)
     other = open_spark("other")

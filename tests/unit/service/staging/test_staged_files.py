@@ -68,10 +68,8 @@ def test_a_job_makes_the_bytes_that_the_writer_would_make(open_spark, storage, c
         assert bytes(handle.local.data) == made[handle.file_id]
 
 
-def test_after_its_time_the_host_compacts_by_itself(open_spark, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_after_its_time_the_host_compacts_by_itself(stage, storage, clock):
+    index = stage(1)
     clock.advance(599)
     assert not index.run_lifecycle().any()
     (job := Job(storage, clock)).look().compact()
@@ -86,18 +84,14 @@ def test_after_its_time_the_host_compacts_by_itself(open_spark, storage, clock):
     assert Job(storage, clock).run() == set()
 
 
-def test_a_clock_that_is_put_back_makes_no_file_wait_for_good(open_spark, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_a_clock_that_is_put_back_makes_no_file_wait_for_good(stage, clock):
+    index = stage(1)
     clock._now_ms -= 5_000_000
     assert index.run_lifecycle().compacted == 1
 
 
-def test_a_restart_renews_tickets_and_keeps_their_time(open_spark, faulty, storage, clock):
-    index = open_spark()
-    fill(index, 1)
-    index.run_lifecycle()
+def test_a_restart_renews_tickets_and_keeps_their_time(open_spark, stage, faulty, storage, clock):
+    index = stage(1)
     (entries,) = (name for name in staged(storage) if name.endswith(".entries"))
     clock.advance(300)
     index.abandon()
