@@ -80,8 +80,8 @@ class StateCollector(Collector):
         meaning = "Time of the newest published entry, epoch seconds; the least of several indexes; 0 without entries."
         yield _one("published_timestamp_seconds", meaning, min(newest_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):
-            yield from _of_writer(lookups)
-        yield from _of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)
+            yield from of_writer(lookups)
+        yield from of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)
         for name, (meaning, value) in self._more().items():
             yield _by(value[0], name, meaning, value[1]) if isinstance(value, tuple) else _one(name, meaning, value)
 
@@ -106,7 +106,8 @@ class _OwnCollector(StateCollector):
         yield family
 
 
-def _of_writer(index: IndexService) -> Iterator[Metric]:
+def of_writer(index: IndexService) -> Iterator[Metric]:
+    """Yield the present state of a writer."""
     health = index.health()
     lease_left_s = health["lease_left_s"]
     values: dict[str, tuple[str, float]] = {
@@ -142,7 +143,8 @@ def _of_writer(index: IndexService) -> Iterator[Metric]:
     yield _by("source", "durable_position_age_seconds", meaning, ages)
 
 
-def _of_storages(storages: Iterable[MeteredStorage]) -> Iterator[Metric]:
+def of_storages(storages: Iterable[MeteredStorage]) -> Iterator[Metric]:
+    """Yield the requests to storages so far."""
     usages = [storage.total for storage in storages]
     requests = Tally[str]()
     for usage in usages:

@@ -126,7 +126,7 @@ def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged
         items = json.loads(wire.encode(wire.answer_document(alone, redaction, files=False)))["items"]
         assert items == answer["items"]
     stream = wire.ArrowStream()
-    data = stream.table(wire.batch_table(results, redaction)) + stream.end(
+    data = stream.table(wire.table_of(results, redaction)) + stream.end(
         wire.batch_totals(results, redaction, files=False)
     )
     batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())

@@ -72,41 +72,30 @@ class Rate:
             raise Refused(429, f"more than {self.per_s:g} requests a second", retry_after_s=wait_s)
 
 
+@dataclass(eq=False)
 class Gate:
     """Lets requests pass to `app`. `hosts` are the names by which it may be asked without tokens; None: any.
-    `unguarded` are further paths that need no token.
+    `unguarded` are further paths that need no token. `refused` is told of each request that is not allowed.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        tokens: Tokens | None,
-        rate: Rate,
-        memory: MemoryBudget,
-        body_bytes: int,
-        redaction: Redaction,
-        observe: Observe,
-        refused: Callable[[str, str | None, str, str, dict[str, Any]], None],
-        hosts: frozenset[str] | None = None,
-        unguarded: frozenset[str] = frozenset(),
-    ) -> None:
-        self._app = app
-        self._tokens = tokens
-        self._rate = rate
-        self.memory = memory
-        self.body_bytes = body_bytes
-        self._redaction = redaction
-        self._observe = observe
-        self._refused = refused
-        self._hosts = hosts
-        self._unguarded = _OPEN | unguarded
-        self.held_bytes = 0
-        self.under_way = 0
+    app: ASGIApp
+    tokens: Tokens | None
+    rate: Rate
+    memory: MemoryBudget
+    body_bytes: int
+    redaction: Redaction
+    observe: Observe
+    refused: Callable[[str, str | None, str, str, dict[str, Any]], None]
+    hosts: frozenset[str] | None = None
+    unguarded: frozenset[str] = frozenset()
+    # bytes of bodies, and requests whose answers have not ended
+    held_bytes: int = 0
+    under_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         began_s = time.perf_counter()
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -138,14 +127,14 @@ class Gate:
                     body.announce(headers.get(b"content-length", b"0"))
                     # With it Starlette raises for unknown paths and methods.
                     scope["app"] = self
-                    await self._app(scope, body.receive, answer)
+                    await self.app(scope, body.receive, answer)
                 except ClientDisconnect:
                     # before its body was whole
                     status = CLIENT_GONE
                 except Exception as error:
                     failed = error
                     if not status:
-                        status = await _refuse(error, request_id, self._redaction, answer)
+                        status = await _refuse(error, request_id, self.redaction, answer)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
                         # without an end the client sees that the answer is not whole
@@ -157,34 +146,34 @@ class Gate:
             reservation.end()
             self.held_bytes -= body.taken
             seconds, route = time.perf_counter() - began_s, _route_of(scope)
-            self._observe(route, method, status or CLIENT_GONE, seconds)
+            self.observe(route, method, status or CLIENT_GONE, seconds)
             if status == 403:
                 caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
                 who, what = caller.name if caller else None, f"{method} {scope['path']}"
-                self._refused(request_id, who, what, query, state.get("asked", {}))
+                self.refused(request_id, who, what, query, state.get("asked", {}))
             if _logger.isEnabledFor(logging.INFO):
                 _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-        if scope["path"] in self._unguarded:
+        if scope["path"] in _OPEN or scope["path"] in self.unguarded:
             return ANYONE
         client = scope.get("client")
-        if self._tokens is None:
+        if self.tokens is None:
             host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
             name = (host[0] if host[0] and host[2].isdigit() else "".join(host)).strip("[]").lower()
-            if self._hosts is not None and name not in self._hosts:
+            if self.hosts is not None and name not in self.hosts:
                 raise Refused(403, "this service has no tokens and is asked by an address that is not its own")
             if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
                 raise Refused(403, "this service has no tokens, and a page of another site calls it")
-            self._rate.take(client[0] if client else "")
+            self.rate.take(client[0] if client else "")
             return ANYONE
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        caller = self._tokens.find(token.strip()) if kind.lower() == "bearer" else None
+        caller = self.tokens.find(token.strip()) if kind.lower() == "bearer" else None
         if caller is None:
             # wrong tokens are counted, too, by where they come from
-            self._rate.take(f"/{client[0] if client else ''}")
+            self.rate.take(f"/{client[0] if client else ''}")
             raise Refused(401, "give a token: Authorization: Bearer TOKEN")
-        self._rate.take(caller.name)
+        self.rate.take(caller.name)
         return caller
 
 

@@ -11,12 +11,13 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tiered_index.errors import TieredIndexError
+from tiered_index.metrics import of_storages, of_writer
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import Served
 from tiered_index.service.index import IndexService
@@ -70,7 +71,7 @@ FIGURES = (
     Figure("Lease left", "s", "lease_remaining_seconds", alert=Alert("TieredIndexLeaseNotHeld", 0, 300, is_floor=True)),
     Figure("Files not in the storage yet", "", "unpublished_files", alert=Alert("TieredIndexUploadsStall", 5, 1800)),
     Figure("Write buffer", "bytes", "buffered_bytes", alert=Alert("TieredIndexBufferFills", 400e6, 300)),
-    Figure("Life-cycle work a minute", "s", "lifecycle_seconds", over_s=60, per="time_s", times=60),
+    Figure("Life-cycle work a minute", "s", "lifecycle_seconds_sum", over_s=60, per="time_s", times=60),
     Figure("Present errors of the writer", "", "problems", alert=Alert("TieredIndexWriterProblem", 0, 300)),
     Figure(
         "Failed rounds of workers in 15 minutes", "", "worker_errors_total", over_s=900,
@@ -144,25 +145,15 @@ class History:
             self.run_once()
 
     def _sample(self) -> dict[str, float]:
+        """Return the sums of the metrics that need no request to the storage, by name."""
         lookups, writer = self._served.lookups, self._served.writer
         storages = [lookups.storage] if isinstance(lookups, IndexService) else lookups.storages
-        usages = [one.total for one in storages]
         found = {name: value for name, (_, value) in self._served.gauges().items() if not isinstance(value, tuple)}
-        found |= self._counters.totals()
-        found["storage_requests_total"] = sum(usage.requests for usage in usages)
-        found["storage_cost_usd_total"] = sum(usage.cost_usd for usage in usages)
-        if writer is not None:
-            health, positions = writer.health(), writer.durable_positions()
-            found |= {
-                "lease_remaining_seconds": health["lease_left_s"] or 0.0,
-                "unpublished_files": health["unpublished"]["files"],
-                "buffered_bytes": health["buffered_bytes"],
-                "lifecycle_seconds": sum(step["seconds"] for step in health["steps"].values()),
-                "problems": len(health["problems"]),
-                "worker_errors_total": sum(health["failed_rounds"].values()),
-                **({"durable_position": sum(positions.values())} if positions else {}),
-            }
-        return found
+        sums = Counter(found | self._counters.totals())
+        for family in (*of_storages(storages), *(of_writer(writer) if writer is not None else ())):
+            for one in family.samples:
+                sums[one.name.removeprefix("tiered_index_")] += one.value
+        return dict(sums)
 
 
 def _grown(name: str, now: Mapping[str, float], before: Mapping[str, float]) -> float:

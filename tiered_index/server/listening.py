@@ -79,6 +79,18 @@ class Tls:
     key: Path
     clients: Path | None = None
 
+    def context(self) -> ssl.SSLContext:
+        """Return the context of a server's connections. Raises `SetupUnavailable` if the files can't be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.clients is not None:
+                context.load_verify_locations(self.clients)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ValueError) as error:
+            raise SetupUnavailable(f"the TLS files can't be used: {error}") from error
+        return context
+
 
 class HttpListener:
     """Serves an ASGI application. The address is taken when it is made, unless it is `bound`: port 0 is any free one.
@@ -96,6 +108,7 @@ class HttpListener:
         drain_s: float = 30.0,
         bound: socket.socket | None = None,
     ) -> None:
+        context = tls.context() if tls is not None else None
         self._socket = bound or bind(host, port)
         self._socket.listen(_BACKLOG)
         self._app, self._tls, self._host, self._drain_s = app, tls, host, drain_s
@@ -109,16 +122,9 @@ class HttpListener:
             log_config=None,
             server_header=False,
             timeout_graceful_shutdown=int(drain_s),
-            ssl_certfile=tls.certificate if tls else None,
-            ssl_keyfile=tls.key if tls else None,
-            ssl_ca_certs=str(tls.clients) if tls and tls.clients else None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.clients else ssl.CERT_NONE,
         )
-        try:
-            config.load()
-        except (OSError, ValueError) as error:
-            self._socket.close()
-            raise SetupUnavailable(f"the TLS files can't be used: {error}") from error
+        config.load()
+        config.ssl = context
         self._server = _Server(config)
 
     def twin(self) -> HttpListener:

@@ -41,6 +41,7 @@ from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
 from tiered_index.server.tokens import Caller
+from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.cold.caches import ByteCache
@@ -180,7 +181,8 @@ class LookupHandlers(Handlers):
     ) -> Response:
         """Return an answer page by page. The first page is read before it begins, so that its error is a problem."""
         redaction = self.served.redaction
-        pages, arrow = wire.Pages(files=_tells_files(request, asked)), wire.ArrowStream()
+        totals, reports, arrow = PageTotals(), list[dict[str, Any]](), wire.ArrowStream()
+        files = {"files": reports} if _tells_files(request, asked) else {}
         what = {"topic": asked.topic, "key": asked.key}
         seen: set[tuple[object, ...]] = set()
         reservation: Reservation = request.state.reservation
@@ -190,10 +192,12 @@ class LookupHandlers(Handlers):
             def act() -> tuple[QueryResult, list[bytes]]:
                 answer = self._recorded(request, "query", what, partial(self._page, asked, allowance, cursor))
                 once = replace(answer, items=tuple(unseen(answer.items, seen))) if asked.all else answer
-                pages.add(once)
+                once = totals.add(once)
+                if files:
+                    reports.extend(report.to_dict() for report in once.explain.files)
                 begins = range(0, len(once), _ROWS)
                 if form == wire.ARROW:
-                    table = wire.items_table(once, redaction)
+                    table = wire.table_of(once, redaction)
                     # without rows: the schema
                     return once, [arrow.table(table.slice(n, _ROWS)) for n in begins or (0,)]
                 lines = map(wire.encode, wire.item_documents(once, redaction))
@@ -229,7 +233,8 @@ class LookupHandlers(Handlers):
                     if pace.is_slow:
                         raise Refused(408, _TOO_SLOWLY)
                     answer, pieces = await page(cursor)
-                status = pages.status(redaction)
+                status = totals.document(answer, files, cursor=cursor)
+                status = redaction.document(status | {"timestamp_resolution_ms": answer.timestamp_resolution_ms})
             except TieredIndexError as error:
                 # no status, so that what was sent can't pass for the whole answer
                 problem = Problem.of(error, request.state.request_id, redaction).document
@@ -283,7 +288,7 @@ class LookupHandlers(Handlers):
             results = self._recorded(request, "query_many", what, look_up)
             if form == wire.ARROW:
                 stream = wire.ArrowStream()
-                data = stream.table(wire.batch_table(results, redaction))
+                data = stream.table(wire.table_of(results, redaction))
                 return data + stream.end(wire.batch_totals(results, redaction, files=files) | more)
             document = wire.batch_document(results, redaction, files=files) | more
             if form == wire.NDJSON:

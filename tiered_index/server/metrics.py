@@ -7,10 +7,17 @@ a key, a topic, or a text that a client chose. Threads: any.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, Metric, ProcessCollector, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from tiered_index._version import __version__
 from tiered_index.metrics import Gauges, StateCollector
@@ -34,6 +41,8 @@ class Metrics:
 
     def __init__(self, lookups: Index, more: Callable[[], Gauges] = dict) -> None:
         registry = self._registry = CollectorRegistry()
+        # series `_created`, one beside each counter and histogram, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
             return Counter(f"tiered_index_{name}", meaning, labels, registry=registry)
@@ -105,16 +114,4 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        return generate_latest(_WithoutCreated(self._registry))
-
-
-class _WithoutCreated(Collector):
-    """A registry without the series ``_created``: one beside each counter and histogram, which nobody asks for."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+        return generate_latest(self._registry)

@@ -1,6 +1,6 @@
 """Parameters and bodies of requests, as the library's arguments.
 
-The models check requests, and `openapi.json` describes them. Threads: any; values are immutable.
+The models check requests, and `openapi.json` says what each parameter means. Threads: any; values are immutable.
 """
 
 from __future__ import annotations
@@ -25,24 +25,17 @@ from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=BaseModel)
 
-_TIME: dict[str, Any] = {
-    "anyOf": [
-        {"type": "integer"},
-        {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"},
-    ]
-}
-Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value))), Field(json_schema_extra=_TIME)]
-End = Annotated[int, BeforeValidator(lambda value: parse_time(str(value), end=True)), Field(json_schema_extra=_TIME)]
-Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS, examples=["orders"])]
-Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
+Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value)))]
+# A date alone is its whole day.
+End = Annotated[int, BeforeValidator(lambda value: parse_time(str(value), end=True))]
+Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS)]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS)]
 # as the library's `query_all`
 PAGE = 1000
 # as a `Lookup`'s
 _MAX_COUNT = 64
 # Errors of one request of which the first ones are told: pydantic makes all of them, a KiB each.
 _MOST_ERRORS = 20_000
-BEGIN = "Earliest time, inclusive, by the second: epoch milliseconds or ISO 8601."
-END = "Latest time, inclusive, by the second: epoch milliseconds or ISO 8601; a date alone is its whole day."
 
 
 def _is_no_truth(value: Any) -> Any:
@@ -65,10 +58,10 @@ class Nothing(BaseModel):
 class Spending(Nothing):
     """Bounds of one request. The service has its own; the lower one counts."""
 
-    max_requests: Count | None = Field(None, ge=0, description="Most requests to the storage.")
-    max_bytes: Count | None = Field(None, ge=0, description="Most bytes read from the storage.")
-    max_cost_usd: Amount | None = Field(None, ge=0, description="Highest estimated cost in US dollars.")
-    timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False, description="Time limit in seconds.")
+    max_requests: Count | None = Field(None, ge=0)
+    max_bytes: Count | None = Field(None, ge=0)
+    max_cost_usd: Amount | None = Field(None, ge=0)
+    timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False)
 
     def narrow(self, allowance: Allowance) -> None:
         """Lower what a request may spend to these bounds."""
@@ -78,49 +71,45 @@ class Spending(Nothing):
 class Bounds(Spending):
     """Bounds of one lookup, and the parts of its answer."""
 
-    allow_partial: bool = Field(False, description="Answer from the readable files, and name the others in `failed`.")
-    explain: bool = Field(False, description="List each file with its requests, bytes and time in `explain.files`.")
+    allow_partial: bool = False
+    explain: bool = False
 
 
 class Range(Bounds):
     """A time range."""
 
-    begin_ms: Time | None = Field(None, description=BEGIN)
-    end_ms: End | None = Field(None, description=END)
+    begin_ms: Time | None = None
+    end_ms: End | None = None
 
 
 class OneKey(Range):
     """One key of one topic, and how many answers are wanted."""
 
-    topic: Topic = Field(description="Topic of the messages.")
-    key: Key = Field(description="Key of the messages.")
-    max_count: int = Field(64, ge=1, description="Most entries; with `all`, entries per page (default 1,000).")
-    cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
+    topic: Topic
+    key: Key
+    max_count: int = Field(_MAX_COUNT, ge=1)
+    cursor: str | None = None
 
 
 class QueryParameters(OneKey):
     """Parameters of `GET /v1/query`."""
 
-    all: bool = Field(False, description="Return all entries, page by page. Only as NDJSON or Arrow.")
+    all: bool = False
 
 
 class DuParameters(Nothing):
     """Parameters of `GET /v1/du`."""
 
-    by: str = Field("topic,day,state", description="Columns to group by, separated by commas.", examples=["topic"])
+    by: str = "topic,day,state"
 
 
 class EntriesParameters(Nothing):
     """Parameters of `POST /v1/entries`."""
 
-    source: str | None = Field(None, min_length=1, max_length=1024, description="Name of the source of the entries.")
-    position: int | None = Field(
-        None, ge=0, lt=2**63, description="Position of the source after these entries (exclusive)."
-    )
-    after: int | None = Field(
-        None, ge=0, lt=2**63, description="Position of the source before these entries. A gap is refused."
-    )
-    durable: bool = Field(False, description="Answer once the entries are on the local disk.")
+    source: str | None = Field(None, min_length=1, max_length=1024)
+    position: int | None = Field(None, ge=0, lt=2**63)
+    after: int | None = Field(None, ge=0, lt=2**63)
+    durable: bool = False
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -132,7 +121,7 @@ class EntriesParameters(Nothing):
 class VerifyBody(Nothing):
     """Body of `POST /v1/verify`."""
 
-    deep: bool = Field(False, description="Read every byte of every object.")
+    deep: bool = False
 
 
 Body = Literal["text", "json", "hex", "excerpt", "none"]
@@ -141,39 +130,27 @@ Body = Literal["text", "json", "hex", "excerpt", "none"]
 class MessagesParameters(OneKey):
     """Parameters of `GET /v1/messages`."""
 
-    body: Body = Field("text", description="Form of message bodies.")
-    contains: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1024,
-        description="Only messages with this text, in any case, in body, tags, keys, ids or properties; others count "
-        "as `collisions`.",
-    )
+    body: Body = "text"
+    contains: str | None = Field(None, min_length=1, max_length=1024)
 
 
 class MessageParameters(Bounds):
     """Parameters of `GET /v1/messages/{id}`."""
 
-    topic: Topic | None = Field(
-        None, description="Topic: the id is then a unique key. Without it the id names a place in a log."
-    )
-    cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
-    body: Body = Field("text", description="Form of message bodies.")
+    topic: Topic | None = None
+    cursor: str | None = None
+    body: Body = "text"
 
 
 class BrowseParameters(Spending):
     """Parameters of `GET /v1/browse`."""
 
-    topic: Topic = Field(description="Topic of the messages.")
-    queue_id: int | None = Field(None, ge=0, lt=2**31, description="Queue of the topic (default: all, up to 64).")
-    at_ms: Time | None = Field(
-        None, description="The moment: epoch milliseconds or ISO 8601. Half of the messages are from before it."
-    )
-    cursor: str | None = Field(
-        None, max_length=4096, description="Continue at `earlier` or `later` of an answer, instead of `at_ms`."
-    )
-    max_count: int = Field(25, ge=1, le=100, description="Most messages.")
-    body: Body = Field("text", description="Form of message bodies.")
+    topic: Topic
+    queue_id: int | None = Field(None, ge=0, lt=2**31)
+    at_ms: Time | None = None
+    cursor: str | None = Field(None, max_length=4096)
+    max_count: int = Field(25, ge=1, le=100)
+    body: Body = "text"
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Self:
@@ -190,27 +167,17 @@ class OneLookup(TypedDict):
 
     topic: Topic
     key: Key
-    begin_ms: NotRequired[Annotated[Time | None, Field(description=BEGIN, json_schema_extra={"default": None})]]
-    end_ms: NotRequired[Annotated[End | None, Field(description=END, json_schema_extra={"default": None})]]
-    max_count: NotRequired[
-        Annotated[int, Field(ge=1, json_schema_extra={"default": _MAX_COUNT}), BeforeValidator(_is_no_truth)]
-    ]
-    cursor: NotRequired[Annotated[str | None, Field(json_schema_extra={"default": None})]]
+    begin_ms: NotRequired[Time | None]
+    end_ms: NotRequired[End | None]
+    max_count: NotRequired[Annotated[int, Field(ge=1), BeforeValidator(_is_no_truth)]]
+    cursor: NotRequired[str | None]
 
 
 class BatchBody(Bounds):
     """Body of `POST /v1/query:batch`; the bounds are of all lookups together."""
 
-    allow_spent: bool = Field(
-        False,
-        description="At a bound, answer with the entries found so far, as with `allow_partial`, and name the "
-        "bound in `exceeded`.",
-    )
-    lookups: list[OneLookup] = Field(
-        min_length=1,
-        description="At most 10,000 lookups, with at most a million `max_count` together.",
-        examples=[[{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712"}]],
-    )
+    allow_spent: bool = False
+    lookups: list[OneLookup] = Field(min_length=1)
 
     def columns(self) -> LookupColumns:
         """Return what is looked up."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -72,7 +71,7 @@ class RemotingOptions:
             **asdict(caps.limits.least(LookupLimits(timeout_s=_LONGEST_S))),
         )
         keys = read_keys(self.keys) if self.keys is not None else None
-        context = _context(tls) if tls is not None else None
+        context = tls.context() if tls is not None else None
         audited = partial(_audit, audit, keys is not None)
         limits = RemotingLimits(threads=threads)
         more: Any = {"audit": audited, "observe": observe, "bound": bound}
@@ -124,15 +123,3 @@ def read_keys(path: Path) -> Mapping[str, AccessKey]:
     if not rows:
         raise SetupUnavailable(f"{path} has no keys: every request would be refused")
     return {name: AccessKey(row["secret"], row["topics"]) for name, row in rows.items()}
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-        if tls.clients is not None:
-            context.load_verify_locations(tls.clients)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        raise SetupUnavailable(f"the TLS files can't be used: {error}") from error
-    return context

@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -173,7 +173,12 @@ class Served:
 
     def metrics(self) -> Gauges:
         """Return the numbers that metrics have beside the index's: meaning and value, by name. May ask the storage."""
-        return {**state_gauges(self.not_ready(), self.problems_by_part()), **self.gauges()}
+        counts = {part: len(found) for part, found in self.problems_by_part().items()}
+        return {
+            "ready": ("1 while /readyz says ready.", not self.not_ready()),
+            "service_problems": ("Present problems, by part of the service; /v1/health names them.", ("part", counts)),
+            **self.gauges(),
+        }
 
     def _public(self, texts: Iterable[str]) -> list[str]:
         # probes need no token: they get no path at all, also none that nobody foresaw
@@ -189,15 +194,6 @@ class Served:
             finally:
                 self._lock.release()
         return self._unreachable
-
-
-def state_gauges(not_ready: list[str], problems: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the metrics of a service that is not ready for some reasons, and has `problems`, by part."""
-    counts = {part: len(found) for part, found in problems.items()}
-    return {
-        "ready": ("1 while /readyz says ready.", not not_ready),
-        "service_problems": ("Present problems, by part of the service; /v1/health names them.", ("part", counts)),
-    }
 
 
 def _refreshed(reader: IndexReader) -> str | None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -43,13 +44,9 @@ class Verification:
     report: dict[str, Any] | None = None
     problem: dict[str, Any] | None = None
 
-    def of_files(self, checked: int, detail: str = "") -> None:
-        """Take in the progress of local files."""
-        self.checked, self.doing = checked, "files"
-
-    def of_objects(self, checked: int, detail: str = "") -> None:
-        """Take in the progress of objects."""
-        self.checked, self.doing = checked, "objects"
+    def progress(self, doing: str, checked: int, _detail: str = "") -> None:
+        """Take in the progress of files or objects."""
+        self.checked, self.doing = checked, doing
 
 
 class Verifications:
@@ -84,7 +81,8 @@ class Verifications:
     def _run(self, job: Verification, request_id: str) -> None:
         report, state = Report(), "failed"
         try:
-            check_index(self._config, report, job.of_files, job.of_objects, deep=job.deep)
+            seen = partial(job.progress, "files"), partial(job.progress, "objects")
+            check_index(self._config, report, *seen, deep=job.deep)
             state = "done"
         except Exception as error:  # noqa: BLE001 - whatever it is, the job says so
             job.problem = Problem.of(error, request_id, self._redaction).document

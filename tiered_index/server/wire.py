@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from tiered_index.encoding import json_text, plain
 from tiered_index.server.problems import Redaction
-from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult
 
@@ -104,24 +103,13 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
     }
 
 
-def batch_table(results: QueryResults, redaction: Redaction) -> pa.Table:
-    """Return a batch's entries as one table, as `QueryResults.to_arrow`."""
-    table = results.to_arrow()
-    return _redacted(table, redaction) if redaction.stand_ins else table
-
-
-def items_table(answer: QueryResult, redaction: Redaction) -> pa.Table:
-    """Return an answer's entries as a table, as `QueryResult.to_arrow`."""
+def table_of(answer: QueryResult | QueryResults, redaction: Redaction) -> pa.Table:
+    """Return the entries of an answer, or of a batch, as one table: that of its `to_arrow`."""
     table = answer.to_arrow()
-    return _redacted(table, redaction) if redaction.stand_ins else table
-
-
-def _redacted(table: pa.Table, redaction: Redaction) -> pa.Table:
-    place = table.column_names.index("source")
-    if table["source"].null_count == len(table):
+    if not redaction.stand_ins or table["source"].null_count == len(table):
         return table
     sources = [None if one is None else redaction.text(one) for one in table["source"].to_pylist()]
-    return table.set_column(place, "source", pa.array(sources, pa.string()))
+    return table.set_column(table.column_names.index("source"), "source", pa.array(sources, pa.string()))
 
 
 @functools.lru_cache(maxsize=16)
@@ -151,29 +139,6 @@ class ArrowStream:
         begun_bytes = schema.serialize().size if self._schema is not None else 0
         data: bytes = sink.getvalue()[begun_bytes:].to_pybytes()
         return data
-
-
-class Pages:
-    """Sums of the pages of one streamed answer; with `files` also a report of each file."""
-
-    def __init__(self, *, files: bool) -> None:
-        self._reports: list[dict[str, Any]] | None = [] if files else None
-        self._totals = PageTotals()
-        self._last: QueryResult | None = None
-
-    def add(self, page: QueryResult) -> None:
-        """Count a page."""
-        self._last = self._totals.add(page)
-        if self._reports is not None:
-            self._reports += [report.to_dict() for report in page.explain.files]
-
-    def status(self, redaction: Redaction) -> dict[str, Any]:
-        """Return the last line: the status of all pages together."""
-        assert self._last is not None
-        files = {} if self._reports is None else {"files": self._reports}
-        document = self._totals.document(self._last, files, cursor=self._last.cursor)
-        document["timestamp_resolution_ms"] = self._last.timestamp_resolution_ms
-        return redaction.document(document)  # type: ignore[no-any-return]
 
 
 def item_documents(answer: QueryResult, redaction: Redaction) -> Iterator[dict[str, Any]]:

@@ -330,6 +330,36 @@ class ObjectReader(io.RawIOBase):
         return length
 
 
+class SizedStorage(Storage):
+    """A storage that knows an object's size before it reads of it."""
+
+    @abstractmethod
+    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+        """Return the bytes of an object that `extent(size)` asks for, and its size, both of one state of it.
+
+        Raises `InvalidArgument` for a wrong name, `ObjectNotFound`, and what `extent` raises.
+        """
+
+    def get(self, name: str) -> bytes:
+        """Return the whole object, out of one state of it."""
+        return self._read(name, lambda size: ByteRange(0, size))[0]
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        check_name(name)
+        check_range(start, length)
+
+        def within(size: int) -> ByteRange:
+            if start + length > size:
+                raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
+            return ByteRange(start, length)
+
+        return self._read(name, within)[0] if length else b""
+
+    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
+        check_suffix(length)
+        return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
+
+
 # Most objects that one request may list or delete; Amazon S3's bound
 PAGE = 1000
 

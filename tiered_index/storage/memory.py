@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Self
@@ -22,17 +22,16 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
+    ByteRange,
     Bytes,
     ObjectInfo,
     PartInfo,
-    Storage,
+    SizedStorage,
     UploadHandle,
     check_name,
     check_part,
     check_parts,
     check_prefix,
-    check_range,
-    check_suffix,
     chosen_uploads,
 )
 from tiered_index.storage.disk import Disk
@@ -54,7 +53,7 @@ class _Shelf:
         self.uploads: dict[str, _Upload] = {}
 
 
-class MemoryStorage(Storage):
+class MemoryStorage(SizedStorage):
     """The objects under `name`; without a name, objects that no other storage can open."""
 
     _shelves: ClassVar[dict[str, _Shelf]] = {}
@@ -97,25 +96,6 @@ class MemoryStorage(Storage):
         for shelf in cls._shelves.values():
             shelf.lock = threading.Lock()
 
-    def get(self, name: str) -> bytes:
-        return self._find(name)[0]
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        check_name(name)
-        check_range(start, length)
-        if length == 0:
-            return b""
-        data, _ = self._find(name)
-        if start + length > len(data):
-            raise InvalidArgument(f"{name!r} has {len(data)} bytes, not {start + length}")
-        return data[start : start + length]
-
-    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        check_name(name)
-        check_suffix(length)
-        data, _ = self._find(name)
-        return data[max(0, len(data) - length) :], len(data)
-
     def put(self, name: str, data: Bytes) -> None:
         """Store a copy of `data`."""
         check_name(name)
@@ -138,7 +118,19 @@ class MemoryStorage(Storage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name, a page at a time as a server would."""
         check_prefix(prefix, start_after)
-        return self._list(prefix, start_after)
+        after = start_after
+        while True:
+            from_name = max(prefix, after)
+            with self._shelf.lock:
+                names = self._shelf.objects.irange(minimum=from_name, inclusive=(after < from_name or not after, True))
+                page = [(name, *self._shelf.objects[name]) for name in islice(names, PAGE)]
+            for name, data, modified_ms in page:
+                if not name.startswith(prefix):
+                    return
+                yield ObjectInfo(name, len(data), modified_ms)
+            if len(page) < PAGE:
+                return
+            after = page[-1][0]
 
     def delete(self, name: str) -> None:
         check_name(name)
@@ -186,6 +178,11 @@ class MemoryStorage(Storage):
             handles = [upload.handle for upload in self._shelf.uploads.values()]
         return chosen_uploads(handles, prefix, older_than_ms)
 
+    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+        data, _ = self._find(name)
+        wanted = extent(len(data))
+        return data[wanted.start : wanted.start + wanted.length], len(data)
+
     def _find(self, name: str) -> tuple[bytes, int]:
         check_name(name)
         with self._shelf.lock:
@@ -199,21 +196,6 @@ class MemoryStorage(Storage):
         if upload is None or upload.handle.name != handle.name:
             raise ObjectNotFound(handle.name, f"the unfinished uploads of {self.uri}")
         return upload
-
-    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        after = start_after
-        while True:
-            from_name = max(prefix, after)
-            with self._shelf.lock:
-                names = self._shelf.objects.irange(minimum=from_name, inclusive=(after < from_name or not after, True))
-                page = [(name, *self._shelf.objects[name]) for name in islice(names, PAGE)]
-            for name, data, modified_ms in page:
-                if not name.startswith(prefix):
-                    return
-                yield ObjectInfo(name, len(data), modified_ms)
-            if len(page) < PAGE:
-                return
-            after = page[-1][0]
 
 
 os.register_at_fork(after_in_child=MemoryStorage._renew_locks)

@@ -24,6 +24,17 @@ from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import span
 
 _T = TypeVar("_T")
+# of all counts: a call is admitted by all usages in scope, or by none
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Another thread of the parent may have held the lock at the fork."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Usage:
@@ -50,7 +61,6 @@ class Usage:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.max_cost_usd = max_cost_usd
-        self._lock = threading.RLock()
         self._requests: dict[str, int] = {}
         # payload bytes delivered by reads, and accepted by writes
         self.bytes_read = self.bytes_written = 0
@@ -59,37 +69,37 @@ class Usage:
     @property
     def requests(self) -> int:
         """How many requests were made."""
-        with self._lock:
+        with _lock:
             return sum(self._requests.values())
 
     @property
     def requests_left(self) -> int | None:
         """How many more requests `max_requests` allows; None: no limit."""
-        with self._lock:
+        with _lock:
             return None if self.max_requests is None else max(0, self.max_requests - sum(self._requests.values()))
 
     @property
     def requests_by_kind(self) -> dict[str, int]:
         """How many by operation (the names of `Storage`'s methods); only those that happened."""
-        with self._lock:
+        with _lock:
             return dict(self._requests)
 
     @property
     def bytes_asked(self) -> int:
         """Payload bytes delivered by reads, and those that reads under way have asked for."""
-        with self._lock:
+        with _lock:
             return self.bytes_read + self._bytes_held
 
     @property
     def bytes_left(self) -> int | None:
         """How many more bytes `max_bytes` allows, those asked for by reads under way deducted; None: no limit."""
-        with self._lock:
+        with _lock:
             return None if self.max_bytes is None else max(0, self.max_bytes - self.bytes_read - self._bytes_held)
 
     @property
     def cost_usd(self) -> float:
         """The estimated price of it all, in US dollars."""
-        with self._lock:
+        with _lock:
             return self.prices.cost_usd(self._requests, self.bytes_read)
 
     @property
@@ -104,25 +114,22 @@ class Usage:
 
     def begin(self, call: Call) -> None:
         """Admit a call, count its requests, reserve its bytes. Raises `BudgetExceeded`, and counts nothing then."""
-        with self._lock:
-            if call.requests:
-                self._admit(call)
-            self._count(call)
+        _begin((self,), call)
 
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
         """Count the payload (of a failed call: none) and release the reserved bytes of a call that `begin` admitted."""
-        with self._lock:
+        with _lock:
             self._bytes_held -= call.asked_bytes or 0
             self.bytes_read += read
             self.bytes_written += written
 
     def _count(self, call: Call) -> None:
-        with self._lock:
-            if call.requests:
-                self._requests[call.operation] = self._requests.get(call.operation, 0) + call.requests
-            self._bytes_held += call.asked_bytes or 0
+        if call.requests:
+            self._requests[call.operation] = self._requests.get(call.operation, 0) + call.requests
+        self._bytes_held += call.asked_bytes or 0
 
     def _admit(self, call: Call) -> None:
+        """Raise `BudgetExceeded` for a call that would exceed a limit."""
         if self.max_requests is not None:
             requests = sum(self._requests.values()) + call.requests
             if requests > self.max_requests:
@@ -148,13 +155,6 @@ class Usage:
                     f"is {cost_usd:g}"
                 )
 
-    def _take_back(self, call: Call) -> None:
-        """Undo `begin` for a call that another usage refused; the caller has held the lock since."""
-        self._requests[call.operation] -= call.requests
-        if not self._requests[call.operation]:
-            del self._requests[call.operation]
-        self._bytes_held -= call.asked_bytes or 0
-
 
 class MeteredStorage(WrapperStorage):
     """Counts every call: `total` since it was made, `measure()` within a scope."""
@@ -172,7 +172,7 @@ class MeteredStorage(WrapperStorage):
         data = None if self._pid != os.getpid() else self.inner.read_now(name, start, length, size_bytes)
         if data is not None:
             call = Call("get_range", name, asked_bytes=length)
-            self.total._count(call)
+            self.total.begin(call)
             self.total.end(call, read=length)
         return data
 
@@ -209,8 +209,7 @@ class MeteredStorage(WrapperStorage):
                 _begin(usages, call)
         except BaseException as error:
             if call.is_further and not self._tells and not isinstance(error, BudgetExceeded):
-                for usage in usages:
-                    usage._count(call)
+                _begin(usages, call, is_sent=True)
             for usage in usages:
                 usage.end(call)
             raise
@@ -227,12 +226,11 @@ class RepeatCounter:
         self._usages = usages
         self._again = replace(call, requests=1, sent_bytes=0, asked_bytes=0)
         self._counted = call.requests
-        self._lock = threading.Lock()
         self.told = False
 
     def sending(self) -> None:
         """Count a request that is about to be sent; an exception prevents it."""
-        with self._lock:
+        with _lock:
             self.told = True
             if self._counted:
                 self._counted -= 1
@@ -245,28 +243,14 @@ class RepeatCounter:
             usage.end(self._again, read=size_bytes)
 
 
-def _begin(usages: Sequence[Usage], call: Call) -> None:
-    """Begin `call` in all of `usages`, or in none where one refuses it."""
-    limited: list[Usage] = []
-    free: list[Usage] = []
-    # read once: a limit may be set meanwhile
-    for usage in usages:
-        (limited if usage.limited else free).append(usage)
-    with contextlib.ExitStack() as held:
-        # one lock order for all threads prevents deadlocks
-        for usage in sorted(limited, key=id):
-            held.enter_context(usage._lock)
-        begun: list[Usage] = []
-        try:
-            for usage in limited:
-                usage.begin(call)
-                begun.append(usage)
-        except BudgetExceeded:
-            for usage in begun:
-                usage._take_back(call)
-            raise
-    for usage in free:
-        usage._count(call)
+def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> None:
+    """Begin `call` in all of `usages`, or in none where one refuses it. One that `is_sent` already is not refused."""
+    with _lock:
+        if call.requests and not is_sent:
+            for usage in usages:
+                usage._admit(call)
+        for usage in usages:
+            usage._count(call)
 
 
 def _payload_bytes(call: Call, result: object) -> int:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, StorageUnavailable, TieredIndexError
 from tiered_index.storage.context import check_deadline, remaining_s, wasted
@@ -20,19 +20,13 @@ from tiered_index.storage.context import check_deadline, remaining_s, wasted
 class PassingFault(StorageUnavailable):
     """A fault that a repeat may not meet. `wasted_bytes` bytes at most were delivered for nothing."""
 
-    is_throttled = False
-
-    def __init__(self, message: str, *, wasted_bytes: int = 0) -> None:
+    def __init__(self, message: str, *, wasted_bytes: int = 0, is_throttled: bool = False) -> None:
         super().__init__(message)
-        self.wasted_bytes = wasted_bytes
+        self.wasted_bytes, self.is_throttled = wasted_bytes, is_throttled
 
 
 class RequestFault(PassingFault):
     """A request that was not served: no answer, or one that says to ask again."""
-
-    def __init__(self, message: str, *, is_throttled: bool = False) -> None:
-        super().__init__(message)
-        self.is_throttled = is_throttled
 
 
 _log = logging.getLogger(__name__)
@@ -40,14 +34,6 @@ _LONGEST_WAIT_S = 5.0
 # a service that throttles is given more time
 _THROTTLED_BACKOFF_S = 0.5
 _T = TypeVar("_T")
-
-
-class Translate(Protocol):
-    """Turns a library's error into an error for the caller."""
-
-    def __call__(self, error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
-        """Return the typed error for `error`, raised while `doing` something to `name` (may be empty)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -65,9 +51,9 @@ class RetryLoop:
     backoff_s: float
     sleep: Callable[[float], None] = time.sleep
     uniform: Callable[[float, float], float] = random.uniform
-    # what a backend's library raises, and the typed error for it
+    # what a backend's library raises, and what returns the typed error for it: (error, doing=, uri=, name=)
     errors: tuple[type[Exception], ...] = ()
-    translate: Translate | None = None
+    translate: Callable[..., TieredIndexError] = StorageUnavailable
 
     def run(self, doing: str, name: str, attempt: Callable[[], _T]) -> _T:
         """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` are for messages.
@@ -86,7 +72,6 @@ class RetryLoop:
             except PassingFault as error:
                 self._repeat(error, faults, error)
             except self.errors as error:
-                assert self.translate is not None
                 fault = self.translate(error, doing=doing, uri=self.uri, name=name)
                 try:
                     if not isinstance(fault, PassingFault):

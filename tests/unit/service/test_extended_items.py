@@ -18,7 +18,7 @@ from tiered_index.cli.keys import _table
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.server.problems import Redaction
-from tiered_index.server.wire import batch_table
+from tiered_index.server.wire import table_of
 from tiered_index.types import items_table
 
 T = 1_700_000_000_000
@@ -429,4 +429,4 @@ def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_inde
             with pytest.raises(InvalidArgument, match="have a column 'status', which clashes with a column of answ"):
                 _table([Lookup(topic="t", key="k")], results)
             with pytest.raises(InvalidArgument, match="have a column 'lookup'"):
-                batch_table(results, Redaction())
+                table_of(results, Redaction())

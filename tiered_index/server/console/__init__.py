@@ -7,7 +7,6 @@ they are sent with allows the service's own files only. Threads: any; files are 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
@@ -34,24 +33,18 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    media_type: str
-    etag: str
+def _file(path: Path) -> Response:
+    content = path.read_bytes()
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return Response(content, headers=_HEADERS | {"etag": etag}, media_type=_TYPES[path.suffix])
 
 
 class Console:
     """The files, by their paths below `/console/`."""
 
     def __init__(self) -> None:
-        self._files: dict[str, _File] = {}
-        for path in FOLDER.rglob("*"):
-            if path.suffix in _TYPES:
-                content = path.read_bytes()
-                etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-                name = path.relative_to(FOLDER).as_posix()
-                self._files[name] = _File(content, _TYPES[path.suffix], etag)
+        found = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
+        self._files = {path.relative_to(FOLDER).as_posix(): _file(path) for path in found}
 
     @property
     def paths(self) -> frozenset[str]:
@@ -70,7 +63,6 @@ class Console:
         file = self._files.get(str(request.path_params["name"]) or _INDEX)
         if file is None:
             raise Refused(404, "the console has no such file")
-        headers = _HEADERS | {"etag": file.etag}
-        if file.etag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.media_type)
+        if (etag := file.headers["etag"]) in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=_HEADERS | {"etag": etag})
+        return file

@@ -20,7 +20,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import SplitResult
@@ -37,17 +37,16 @@ from tiered_index.errors import (
 )
 from tiered_index.storage.base import (
     NAME,
+    ByteRange,
     Bytes,
     ObjectInfo,
     PartInfo,
-    Storage,
+    SizedStorage,
     UploadHandle,
     check_name,
     check_part,
     check_parts,
     check_prefix,
-    check_range,
-    check_suffix,
     chosen_uploads,
 )
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, local_path
@@ -63,7 +62,7 @@ _UPLOAD = record(lambda name, started_ms: (name, started_ms), name=text(NAME), s
 _log = logging.getLogger(__name__)
 
 
-class LocalStorage(Storage):
+class LocalStorage(SizedStorage):
     """Objects below `folder`, which is made on the first write; a folder that is not there holds nothing."""
 
     def __init__(self, folder: Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
@@ -92,21 +91,6 @@ class LocalStorage(Storage):
             if not name.endswith("%") and not name.startswith("."):
                 yield LocalStorage(self.folder / name, disk=self._disk)
 
-    def get(self, name: str) -> bytes:
-        """Return the whole object; the file is one snapshot, so a racing put can't tear it."""
-        with self._opened(name) as (descriptor, size):
-            return _read(name, descriptor, 0, size)
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        check_name(name)
-        check_range(start, length)
-        if length == 0:
-            return b""
-        with self._opened(name) as (descriptor, size):
-            if start + length > size:
-                raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
-            return _read(name, descriptor, start, length)
-
     def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
         """As `Storage.read_now`: three system calls, and the way to the file is checked for links once."""
         if type(self).get_range is not LocalStorage.get_range:
@@ -127,13 +111,6 @@ class LocalStorage(Storage):
         except (OSError, ValueError, TieredIndexError):
             return None
         return data if len(data) == length else None
-
-    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        check_name(name)
-        check_suffix(length)
-        with self._opened(name) as (descriptor, size):
-            length = min(length, size)
-            return _read(name, descriptor, size - length, length), size
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`: written aside, synced, renamed, folder synced."""
@@ -169,7 +146,8 @@ class LocalStorage(Storage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; a folder is read when the listing reaches it, if it can hold a match."""
         check_prefix(prefix, start_after)
-        return self._list(prefix, start_after)
+        with typed_errors(f"listing {self.folder}"):
+            yield from walk(self.folder, prefix, start_after)
 
     def delete(self, name: str) -> None:
         """Remove the object durably."""
@@ -266,9 +244,7 @@ class LocalStorage(Storage):
         self._files.check_way(path)
         return path
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
-        """Open an object's file; yield its descriptor and its size."""
+    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
         with typed_errors(f"reading {name!r}"):
             path = self._path(name)
             try:
@@ -279,13 +255,10 @@ class LocalStorage(Storage):
             try:
                 status = os.fstat(descriptor)
                 check_regular(path, status)
-                yield descriptor, status.st_size
+                wanted = extent(status.st_size)
+                return _read(name, descriptor, wanted.start, wanted.length), status.st_size
             finally:
                 os.close(descriptor)
-
-    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        with typed_errors(f"listing {self.folder}"):
-            yield from walk(self.folder, prefix, start_after)
 
     # the folders of uploads
 

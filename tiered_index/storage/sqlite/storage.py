@@ -31,14 +31,12 @@ from tiered_index.storage.base import (
     Bytes,
     ObjectInfo,
     PartInfo,
-    Storage,
+    SizedStorage,
     UploadHandle,
     check_name,
     check_part,
     check_parts,
     check_prefix,
-    check_range,
-    check_suffix,
 )
 from tiered_index.storage.disk import Disk, local_path
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
@@ -49,7 +47,7 @@ _DELETE_BATCH = 500
 _LAST = "\x7f"
 
 
-class SqliteStorage(Storage):
+class SqliteStorage(SizedStorage):
     """Objects in the database file at `path`; `busy_timeout_s` bounds every wait for another writer."""
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 30.0, clock: Clock | None = None) -> None:
@@ -65,27 +63,6 @@ class SqliteStorage(Storage):
         if unquote(uri.path).endswith("/"):
             raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
         return cls(local_path(uri, "sqlite:///file.db"))
-
-    def get(self, name: str) -> bytes:
-        """Return the whole object, out of one state of the database."""
-        return self._read(name, lambda size: ByteRange(0, size))[0]
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        check_name(name)
-        check_range(start, length)
-        if not length:
-            return b""
-
-        def within(size: int) -> ByteRange:
-            if start + length > size:
-                raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
-            return ByteRange(start, length)
-
-        return self._read(name, within)[0]
-
-    def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        check_suffix(length)
-        return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`; up to 16 MiB in one transaction, more as a draft that the last one names."""
@@ -121,7 +98,21 @@ class SqliteStorage(Storage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; each page of 1,000 is one state of the database."""
         check_prefix(prefix, start_after)
-        return self._list(prefix, start_after)
+
+        def page(connection: sqlite3.Connection) -> tuple[ObjectInfo, ...]:
+            rows = connection.execute(
+                "SELECT name, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ? ORDER "
+                "BY name LIMIT ?",
+                (prefix, start_after, prefix + _LAST, PAGE),
+            )
+            return tuple(ObjectInfo(*row) for row in typed(self.path, rows, str, int, int))
+
+        while True:
+            infos: tuple[ObjectInfo, ...] = self._pool.read(f"listing {prefix!r}", page, tuple)
+            yield from infos
+            if len(infos) < PAGE:
+                return
+            start_after = infos[-1].name
 
     def delete(self, name: str) -> None:
         """Remove the object durably."""
@@ -245,7 +236,6 @@ class SqliteStorage(Storage):
         self._pool.close()
 
     def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
-        """Return the bytes that `extent(size)` asks for, and the size."""
         check_name(name)
 
         def read(connection: sqlite3.Connection) -> tuple[bytes, int]:
@@ -286,22 +276,6 @@ class SqliteStorage(Storage):
 
         doing = f"deleting {len(names)} objects"
         return self._pool.write(doing, write) if self._pool.read(doing, there, tuple) else ()
-
-    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        def page(connection: sqlite3.Connection) -> tuple[ObjectInfo, ...]:
-            rows = connection.execute(
-                "SELECT name, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ? ORDER "
-                "BY name LIMIT ?",
-                (prefix, start_after, prefix + _LAST, PAGE),
-            )
-            return tuple(ObjectInfo(*row) for row in typed(self.path, rows, str, int, int))
-
-        while True:
-            infos: tuple[ObjectInfo, ...] = self._pool.read(f"listing {prefix!r}", page, lambda: ())
-            yield from infos
-            if len(infos) < PAGE:
-                return
-            start_after = infos[-1].name
 
     def _parts(self, connection: sqlite3.Connection, handle: UploadHandle) -> dict[int, tuple[int, int, str]]:
         """Return body, size and etag of an upload's parts by number."""
