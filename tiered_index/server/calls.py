@@ -91,7 +91,7 @@ class Calls:
 
     def __init__(self, threads: int, waiting: int) -> None:
         self._pool = DaemonPool(threads, "tiered-index-http")
-        self._threads = threads
+        self.threads = threads
         self._most = threads + waiting
         self.under_way = 0
         self._lock = threading.Lock()
@@ -120,16 +120,6 @@ class Calls:
             future.cancel()
             raise
         return awaited.result()
-
-    @property
-    def running(self) -> int:
-        """How many calls have a thread."""
-        return min(self.under_way, self._threads)
-
-    @property
-    def waiting(self) -> int:
-        """How many calls wait for a thread."""
-        return max(0, self.under_way - self._threads)
 
     def _ended(self, _: object) -> None:
         # in the call's thread: the loop is woken once a call, for its result

@@ -163,7 +163,6 @@ class LookupHandlers(Handlers):
             self.counters.lookup(kind, status, explain)
             self.served.audit.write(
                 {
-                    "time_ms": time.time_ns() // 1_000_000,
                     "request_id": request.state.request_id,
                     "caller": caller_of(request).name,
                     "lookup": kind,

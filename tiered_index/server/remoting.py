@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -85,7 +84,6 @@ def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_k
     asked = {name: request.fields[name][:SHOWN] for name in _ASKED if name in request.fields}
     audit.write(
         {
-            "time_ms": time.time_ns() // 1_000_000,
             "caller": caller,
             # a request without a signature only claims a name
             **({} if is_known else {"claimed": request.fields.get(ACCESS_KEY, "")[:SHOWN]}),

@@ -57,14 +57,14 @@ class Audit:
         """Write that a request was not allowed: `what` is its method and path, `asked` its query, `more` is of its
         body.
         """
-        record = {"time_ms": time.time_ns() // 1_000_000, "request_id": request_id, "caller": caller}
-        self.write({**record, "refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403})
+        said = {"refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403}
+        self.write({"request_id": request_id, "caller": caller, **said})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record. If it can't be written, `problem` says why, and the service is not ready."""
+        """Write a record with its time. If it can't be written, `problem` says why, and the service is not ready."""
         if self._file is None:
             return
-        line = json_text(record) + "\n"
+        line = json_text({"time_ms": time.time_ns() // 1_000_000, **record}) + "\n"
         with self._lock:
             try:
                 self._follow()

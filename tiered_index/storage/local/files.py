@@ -135,18 +135,15 @@ class DurableFiles:
                     raise StorageUnavailable(f"{target} can't be written: its folder keeps vanishing") from error
                 self._durable.clear()
 
-    def sweep(self, older_than_ms: int) -> int:
-        """Remove temporary files last written before `older_than_ms` (epoch ms); return how many."""
+    def sweep(self, older_than_ms: int) -> None:
+        """Remove temporary files last written before `older_than_ms` (epoch ms)."""
         folder = self.root / WORK_FOLDER
         _refuse_link(folder)
-        swept = 0
         for entry in self.disk.names(folder):
             path = folder / entry
             with contextlib.suppress(FileNotFoundError):
                 if entry.startswith(TEMPORARY_PREFIX) and path.stat().st_mtime_ns // 1_000_000 < older_than_ms:
                     self.disk.unlink(path)
-                    swept += 1
-        return swept
 
     def _write_and_place(self, target: Path, chunks: Iterable[Bytes], absent: str | None) -> None:
         work = self.root / WORK_FOLDER

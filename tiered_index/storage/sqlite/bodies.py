@@ -125,8 +125,8 @@ class Bodies:
             for body in given_up:
                 self._remove(body)
 
-    def sweep(self, older_than_ms: int) -> int:
-        """Remove drafts last written before `older_than_ms` (epoch ms); return how many."""
+    def sweep(self, older_than_ms: int) -> None:
+        """Remove drafts last written before `older_than_ms` (epoch ms)."""
 
         def old(connection: sqlite3.Connection) -> list[tuple[int]]:
             return connection.execute("SELECT body FROM drafts WHERE touched_ms < ?", (older_than_ms,)).fetchall()
@@ -139,12 +139,10 @@ class Bodies:
             return bodies
 
         doing = "sweeping drafts"
-        if not self._pool.read(doing, old, list):
-            return 0  # a sweep that finds nothing writes nothing
-        bodies = self._pool.write(doing, condemn)
+        # a sweep that finds nothing writes nothing
+        bodies = self._pool.write(doing, condemn) if self._pool.read(doing, old, list) else []
         for (body,) in bodies:
             self._remove(body)
-        return len(bodies)
 
     def _remove(self, body: int) -> None:
         """Remove a draft, in transactions of bounded size."""
