@@ -126,7 +126,8 @@ class DurableFiles:
         """
         for last_try in (False, True):
             try:
-                self._write_and_place(target, chunks(), absent)
+                self.make_folder(target.parent)
+                self.place(target, chunks(), absent)
                 return
             except FileNotFoundError as error:
                 # Our folders or our temporary file went: somebody cleared the root. Forget what we know and make them
@@ -145,10 +146,10 @@ class DurableFiles:
                 if entry.startswith(TEMPORARY_PREFIX) and path.stat().st_mtime_ns // 1_000_000 < older_than_ms:
                     self.disk.unlink(path)
 
-    def _write_and_place(self, target: Path, chunks: Iterable[Bytes], absent: str | None) -> None:
+    def place(self, target: Path, chunks: Iterable[Bytes], absent: str | None = None) -> None:
+        """As `publish`, in a folder that is there. Raises `FileNotFoundError` if it went meanwhile."""
         work = self.root / WORK_FOLDER
         self.make_folder(work)
-        self.make_folder(target.parent)
         temporary = work / f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex}"
         try:
             self.disk.write_file(temporary, chunks)

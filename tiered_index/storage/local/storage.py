@@ -171,7 +171,7 @@ class LocalStorage(SizedStorage):
         with typed_errors(f"starting an upload of {name!r}"):
             self._files.make_folder(self._uploads)
             self._disk.make_folder(folder)
-            self._write_in(folder, _DESCRIPTION, document)
+            self._files.place(folder / _DESCRIPTION, [document])
             self._disk.sync_folder(self._uploads)
         return handle
 
@@ -181,7 +181,7 @@ class LocalStorage(SizedStorage):
             folder = self._existing(handle)
             view = memoryview(data).cast("B")
             try:
-                self._write_in(folder, _part_file(check_part(number)), view)
+                self._files.place(folder / _part_file(check_part(number)), [view])
             except FileNotFoundError as error:
                 raise _gone(handle) from error
         return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
@@ -270,17 +270,6 @@ class LocalStorage(SizedStorage):
                 old = folder.stat().st_mtime_ns // 1_000_000 < older_than_ms
                 if entry.startswith(TEMPORARY_PREFIX) or (old and self._describe(entry) is None):
                     self._empty(folder)
-
-    def _write_in(self, folder: Path, file_name: str, data: Bytes) -> None:
-        temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-        try:
-            self._disk.write_file(temporary, [data])
-            self._disk.rename(temporary, folder / file_name)
-            self._disk.sync_folder(folder)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._disk.unlink(temporary)
-            raise
 
     def _existing(self, handle: UploadHandle) -> Path:
         # The id becomes a path, and handles come from other processes: only what we could have made is looked up.
