@@ -223,9 +223,14 @@ class ConnectionPool:
         """Return what `action`, perhaps called again, makes of one state of the database; `absent()` without one."""
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 
-    def write(self, doing: str, action: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run `action`, perhaps again, in one write transaction: durable at the return, undone whole if it raises."""
-        return self._repeat(doing, lambda: self._write(doing, action))
+    def write(
+        self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T] | None = None
+    ) -> _T:
+        """Run `action`, perhaps again, in one write transaction: durable at the return, undone whole if it raises.
+
+        The database is made where there is none, unless `absent` says what is returned then.
+        """
+        return self._repeat(doing, lambda: self._write(doing, action, absent))
 
     def overwrite(self, doing: str) -> tuple[str, ...]:
         """Let nothing that was deleted stay in the file or its write-ahead log; return which of them still may have it,
@@ -281,11 +286,11 @@ class ConnectionPool:
             self._sleep(random.uniform(0, min(_LONGEST_WAIT_S, 0.01 * 2**attempt)))
             attempt += 1
 
-    def _write(self, doing: str, action: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _write(self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T] | None) -> _T:
         if not self._writer.acquire(timeout=self._timeout_s):
             raise StorageUnavailable(f"{doing} in {self.path}: other threads kept writing for {self._timeout_s:g} s")
         try:
-            return self._transact("BEGIN IMMEDIATE", action, None)
+            return self._transact("BEGIN IMMEDIATE", action, absent)
         finally:
             self._writer.release()
 

@@ -174,15 +174,9 @@ class SqliteStorage(SizedStorage):
             return [*unnamed, *self._name_object(connection, handle.name, whole, size)]
 
         doing = f"completing {handle.name!r}"
-        # a late completion neither makes a database nor waits for its lock
-        self._pool.read(doing, lambda c: self._check_open(c, handle), lambda: self._refuse_upload(handle))
-        self._bodies.finish(self._pool.write(doing, write))
+        self._bodies.finish(self._pool.write(doing, write, lambda: self._refuse_upload(handle)))
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        doing = f"aborting an upload of {handle.name!r}"
-        if not self._pool.read(doing, lambda connection: _is_open(connection, handle), lambda: False):
-            return
-
         def write(connection: sqlite3.Connection) -> Sequence[int]:
             if not _is_open(connection, handle):
                 return []
@@ -190,7 +184,7 @@ class SqliteStorage(SizedStorage):
             _drop(connection, handle)
             return self._bodies.give_up(connection, bodies)
 
-        self._bodies.finish(self._pool.write(doing, write))
+        self._bodies.finish(self._pool.write(f"aborting an upload of {handle.name!r}", write, tuple))
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """Yield unfinished uploads, ordered by name and start."""
@@ -266,16 +260,12 @@ class SqliteStorage(SizedStorage):
     def _delete(self, names: Sequence[str]) -> Sequence[int]:
         marks = ", ".join("?" * len(names))
 
-        def there(connection: sqlite3.Connection) -> Sequence[tuple[int]]:
-            return connection.execute(f"SELECT body FROM objects WHERE name IN ({marks})", names).fetchall()
-
         def write(connection: sqlite3.Connection) -> Sequence[int]:
-            bodies = [body for (body,) in there(connection)]
+            gone = connection.execute(f"SELECT body FROM objects WHERE name IN ({marks})", names).fetchall()
             connection.execute(f"DELETE FROM objects WHERE name IN ({marks})", names)
-            return self._bodies.give_up(connection, bodies)
+            return self._bodies.give_up(connection, [body for (body,) in gone])
 
-        doing = f"deleting {len(names)} objects"
-        return self._pool.write(doing, write) if self._pool.read(doing, there, tuple) else ()
+        return self._pool.write(f"deleting {len(names)} objects", write, tuple)
 
     def _parts(self, connection: sqlite3.Connection, handle: UploadHandle) -> dict[int, tuple[int, int, str]]:
         """Return body, size and etag of an upload's parts by number."""
