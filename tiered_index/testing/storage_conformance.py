@@ -365,6 +365,8 @@ class StorageConformance:
             [one, one],
             [PartInfo(1, two.etag, one.size_bytes)],
             [PartInfo(3, one.etag, one.size_bytes)],
+            [PartInfo(0, one.etag, one.size_bytes)],
+            [PartInfo(10_001, one.etag, one.size_bytes)],
         ]
         if storage.min_part_bytes > 5:
             wrong.append([one, two])
