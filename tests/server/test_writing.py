@@ -22,7 +22,7 @@ from tiered_index.server.calls import Caps
 from tiered_index.server.entries import parsed
 from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import add_token
-from tiered_index.server.verifying import Verifications
+from tiered_index.server.verifying import VerificationHandlers
 
 LINES = {"content-type": wire.NDJSON}
 ARROW = {"content-type": wire.ARROW}
@@ -292,7 +292,7 @@ def test_a_verification_is_a_job(index, monkeypatch):
     index.run_lifecycle()
     waiting = SimpleQueue()
     with serving(index) as client:
-        monkeypatch.setattr(Verifications, "_run", lambda self, *given: waiting.put((self, given)))
+        monkeypatch.setattr(VerificationHandlers, "_run", lambda self, *given: waiting.put((self, given)))
         begun = client.post("/v1/verify", json={"deep": True})
         assert (begun.status_code, begun.json()["state"]) == (202, "running")
         assert client.post("/v1/verify", json={}).status_code == 409
@@ -304,7 +304,7 @@ def test_a_verification_is_a_job(index, monkeypatch):
         assert done["report"]["checked"]["objects"] == 1
         (stored,) = (index.config.root.parent / "storage").rglob("*.index")
         stored.write_bytes(b"x" * stored.stat().st_size)
-        job = jobs.begin("r", deep=True)
+        job = jobs._begin("r", deep=True)
         jobs._pool.close(time.monotonic() + PATIENCE_S)
         found = client.get(f"/v1/verify/{job.id}").json()
         assert found["report"]["findings"]

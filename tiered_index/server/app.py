@@ -112,7 +112,7 @@ class Service:
         self._health.past.close()
         self._calls.close()
         self._health.calls.close()
-        self._verification.verifications.close()
+        self._verification.close()
 
 
 @dataclass(frozen=True)

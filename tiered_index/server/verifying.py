@@ -13,14 +13,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tiered_index.config import IndexConfig
 from tiered_index.server import wire
 from tiered_index.server.calls import Calls
 from tiered_index.server.handlers import Handlers, caller_of, need_type
 from tiered_index.server.memory import parsed_bytes
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
-from tiered_index.server.problems import Problem, Redaction, Refused
+from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import Served
 from tiered_index.service.checks.index import check_index
 from tiered_index.service.checks.report import Report
@@ -49,17 +48,40 @@ class Verification:
         self.checked, self.doing = checked, doing
 
 
-class Verifications:
-    """The verifications of one index."""
+class VerificationHandlers(Handlers):
+    """Begins and shows verifications of the one index."""
 
-    def __init__(self, config: IndexConfig, redaction: Redaction) -> None:
-        self._config = config
-        self._redaction = redaction
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        super().__init__(served, calls, metrics)
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, Verification] = OrderedDict()
         self._pool = DaemonPool(1, "tiered-index-verify")
 
-    def begin(self, request_id: str, *, deep: bool) -> Verification:
+    async def verify(self, request: Request, _: Nothing) -> Response:
+        """Begin to check every checksum of the one index; the answer says where its progress is."""
+        _need_admin(request)
+        need_type(request, wire.JSON)
+        body = await request.body()
+
+        def act() -> Verification:
+            asked = of_body(VerifyBody, body)
+            # of several indexes each is checked by itself
+            assert self.served.index_id
+            return self._begin(request.state.request_id, deep=asked.deep)
+
+        job = await self.made(request, self.allowance(), act, parsed_bytes(body))
+        return Response(wire.encode(job), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
+
+    async def verification(self, request: Request, _: Nothing) -> Response:
+        """Show a verification: its progress, and once it is done its report."""
+        _need_admin(request)
+        job_id = str(request.path_params["id"])
+        with self._lock:
+            if (job := self._jobs.get(job_id)) is None:
+                raise Refused(404, f"no verification has the id {job_id!r:.80}")
+        return Response(wire.encode(job), media_type=wire.JSON)
+
+    def _begin(self, request_id: str, *, deep: bool) -> Verification:
         """Begin one. Raises `Refused` where one is under way."""
         with self._lock:
             if any(job.state == "running" for job in self._jobs.values()):
@@ -71,22 +93,16 @@ class Verifications:
         self._pool.submit(self._run, job, request_id)
         return job
 
-    def find(self, job_id: str) -> Verification:
-        """Return one by its id. Raises `Refused` where none has it."""
-        with self._lock:
-            if (job := self._jobs.get(job_id)) is None:
-                raise Refused(404, f"no verification has the id {job_id!r:.80}")
-            return job
-
     def _run(self, job: Verification, request_id: str) -> None:
         report, state = Report(), "failed"
+        redaction = self.served.redaction
         try:
             seen = partial(job.progress, "files"), partial(job.progress, "objects")
-            check_index(self._config, report, *seen, deep=job.deep)
+            check_index(self.served.lookups.config, report, *seen, deep=job.deep)
             state = "done"
         except Exception as error:  # noqa: BLE001 - whatever it is, the job says so
-            job.problem = Problem.of(error, request_id, self._redaction).document
-        job.report = self._redaction.document(report.to_dict())
+            job.problem = Problem.of(error, request_id, redaction).document
+        job.report = redaction.document(report.to_dict())
         job.ended_ms = time.time_ns() // 1_000_000
         job.state = state
 
@@ -95,34 +111,7 @@ class Verifications:
         self._pool.close()
 
 
-class VerificationHandlers(Handlers):
-    """Begins and shows verifications."""
-
-    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
-        super().__init__(served, calls, metrics)
-        self.verifications = Verifications(served.lookups.config, served.redaction)
-
-    async def verify(self, request: Request, _: Nothing) -> Response:
-        """Begin to check every checksum of the one index; the answer says where its progress is."""
-        caller = caller_of(request)
-        caller.need("admin")
-        caller.need_every_topic("files hold entries")
-        need_type(request, wire.JSON)
-        body = await request.body()
-
-        def act() -> Verification:
-            asked = of_body(VerifyBody, body)
-            # of several indexes each is checked by itself
-            assert self.served.index_id
-            return self.verifications.begin(request.state.request_id, deep=asked.deep)
-
-        job = await self.made(request, self.allowance(), act, parsed_bytes(body))
-        return Response(wire.encode(job), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
-
-    async def verification(self, request: Request, _: Nothing) -> Response:
-        """Show a verification: its progress, and once it is done its report."""
-        caller = caller_of(request)
-        caller.need("admin")
-        caller.need_every_topic("files hold entries")
-        job = self.verifications.find(str(request.path_params["id"]))
-        return Response(wire.encode(job), media_type=wire.JSON)
+def _need_admin(request: Request) -> None:
+    caller = caller_of(request)
+    caller.need("admin")
+    caller.need_every_topic("files hold entries")
