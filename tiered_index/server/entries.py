@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,12 +153,6 @@ class Intake:
         return max((one for one in known if one is not None), default=None)
 
 
-def need_topics(topics: Iterable[str], need: Callable[[str], None]) -> None:
-    """Have each topic pass `need`, in order, so that a refusal names the same one each time."""
-    for topic in sorted(topics):
-        need(topic)
-
-
 class EntryHandlers(Handlers):
     """Takes entries beside a writer, and refuses them elsewhere."""
 
@@ -184,7 +177,7 @@ class EntryHandlers(Handlers):
                 request.state.reservation.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}
-            need_topics(batch.topics, caller.need_topic)
+            caller.need_topics(batch.topics)
             if batch.gives_topic_ids:
                 caller.need_topic_ids()
             return wire.encode(intake.take(batch, asked))

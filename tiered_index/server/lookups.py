@@ -268,8 +268,7 @@ class LookupHandlers(Handlers):
             what = {"lookups": len(lookups), "topics": shown_topics(counts), "keys": keys}
             # what a refusal is told of
             request.state.asked = what
-            for topic in sorted(counts):
-                caller.need_topic(topic)
+            caller.need_topics(counts)
             self._check_counts(lookups.max_counts)
             reservation.hold(entries_bytes(counts.items()))
             files, more = _tells_files(request, asked), dict[str, Any]()

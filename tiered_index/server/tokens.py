@@ -18,7 +18,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +62,11 @@ class Caller:
         """Raise `Refused` where the caller may not see a topic."""
         if not self.sees(topic):
             raise Refused(403, f"the token is not for topic {topic!r:.80}")
+
+    def need_topics(self, topics: Iterable[str]) -> None:
+        """As `need_topic`, in order, so that a refusal names the same topic each time."""
+        for topic in sorted(topics):
+            self.need_topic(topic)
 
     def need_source(self, source: str) -> None:
         """Raise `Refused` where the caller may not say how far a source was read: what others put of it later would
