@@ -57,8 +57,10 @@ def s3(scripted: ScriptedServer, waits: Waits, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=0.5)
-    storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high, lean_gets=False)
+    options = S3Options(
+        endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=0.5, lean_gets=False
+    )
+    storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high)
     yield storage
     storage.close()
 

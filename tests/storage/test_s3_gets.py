@@ -341,16 +341,6 @@ def test_credentials_are_asked_for_again(scripted: ScriptedServer, monkeypatch: 
     assert all(is_light(request) for request in scripted.requests)
 
 
-def test_a_client_of_the_callers_own_goes_the_ordinary_way(light: S3Storage, scripted: ScriptedServer) -> None:
-    seen: list[str] = []
-    light.client.meta.events.register("before-call.s3.GetObject", lambda **about: seen.append("called"))
-    storage = S3Storage("bucket", PREFIX, light.options, client=light.client)
-    scripted.answers(part(DATA, 0, 10))
-    for _ in range(2):
-        storage.get_range(NAME, 0, 10)
-    assert seen == ["called", "called"]
-
-
 def test_an_option_leaves_every_request_to_botocore(scripted: ScriptedServer) -> None:
     with opened(scripted, [], lean_gets=False) as storage:
         scripted.answers(part(DATA, 0, 10))

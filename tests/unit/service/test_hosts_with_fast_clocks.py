@@ -16,6 +16,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.s3 import reads
 from tiered_index.storage.s3.storage import S3Storage
 
 DAYS_S = 3 * 86_400
@@ -56,17 +57,18 @@ def test_a_storage_tells_the_time_of_its_objects(place):
     assert before_ms - TICK_MS <= place.head("a").modified_ms
 
 
-def test_s3_tells_the_services_time_by_one_request():
+def test_s3_tells_the_services_time_by_one_request(monkeypatch):
     client = boto3.client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    monkeypatch.setattr(reads, "build_client", lambda *_: client)
     with Stubber(client) as stubber:
         headers = {"HTTPHeaders": {"date": "Tue, 14 Nov 2023 22:13:20 GMT"}}
         asked = {"Bucket": "bucket", "Prefix": "index/", "MaxKeys": 1}
         stubber.add_response("list_objects_v2", {"ResponseMetadata": headers}, asked)
-        assert S3Storage("bucket", "index", client=client).now_ms() == 1_700_000_000_000
+        assert S3Storage("bucket", "index").now_ms() == 1_700_000_000_000
         # a service whose answers have no date is asked by an object
         stubber.add_response("list_objects_v2", {}, asked)
         stubber.add_response("put_object", {})
         written = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
         stubber.add_response("head_object", {"ContentLength": 0, "LastModified": written})
         stubber.add_response("delete_object", {})
-        assert S3Storage("bucket", "index", client=client).now_ms() == 1_700_000_000_000
+        assert S3Storage("bucket", "index").now_ms() == 1_700_000_000_000

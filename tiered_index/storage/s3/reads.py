@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -38,7 +38,6 @@ from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from botocore.model import Shape
-    from mypy_boto3_s3 import S3Client
 
 _SIGNATURE = "s3v4"
 # Times in a row that obstore failed and boto3 did not, after which only boto3 is used: a certificate, say, that only
@@ -73,8 +72,18 @@ class _Way:
 class Reads:
     """Reads of one bucket; `calls` are all other requests to it."""
 
-    def __init__(self, calls: S3Calls, bucket: str, options: S3Options, connections: int, *, is_lean: bool) -> None:
-        self.calls = calls
+    def __init__(
+        self,
+        uri: str,
+        bucket: str,
+        options: S3Options,
+        connections: int,
+        sleep: Callable[[float], None],
+        uniform: Callable[[float, float], float],
+    ) -> None:
+        attempts = options.max_attempts, options.transfer_attempts
+        loop = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
+        self.calls = calls = S3Calls(build_client(options, uri, connections), bucket, loop)
         self._bucket, self._options, self._connections = bucket, options, connections
         # None: the client's method is used
         self._way: _Way | None = None
@@ -84,26 +93,8 @@ class Reads:
         self._lost = 0
         self._shape = cast("Shape", calls.client.meta.service_model.operation_model("GetObject").output_shape)
         self._handler_id = f"tiered-index-way-{id(self)}"
-        if is_lean:
+        if options.lean_gets:
             calls.client.meta.events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
-
-    @classmethod
-    def opened(
-        cls,
-        uri: str,
-        bucket: str,
-        options: S3Options,
-        connections: int,
-        client: S3Client | None,
-        is_lean: bool,
-        sleep: Callable[[float], None],
-        uniform: Callable[[float, float], float],
-    ) -> Self:
-        """Return the reads by `client`, which repeats requests by itself, or by one that is built from `options`."""
-        attempts = (options.max_attempts if client is None else 1, options.transfer_attempts)
-        loop = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
-        calls = S3Calls(client or build_client(options, uri, connections), bucket, loop)
-        return cls(calls, bucket, options, connections, is_lean=is_lean)
 
     def close(self) -> None:
         """Close the client's connections, and leave its handlers. Idempotent."""

@@ -68,23 +68,16 @@ class S3Storage(BucketStorage):
         prefix: str = "",
         options: S3Options | None = None,
         *,
-        client: S3Client | None = None,
         connections: int = FEWEST_CONNECTIONS,
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
-        lean_gets: bool | None = None,
     ) -> None:
-        """Open the storage; no request is sent.
-
-        `client` replaces the one built from `options`, and repeats requests as it was built to. As it may have handlers
-        of its own, ranges are read through obstore only if `lean_gets` is true.
-        """
+        """Open the storage; no request is sent. `sleep` and `uniform` are of waits before repeats."""
         options = options or S3Options()
         super().__init__(bucket, prefix, options, connections=options.max_pool_connections or connections)
-        is_lean = (client is None and options.lean_gets) if lean_gets is None else lean_gets
-        self._given = client, is_lean, sleep, uniform
+        self._waits = sleep, uniform
         # None: boto3 is used
-        self._light = light.of_environment(bucket, options, self.connections) if client is None and is_lean else None
+        self._light = light.of_environment(bucket, options, self.connections)
         self._loaded: Reads | None = None
         self._loading = threading.Lock()
         encryption = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id}
@@ -100,8 +93,8 @@ class S3Storage(BucketStorage):
         with self._loading:
             if self._loaded is None:
                 self._light = None
-                opened = pkgutil.resolve_name("tiered_index.storage.s3.reads:Reads.opened")
-                self._loaded = opened(self.uri, self.bucket, self.options, self.connections, *self._given)
+                opened = pkgutil.resolve_name("tiered_index.storage.s3.reads:Reads")
+                self._loaded = opened(self.uri, self.bucket, self.options, self.connections, *self._waits)
             return self._loaded
 
     @property
