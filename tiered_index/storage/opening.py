@@ -39,21 +39,19 @@ from tiered_index.storage.base import (
     check_name,
     check_prefix,
 )
-from tiered_index.storage.clouds import AzureOptions, GoogleOptions
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.s3.options import S3Options
 
 _T = TypeVar("_T")
-# Class and options of each scheme; a class is loaded on use
-_BUILT_IN: dict[str, tuple[str, type[StorageOptions]]] = {
-    "az": ("tiered_index.storage.clouds:AzureStorage", AzureOptions),
-    "file": ("tiered_index.storage.local.storage:LocalStorage", StorageOptions),
-    "gs": ("tiered_index.storage.clouds:GoogleStorage", GoogleOptions),
-    "memory": ("tiered_index.storage.memory:MemoryStorage", StorageOptions),
-    "s3": ("tiered_index.storage.s3.storage:S3Storage", S3Options),
-    "sqlite": ("tiered_index.storage.sqlite.storage:SqliteStorage", StorageOptions),
+# The class of each scheme, loaded on use
+_BUILT_IN = {
+    "az": "tiered_index.storage.clouds:AzureStorage",
+    "file": "tiered_index.storage.local.storage:LocalStorage",
+    "gs": "tiered_index.storage.clouds:GoogleStorage",
+    "memory": "tiered_index.storage.memory:MemoryStorage",
+    "s3": "tiered_index.storage.s3.storage:S3Storage",
+    "sqlite": "tiered_index.storage.sqlite.storage:SqliteStorage",
 }
 # Only a word is repeated in a message; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
@@ -86,7 +84,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 def _storage_class(scheme: str) -> type[Storage]:
     """Return the class of a known scheme. Raises `ConfigError` where another package's can't be loaded."""
     if scheme in _BUILT_IN:
-        return cast(type[Storage], pkgutil.resolve_name(_BUILT_IN[scheme][0]))
+        return cast(type[Storage], pkgutil.resolve_name(_BUILT_IN[scheme]))
     found = _entry_points()[scheme]
     try:
         kind = found.load()
@@ -117,18 +115,13 @@ def split_uri(uri: str) -> SplitResult:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:
         raise ConfigError(f"a {scheme}:// URI holds no credentials; they come from the environment or a profile")
-    _options_type(parts.scheme)(**_parameters(parts))
+    _storage_class(parts.scheme).options_type(**_parameters(parts))
     return parts
-
-
-def _options_type(scheme: str) -> type[Any]:
-    """Return the class of a scheme's options: settings are checked without loading boto3."""
-    return _BUILT_IN[scheme][1] if scheme in _BUILT_IN else _storage_class(scheme).options_type
 
 
 def _parameters(parts: SplitResult) -> dict[str, str]:
     """Return the query's parameters; raise `ConfigError` for one that is not known, is empty or comes twice."""
-    known = _options_type(parts.scheme).uri_parameters
+    known = _storage_class(parts.scheme).options_type.uri_parameters
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in known:
