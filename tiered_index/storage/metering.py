@@ -128,6 +128,13 @@ class Usage:
             self._requests[call.operation] = self._requests.get(call.operation, 0) + call.requests
         self._bytes_held += call.asked_bytes or 0
 
+    def _take_back(self, call: Call) -> None:
+        """Undo `_count` for a call that another usage refused."""
+        self._requests[call.operation] -= call.requests
+        if not self._requests[call.operation]:
+            del self._requests[call.operation]
+        self._bytes_held -= call.asked_bytes or 0
+
     def _admit(self, call: Call) -> None:
         """Raise `BudgetExceeded` for a call that would exceed a limit."""
         if self.max_requests is not None:
@@ -246,10 +253,14 @@ class RepeatCounter:
 def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> None:
     """Begin `call` in all of `usages`, or in none where one refuses it. One that `is_sent` already is not refused."""
     with _lock:
-        if call.requests and not is_sent:
-            for usage in usages:
-                usage._admit(call)
-        for usage in usages:
+        for place, usage in enumerate(usages):
+            if call.requests and not is_sent:
+                try:
+                    usage._admit(call)
+                except BudgetExceeded:
+                    for begun in usages[:place]:
+                        begun._take_back(call)
+                    raise
             usage._count(call)
 
 
