@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         "local-put-name-unsynced",
         "an object's name is not durable when the put returns",
-        "DurableFiles._write_and_place",
+        "DurableFiles.place",
         "absent)\n            self.disk.sync_folder(target.parent)",
         "absent)",
         (
