@@ -111,13 +111,15 @@ def an_hour(made):
     now = SimpleNamespace(number=0)
     counters = Metrics(made.index)
 
+    present = made.index.health()
+
     def health():
         n = now.number
-        return {
+        return present | {
             "lease_left_s": 59.0 - n // 4 % 10,
-            "unpublished": {"files": n // 20 % 4},
+            "unpublished": {"files": n // 20 % 4, "entries": 0},
             "buffered_bytes": n % 30 << 22,
-            "steps": {"upload": {"seconds": n // 20 * 0.8}},
+            "steps": {"upload": {"seconds": n // 20 * 0.8, "count": n // 20, "errors": 0}},
             "problems": [],
             "failed_rounds": {"lifecycle": n // 200},
         }
