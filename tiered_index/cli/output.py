@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -205,8 +206,8 @@ class Output:
         title: str | None = None,
         right: Collection[str] = (),
     ) -> None:
-        """Write a table; columns whose names are in `right` are aligned to the right. A row is one line, which a
-        terminal wraps.
+        """Write a table; columns whose names are in `right` are aligned to the right. A terminal gets a table of its
+        width, whose cells have several lines where they must; elsewhere each row is one line.
         """
         if self.as_json:
             return
@@ -216,8 +217,8 @@ class Output:
         # drawn for stdout's encoding and colours, written as all else is
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
-        terminal = True if self._terminal else None
-        console = Console(file=drawn, force_terminal=terminal, width=_WIDE, highlight=False, soft_wrap=False)
+        terminal, width = (True, shutil.get_terminal_size().columns) if self._terminal else (None, _WIDE)
+        console = Console(file=drawn, force_terminal=terminal, width=width, highlight=False)
         console.print(_table(columns, rows, title, right))
         drawn.seek(0)
         self._write(drawn.read())
@@ -303,7 +304,7 @@ def _table(
     heading = Text(printable(title)) if title is not None else None
     table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
     return table
