@@ -67,6 +67,7 @@ def test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bou
     with pytest.raises(DiskFull):
         service.flush()
     world.check()
+    assert {one.offset for found in world.answers().values() for one in found} == set(range(1, 10))
     with pytest.raises(BackPressure):
         world.put(50)
     world.check()

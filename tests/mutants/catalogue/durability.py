@@ -259,7 +259,9 @@ MUTANTS = (
         "Flusher._run_round",
         "try:\n    for appender, run in current:",
         "self.buffer.end_flush()\ntry:\n    for appender, run in current:",
-        ("tests/reliability/test_simulation.py::test_no_life_goes_wrong[short]",),
+        (
+            "tests/faults/test_full_disk.py::test_a_full_disk_keeps_entries_searchable_and_pushes_back_at_the_buffers_bound",
+        ),
     ),
     Mutant(
         "positions-lost-on-retire",
