@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "order-by-second",
         "answers come oldest first",
-        "answer_order",
+        "rows.py:answer_order",
         '~rows["offset"], -rows["second"], *owners]',
         '~rows["offset"], rows["second"], *owners]',
         ("tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set",),
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "order-by-offset",
         "within a second answers come by rising offset",
-        "answer_order",
+        "rows.py:answer_order",
         '~rows["offset"], -rows["second"], *owners]',
         'rows["offset"], -rows["second"], *owners]',
         ("tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set",),
@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         "identity-without-queue",
         "messages of one offset in two queues are one answer",
-        "answer_order",
+        "rows.py:answer_order",
         'for name in ("queue_id", "offset", *',
         'for name in ("offset", *',
         ("tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set",),
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "identity-kept-twice",
         "an entry that was put twice is two answers",
-        "answer_order",
+        "rows.py:answer_order",
         "kept[again] = False",
         "kept[again] = True",
         ("tests/unit/service/test_paging_and_cursors.py::test_the_first_answers_are_a_sort_and_a_set",),
@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "packed-run-without-its-end",
         "of a run that goes on in the next piece the items of this one are lost",
-        "Compaction._packed",
-        "low, waiting = high, items[sum(counts) :]",
+        "Compaction._written",
+        "low, waiting = high, items[end:]",
         "low, waiting = high, items[len(items) :]",
         ("tests/unit/format/test_packed_file.py::test_equals_lists_per_slot",),
     ),
