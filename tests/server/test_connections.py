@@ -8,6 +8,7 @@ import logging
 import socket
 from functools import partial
 from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -349,6 +350,24 @@ def test_messages_that_are_taken_too_slowly_go_on_behind_one(letters, taken_slow
     assert more["status"] == "complete"
     seconds = [one["item"]["timestamp_ms"] // 1000 for one in [*first["messages"], *more["messages"]]]
     assert seconds == [1_762_000_000 + n for n in range(40)][::-1]
+
+
+@pytest.mark.parametrize("place", [{"at_ms": 1_762_000_020_000}, {"cursor": "earlier:0=40"}, {"cursor": "later:0=0"}])
+def test_browsing_that_is_taken_too_slowly_goes_on_behind_a_message(letters, taken_slowly, place):
+    index, store = letters
+    url = b"GET /v1/browse?topic=letters&max_count=40&" + urlencode(place).encode()
+    with serving(index, store=store) as client:
+        _, body = unchunked(taken_slowly(client, url, b"application/json"))
+        first = answer = json.loads(body)
+        found = first["messages"]
+        while answer["later"]:
+            asked = {"topic": "letters", "body": "excerpt", "cursor": answer["later"]}
+            answer = client.get("/v1/browse", params=asked).json()
+            found = found + answer["messages"]
+    assert 0 < len(first["messages"]) < 40
+    assert (first["status"], first["earlier"]) == ("complete", None)
+    assert first["queues"] == [{"queue_id": 0, "begin": 0, "end": 40}]
+    assert [one["queue_offset"] for one in found] == [*range(40)]
 
 
 @pytest.mark.parametrize("taken", range(0, 1 << 20, 99_999))

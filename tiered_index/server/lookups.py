@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, islice
@@ -36,7 +36,7 @@ from tiered_index.server.memory import (
     parsed_bytes,
 )
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.pacing import PACE, Document, Pace, document_of_rows
+from tiered_index.server.pacing import PACE, Document, Pace, document_of_rows, document_with_ends
 from tiered_index.server.parameters import of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import MOST_SHOWN, SHOWN, Served, shown_topics
@@ -407,7 +407,7 @@ class LookupHandlers(Handlers):
         encoded = partial(self._browsed_encoded, asked.topic, asked.body, caller)
         return await self._answer(request, allowance, "browse", what, look_up, encoded)
 
-    def _browsed_encoded(self, topic: str, body: parameters.Body, caller: Caller, answer: Browsed) -> bytes:
+    def _browsed_encoded(self, topic: str, body: parameters.Body, caller: Caller, answer: Browsed) -> Document:
         redaction, left, shown = self.served.redaction, self.served.caps.message_bytes, []
         for one in answer.messages:
             # a reason may tell of other topics
@@ -420,7 +420,12 @@ class LookupHandlers(Handlers):
         whole = {"topic": topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
         # what was read of the archive is of all topics
         explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
-        return _with_messages(whole | {"queues": ends} | explain, shown)
+        document = _with_messages(whole | {"queues": ends} | explain, shown)
+
+        def end_after(number: int) -> dict[str, Any]:
+            return whole | {"later": answer.later_after(number)}
+
+        return document_with_ends(document, _row_ends(shown), whole, end_after)
 
     def _messages_for(self, caller: Caller) -> RocketmqMessages:
         messages = self.served.messages
@@ -449,9 +454,7 @@ class LookupHandlers(Handlers):
         whole = _with_messages(redaction.document(replace(answer, messages=()).to_dict(files=files)), shown)
         if isinstance(asked, parameters.MessageParameters):
             return whole
-        # a comma behind each
-        ends = accumulate((len(one) + 1 for one in shown), initial=len(_MESSAGES) - 1)
-        return self._document(asked, whole, islice(ends, 1, None), [one.item for one in answer.messages], answer)
+        return self._document(asked, whole, _row_ends(shown), [one.item for one in answer.messages], answer)
 
     async def topics(self, request: Request, asked: parameters.Range) -> Response:
         """List the topics: entries, bytes of their messages, first and last second."""
@@ -492,6 +495,12 @@ def _with_messages(whole: dict[str, Any], shown: list[bytes]) -> bytes:
     """Return one document that begins with the messages `shown`: no more than one was there as values at once."""
     whole = {"messages": [], **whole}
     return b"".join((_MESSAGES, b",".join(shown), wire.encode(whole)[len(_MESSAGES) :]))
+
+
+def _row_ends(shown: list[bytes]) -> Iterator[int]:
+    """Yield the places behind the messages of such a document."""
+    # a comma behind each
+    return islice(accumulate((len(one) + 1 for one in shown), initial=len(_MESSAGES) - 1), 1, None)
 
 
 def _withheld(request: Request) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -36,7 +37,7 @@ class Pace:
 @dataclass(frozen=True)
 class Document:
     """A JSON document that can end behind some of its rows. `cuts` are places behind rows, each with the bytes that end
-    the list of rows there and have its status and cursor. `rest` is the place behind those bytes in the whole document.
+    the list of rows there and say how to go on. `rest` is the place behind those bytes in the whole document.
     """
 
     body: bytes
@@ -50,18 +51,29 @@ def document_of_rows(
     """Return a document of rows, followed by `status` and `cursor`. `ends` are the places behind its rows, and
     `cursor_after` returns the cursor behind the row with a number.
     """
+    cut = "partial" if status == "partial" else "truncated"
+    whole = {"status": status, "cursor": cursor}
+    return document_with_ends(body, ends, whole, lambda number: {"status": cut, "cursor": cursor_after(number)})
+
+
+def document_with_ends(
+    body: bytes, ends: Iterable[int], whole: dict[str, Any], after: Callable[[int], dict[str, Any]]
+) -> Document:
+    """Return a document of rows, followed by the fields of `whole`. `ends` are the places behind its rows, and `after`
+    returns the fields that replace these where the document ends behind the row with a number.
+    """
     if len(body) <= _PIECE_BYTES:
         return Document(body)
-    cut, cuts, last = "partial" if status == "partial" else "truncated", list[tuple[int, bytes]](), 0
+    cuts, last = list[tuple[int, bytes]](), 0
     for number, last in enumerate(ends):
         # one for each piece: a client is known to be slow between pieces
         if last >= (cuts[-1][0] if cuts else 0) + _PIECE_BYTES:
-            cuts.append((last, _end_of_rows(cut, cursor_after(number))))
-    return Document(body, cuts, last + len(_end_of_rows(status, cursor)))
+            cuts.append((last, _end_of_rows(after(number))))
+    return Document(body, cuts, last + len(_end_of_rows(whole)))
 
 
-def _end_of_rows(status: str, cursor: str | None) -> bytes:
-    return b"]," + wire.encode({"status": status, "cursor": cursor}).strip()[1:-1]
+def _end_of_rows(fields: dict[str, Any]) -> bytes:
+    return b"]," + wire.encode(fields).strip()[1:-1]
 
 
 class PacedResponse(Response):

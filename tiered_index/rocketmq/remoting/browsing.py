@@ -39,12 +39,15 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Browsed:
-    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now."""
+    """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now.
+    `begins` are the places of its queues before its first message.
+    """
 
     messages: tuple[Placed, ...]
     earlier: str | None
     later: str | None
     ends: Mapping[int, Ends]
+    begins: Mapping[int, int] = field(default_factory=dict)
     explain: Explain = field(default_factory=Explain)
 
     @property
@@ -54,6 +57,13 @@ class Browsed:
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def later_after(self, number: int) -> str | None:
+        """Return the cursor that continues behind the message with a number."""
+        if number == len(self.messages) - 1:
+            return self.later
+        read = {one.queue_id: one.queue_offset + 1 for one in self.messages[: number + 1]}
+        return _encoded("later", {**self.begins, **read})
 
 
 @dataclass
@@ -101,6 +111,7 @@ class Browser:
             earlier=_encoded("earlier", before.places) if has_earlier else None,
             later=_encoded("later", behind.places) if has_later else None,
             ends=ends,
+            begins=before.places,
         )
 
 
