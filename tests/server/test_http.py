@@ -106,6 +106,23 @@ def test_a_batch_answers_as_each_lookup_does(client, index):
     assert json.loads(lines[-1])["status"] == "complete"
 
 
+@pytest.mark.parametrize("form", [{}, NDJSON], ids=["JSON", "lines"])
+def test_a_batch_goes_on_by_the_cursors_of_its_lookups(client, form):
+    lookups = [{"topic": "payments", "key": "order-4711"}, {"topic": "orders", "key": "order-4711", "max_count": 1}]
+    answers = []
+    while True:
+        got = client.post("/v1/query:batch", json={"lookups": lookups}, headers=form)
+        *results, end = [json.loads(line) for line in got.text.splitlines()]
+        results = results or end["results"]
+        answers.append([[item["offset"] for item in one["items"]] for one in results])
+        assert end["cursors"] == {str(n): one["cursor"] for n, one in enumerate(results) if one["cursor"]}
+        assert end["status"] == ("truncated" if end["cursors"] else "complete")
+        if not end["cursors"]:
+            break
+        lookups = [lookups[int(n)] | {"cursor": cursor} for n, cursor in end["cursors"].items()]
+    assert answers == [[[4096], [204_800]], [[1024]]]
+
+
 def test_a_batch_as_arrow_says_which_lookup_a_row_answers(client):
     lookups = [{"topic": "payments", "key": "order-4711"}, {"topic": "orders", "key": "order-4711", "max_count": 1}]
     page = client.get("/v1/query", params=lookups[1]).json()
