@@ -19,6 +19,7 @@ from tests.support.disk_faults import FaultDisk
 from tests.support.storage_faults import FaultStorage
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
+from tiered_index._version import __version__
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
 from tiered_index.clock import ManualClock, SystemClock
@@ -214,6 +215,39 @@ def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypa
         assert found["tiered_index_files", "storage"] == 1
         assert found["tiered_index_file_bytes", "storage"] == stored.stat().st_size
         assert not any(key in client.get("/metrics").text for key in ("order-4711", "nobody", "orders"))
+
+
+def test_metrics_tell_what_is_under_way_and_who_serves(index, monkeypatch):
+    entered, go_on, query = threading.Semaphore(0), threading.Event(), IndexService.query
+
+    def held(self, *args, **more):
+        entered.release()
+        assert go_on.wait(PATIENCE_S)
+        return query(self, *args, **more)
+
+    def wait_until(client, *expected):
+        names = ("http_requests_in_flight", "calls_running", "calls_waiting")
+        until_s, now = time.monotonic() + PATIENCE_S, ()
+        while now != expected:
+            assert time.monotonic() < until_s, now
+            found = values(client)
+            now = tuple(found[f"tiered_index_{name}",] for name in names)
+
+    monkeypatch.setattr(IndexService, "query", held)
+    with serving(index, threads=1, waiting=2) as client:
+        # the scrape itself is one
+        wait_until(client, 1, 0, 0)
+        asking = [threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": KNOWN}) for _ in range(3)]
+        for one in asking:
+            one.start()
+        assert entered.acquire(timeout=PATIENCE_S)
+        wait_until(client, 4, 1, 2)
+        go_on.set()
+        for one in asking:
+            one.join(PATIENCE_S)
+        wait_until(client, 1, 0, 0)
+        assert values(client)["tiered_index_build_info", __version__] == 1
+        assert values(client)["process_resident_memory_bytes",] > 0
 
 
 def test_metrics_tell_how_a_writer_is(tmp_path):
