@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from tests.rocketmq.test_archived_queues import archive
 from tests.rocketmq.test_archived_queues import made as stored
 from tests.server.conftest import serving
 from tests.server.console.pages import BEGIN_MS, check_access, fits, rows, search, status
-from tiered_index import IndexService
+from tiered_index import IndexReader, IndexService, erase
 from tiered_index.server.tokens import add_token
 
 T = BEGIN_MS
@@ -153,6 +154,46 @@ def test_one_steps_from_message_to_message(opened, shop):
     # the buttons lie over nothing
     bottom = page.locator("#message-buttons").evaluate("one => one.getBoundingClientRect().bottom")
     assert bottom <= page.locator("#message-content").evaluate("one => one.getBoundingClientRect().top")
+
+
+def test_a_message_that_is_not_there_says_why(opened, tmp_path):
+    store, storage = tmp_path / "store", (tmp_path / "storage").as_uri()
+    puts = ({"keys": [f"order-{n}", f"customer-{n}"], "body": b"body-%03d" % n * 20} for n in range(60))
+    messages = stored(store, puts)
+    settings = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
+    with IndexService.open(root=tmp_path / "root", storage=storage, **settings) as index:
+        for one in messages:
+            index.put(one.topic, one.queue_id, one.index_keys, one.physical_offset, one.size, one.store_ms)
+        index.put("orders", 0, "order-late", 1 << 30, 100, messages[-1].store_ms)
+        index.seal()
+        index.run_lifecycle()
+        sorted((store / "commitlog").iterdir())[0].unlink()
+        segment = sorted((store / "commitlog").iterdir())[-2]
+        damaged = next(one for one in messages if one.physical_offset >= int(segment.name)).index_keys[0]
+        digits = b"body-" + damaged.removeprefix("order-").encode().rjust(3, b"0")
+        segment.write_bytes(segment.read_bytes().replace(digits, b"X" * len(digits), 1))
+        with serving(index, store=store) as client:
+            near = str(client.base_url)
+            tells(opened(near), "order-0", "expired: the store has deleted it, and no archive has it", "has deleted")
+            tells(opened(near), damaged, "missing: no message could be read, for this reason:", "CRC")
+            tells(opened(near), "order-late", "missing: no message could be read", "behind the end of the log")
+        kept = next(one for one in messages if one.physical_offset >= 4096).index_keys[0]
+        assert archive(index, store)
+    erase(storage, "orders", keys=kept, yes=True, now=True, grace_s=0)
+    with IndexReader.open(storage) as reader, serving(reader) as client:
+        far, other = str(client.base_url), kept.replace("order", "customer")
+        tells(opened(far), other, "erased from its archived segment", "erased")
+        tells(opened(far), "order-late", "missing: no message could be read", "no archived segment has the message")
+
+
+def tells(page, key, state, problem):
+    """Check what a page tells of the only message of a key."""
+    search(page, "orders", key)
+    expect(rows(page)).to_have_count(1)
+    rows(page).get_by_role("button").click()
+    expect(page.locator("#message .state")).to_contain_text(state)
+    expect(page.locator("#message .warning").first).to_contain_text(problem)
+    check_access(page)
 
 
 def test_what_is_shown_can_be_saved(opened, shop):
