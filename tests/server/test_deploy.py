@@ -282,12 +282,17 @@ def test_overlays_are_rendered_to_what_kubernetes_takes(overlay: Path) -> None:
     is_tls = "--tls-cert=/etc/tiered-index-tls/tls.crt" in container["args"]
     schemes = {container[f"{kind}Probe"]["httpGet"].get("scheme") for kind in ("startup", "liveness", "readiness")}
     assert (schemes, endpoint.get("scheme")) == (({"HTTPS"}, "https") if is_tls else ({None}, None))
-    egress = by_name["NetworkPolicy", "tiered-index-reader"]["spec"]["egress"]
-    ports = {port["port"]: rule.get("to") for rule in egress for port in rule["ports"]}
-    # credentials of EKS Pod Identity come from this address alone
-    assert {"ipBlock": {"cidr": "169.254.170.23/32"}} in ports[80] and ports[443] is None
     endpoint_url = settings["data"].get("AWS_ENDPOINT_URL_S3")
-    assert endpoint_url is None or urlsplit(endpoint_url).port in ports
+    for name in ("tiered-index-reader", "tiered-index-jobs"):
+        egress = by_name["NetworkPolicy", name]["spec"]["egress"]
+        ports = {port["port"]: rule.get("to") for rule in egress for port in rule["ports"]}
+        # credentials of EKS Pod Identity come from this address alone
+        assert {"ipBlock": {"cidr": "169.254.170.23/32"}} in ports[80] and ports[443] is None
+        assert endpoint_url is None or urlsplit(endpoint_url).port in ports
+    # what the broker's sidecar reaches is not bounded
+    assert by_name["NetworkPolicy", "rocketmq-broker"]["spec"]["policyTypes"] == ["Ingress"]
+    assert {monitor["kind"] for monitor in MONITORS} == {"ServiceMonitor", "PodMonitor"}
+    assert all((one["kind"], one["metadata"]["name"]) in by_name for one in MONITORS)
     if ("Ingress", "tiered-index") in by_name:
         ingress = by_name["Ingress", "tiered-index"]["spec"]
         assert [one["host"] for one in ingress["rules"]] == ingress["tls"][0]["hosts"]
