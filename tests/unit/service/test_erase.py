@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader
+from tiered_index import IndexReader, Lookup
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
@@ -338,6 +338,18 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
     assert _check_bound(stones(key, queue), stones(topic)).tombstones == (topic,)
     with pytest.raises(InvalidArgument, match="3 tombstones, the limit is 2"):
         _check_bound(stones(key, queue), stones(other))
+
+
+def test_what_was_erased_has_not_expired(native):
+    """Also not for a question that begins before the epoch."""
+    fill(native)
+    wipe(native, keys=("k",))
+    begin_ms = -HOUR_MS
+    with native.reader() as reader:
+        for asked in (native.index, reader):
+            many = asked.query_many([Lookup(topic="t", key="k", begin_ms=begin_ms)])
+            for found in (asked.query("t", "k", begin_ms), many[0], many.seen, asked.topics(begin_ms)):
+                assert found.expired_before_ms is None
 
 
 def test_requests_that_no_erasure_can_have():

@@ -103,8 +103,8 @@ class Logs(NamedTuple):
             return Provenance(freshness, unknown_topics)
         lost = [one.told(source) for source, one in self.lost if one.concerns(second_min, second_max, *hashes)]
         times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
-        # of several indexes the latest
-        expired_before_ms = max([ms for ms in times if ms // 1000 > second_min], default=None)
+        # of several indexes the latest; 0: nothing has expired, though entries may be older than the epoch
+        expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)
         return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms)
 
 
