@@ -319,7 +319,9 @@ def open_parts(
         parts.list_files()
         if state is not None:
             try:
-                parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
+                # what else there is of a file that the log has may be a repair's
+                compacted = {file.file_id for file in recovered.compacted}
+                parts.lifecycle.sweep_attempts(compacted - state.files.keys())
             except StorageError as error:
                 _log.warning("leftovers of earlier uploads were not deleted, the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()

@@ -109,6 +109,31 @@ def test_a_restart_sweeps_what_its_uploads_left(open_index, faulty):
     assert list(index.log_state.objects) == objects(faulty)
 
 
+def test_a_restart_leaves_a_repair_of_what_the_log_has(open_index, faulty, storage):
+    """The record is there and the file was not moved any more; another process sends its object again."""
+    index = open_index("root", storage_backend=faulty)
+    index.put("t", 0, "k", 1, 1, T)
+    index.seal()
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    index._lifecycle._context.root.disk.fail("rename", times=None)
+    with pytest.raises(StorageUnavailable, match="moving"):
+        index.run_lifecycle()
+    (name,) = index.log_state.objects
+    assert [handle.place for handle in index.files()] == ["compacted"]
+    index.abandon()
+    sent = name.rpartition("/")[0] + "/" + "0" * 16 + ".index"
+    storage.put(sent, storage.get(name))
+    storage.begin_upload(sent.replace("0.index", "1.index"))
+    index = open_index("root")
+    assert objects(storage) == sorted([name, sent])
+    assert len(list(storage.list_uploads())) == 1
+    index.run_lifecycle()
+    assert [handle.place for handle in index.files()] == ["uploaded"]
+    assert [item.offset for item in index.query("t", "k")] == [1]
+
+
 def test_a_local_copy_stays_while_its_object_is_not_whole(open_index, storage, clock):
     index = open_index(local_keep_s=100)
     index.put("t", 0, "k", 1, 1, T)
