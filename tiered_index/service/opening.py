@@ -372,10 +372,10 @@ def _join(
     try:
         descriptor = session.join(begins_anew=begins_anew)
         layout = wanted_descriptor(config, descriptor).layout
-        if marker is None:
-            # before the claim: the log's records name the root
+        if marker is None or marker.storage != uri:
+            # before the claim: the log's records name the root, whose files go there from now on
             marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
-            _write_marker(root, marker)
+            root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
         session.claim(root_id, waits=True, takes_over=takes_over)
     except NotAnIndex as error:
         if known is None:
@@ -387,20 +387,13 @@ def _join(
             f"{ended}. Give the root its own storage, or make a new index with another root"
         ) from error
     except (StorageError, DiskFull) as error:
-        if known is None or isinstance(error, StorageMisconfigured):
+        if known is None or marker is None or isinstance(error, StorageMisconfigured):
             raise
         session.log_error = without_frames(error)
         session.kept_expired = _kept_expired(root, known)
         _log.warning("starting without the storage, files wait locally: %s", error)
-        return known, layout, None
-    if marker.storage != uri:
-        marker = replace(marker, layout=layout, storage=uri)
-        _write_marker(root, marker)
+        return marker, layout, None
     return marker, layout, session.log.state
-
-
-def _write_marker(root: Root, marker: Marker) -> None:
-    root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
 
 
 def _release(session: StorageSession) -> None:

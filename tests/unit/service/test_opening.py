@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
+from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -98,6 +101,24 @@ def test_a_new_root_needs_its_storage(open_index):
         open_index("root", storage_backend=storage)
     storage.clear()
     open_index("root", storage_backend=storage)
+
+
+def test_a_root_that_moves_to_another_storage_remembers_it_before_it_is_claimed(open_index, tmp_path):
+    """What is uploaded there later is found by a start that names no storage."""
+    first = open_index("root", storage_backend=None, storage=(tmp_path / "before").as_uri())
+    first.close()
+    shutil.copytree(tmp_path / "before", tmp_path / "moved")
+    faulty = FaultStorage(LocalStorage(tmp_path / "moved"))
+    faulty.fail("put_if_absent", name_prefix="epoch/")
+    moved = open_index("root", storage_backend=faulty, storage=faulty.uri)
+    moved.put("t", 0, "k", 1, 1, T)
+    moved.seal()
+    moved.run_lifecycle()
+    assert len(moved.log_state.objects) == 1
+    moved.close()
+    again = open_index("root", storage_backend=None)
+    assert [item.offset for item in again.query("t", "k")] == [1]
+    assert len(again.log_state.objects) == 1
 
 
 def test_missing_settings_are_named(tmp_path):
