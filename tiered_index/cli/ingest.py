@@ -282,10 +282,7 @@ def ingest(
       file:///tmp/store
     """
     session.log_as(log_format)
-    path = None if source.startswith(SCHEME) else local_path(source)
-    kind = (
-        "Kafka" if source.startswith(SCHEME) else "a RocketMQ store" if path is not None and path.is_dir() else "a file"
-    )
+    kind, path = _kind_of(source)
     for owner, group in (
         ("a file", of_files),
         ("a RocketMQ store", of_store),
@@ -308,10 +305,10 @@ def ingest(
             cluster=store_name,
             **followed,
         )
-    if kind == "a RocketMQ store":
+    if path is not None and kind == "a RocketMQ store":
         config = session.config(offset_space="commitlog", **settings)
-        check_apart(config, Path(source))
-        store = StoreDirectory.open(Path(source), store_name)
+        check_apart(config, path)
+        store = StoreDirectory.open(path, store_name)
         selection = Selection(*selected.arguments)
         return ingest_followed(
             session,
@@ -331,11 +328,12 @@ def ingest(
     return _ingest_file(session, source, settings, of_files, intake, restart=restart, store_name=store_name)
 
 
-def _kind_of(source: str) -> str:
+def _kind_of(source: str) -> tuple[str, Path | None]:
+    """Return what a source is, and its local path if it has one."""
     if source.startswith(SCHEME):
-        return "Kafka"
+        return "Kafka", None
     path = local_path(source)
-    return "a RocketMQ store" if path is not None and path.is_dir() else "a file"
+    return "a RocketMQ store" if path is not None and path.is_dir() else "a file", path
 
 
 def _ingest_file(

@@ -174,6 +174,14 @@ def test_damage_and_missing_segments_are_code_4_and_can_be_passed_over(run_here,
         assert len(reader.query("orders", "own-1004")) == 1
 
 
+def test_a_store_may_be_given_as_a_uri(run_here, tmp_path):
+    write(tmp_path / "store", 0, 30)
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")
+    first = run_here("ingest", f"file://{tmp_path / 'store'}", *where).document
+    again = run_here("ingest", tmp_path / "store", *where).document
+    assert (first["messages"], again["messages"], again["source"]) == (30, 0, first["source"])
+
+
 @pytest.mark.parametrize("option", [("--follow",), ("--skip-corrupt",), ("--skip-missing",), ("--archive-queues",)])
 def test_options_of_stores_are_refused_for_files(in_process, tmp_path, option):
     source = tmp_path / "m.ndjson"
