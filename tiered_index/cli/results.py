@@ -21,6 +21,8 @@ from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 _ROWS, _TEXTS = 20, 5
 # Its names are operations, which have no unit
 _REQUESTS = "requests"
+# Their names are a user's own, and say no unit
+_OF_USERS = ("sources", "source_positions", "skipped_reasons")
 # Fields for programs alone
 _DETAILS = ("metrics", "quarantined_first")
 
@@ -48,7 +50,9 @@ def show_fields(
     parts = {name: value for name, value in plain.items() if name != _REQUESTS and _is_part(value)}
     out.fields({label(name): shown(name, value) for name, value in plain.items() if name not in parts}, title=title)
     for name, part in parts.items():
-        if isinstance(part, dict):
+        if isinstance(part, dict) and name in _OF_USERS:
+            out.fields({each: shown("", member) for each, member in part.items()}, title=label(name))
+        elif isinstance(part, dict):
             show_fields(out, part, title=label(name))
         else:
             show_rows(out, label(name), part)
@@ -77,6 +81,8 @@ def shown(name: str, value: Any) -> str | None:
     """Return the value of a field for people; None where it has none."""
     if value is None or value in ("", [], {}):
         return None
+    if isinstance(value, dict) and name in _OF_USERS:
+        return ", ".join(f"{each} {shown('', member)}" for each, member in value.items())
     if isinstance(value, dict):
         named = {each: name if name == _REQUESTS else each for each in value}
         members = {label(each): shown(named[each], member) for each, member in value.items()}

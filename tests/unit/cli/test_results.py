@@ -43,3 +43,12 @@ def test_people_get_fields_then_parts_by_the_units_in_their_names(capsys: pytest
 def test_programs_get_the_whole_document(capsys: pytest.CaptureFixture[str]) -> None:
     show(Output(as_json=True), _RESULT, without=("same",))
     assert json.loads(capsys.readouterr().out) == _RESULT
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_names_of_users_stay_as_they_are(more: int, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = {"file:/data/my_log_ms": 1700, "file:b_bytes": 2048} | {f"s_{n}": n for n in range(more)}
+    show(Output(as_json=False), {"sources": sources})
+    words = capsys.readouterr().out.replace(",\n", "\n").split()
+    assert words[words.index("file:/data/my_log_ms") + 1].rstrip(",") == "1,700"
+    assert words[words.index("file:b_bytes") + 1] == "2,048"
