@@ -150,7 +150,9 @@ class ArchiveOptions:
 
 def flag_of(name: str, info: object) -> str:
     """Return the flag of an option: the first one that is declared, or that of its name."""
-    declared = getattr(info, "param_decls", None) or ()
+    # within Annotated, typer has the first declaration in the place of the default
+    first = getattr(info, "default", None)
+    declared = (*([first] if isinstance(first, str) else []), *(getattr(info, "param_decls", None) or ()))
     return next((each for each in declared if each.startswith("--")), "--" + name.replace("_", "-"))
 
 

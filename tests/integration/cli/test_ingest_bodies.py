@@ -74,9 +74,11 @@ def test_a_follower_passes_over_it_and_goes_on(tmp_path, store):
         ]
 
 
-def test_files_of_messages_have_no_bodies(in_process, tmp_path):
+def test_files_of_messages_have_no_bodies(run_here, tmp_path):
     source = tmp_path / "m.ndjson"
     source.write_text(json.dumps({}) + "\n")
-    places = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}")
-    assert in_process("ingest", str(source), *places, "--no-check-bodies") == 2
+    places = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}")
+    refused = run_here("ingest", source, *places, "--no-check-bodies", "--json")
+    assert refused.code == 2
+    assert refused.error["message"].startswith("--no-check-bodies is for a RocketMQ store")
     assert not (tmp_path / "root").exists()
