@@ -81,6 +81,7 @@ class Pages(Generic[R]):
         self.last: R = self.nothing
         # set where the index is opened
         self.reader: IndexReader | None = None
+        self._folded = 0
         self._totals = PageTotals()
         self._explains: list[Explain] = []
 
@@ -106,7 +107,10 @@ class Pages(Generic[R]):
     def _added(self, answer: R) -> R:
         with_all = self._totals.add(answer)
         self.last = answer if answer is self.nothing else with_all
-        self._explains.append(answer.explain)
+        self._folded += answer.explain.folded_entries
+        if self.prices_as_of is not None:
+            # else thousands of pages would keep the reports of their files
+            self._explains.append(answer.explain)
         return answer
 
     @property
@@ -166,8 +170,10 @@ class Pages(Generic[R]):
         elif self.begin_ms:  # 0 is the begin of all
             seconds = likely_seconds("the range", self.begin_ms, "begins")
         asked: list[str] = [] if seconds is None else [seconds]
-        if folded := sum(explain.folded_entries for explain in self._explains):
-            asked.append(f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer")
+        if self._folded:
+            asked.append(
+                f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
+            )
         found = self._totals.count
         if (found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return asked
