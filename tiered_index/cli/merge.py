@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -52,18 +53,31 @@ def _windows(text: str) -> list[int]:
 
 def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
     """Write what would be done, windows of each length by themselves."""
-    tiers = []
+    tiers: list[dict[str, Any]] = []
     for chosen in options:
         made = plan(index.log, index.clock, chosen)
         jobs = [_describe_job(job, prices) for job in made.jobs]
         tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": made.left})
     show(session.out, {"status": "planned", "log_number": index.log.state.number, "tiers": tiers}, without=("tiers",))
     for tier in tiers:
-        show_fields(session.out, tier)
+        show_fields(session.out, {"window_s": tier["window_s"], **_totals(tier["jobs"]), **tier})
     if len(options) > 1:
         session.out.remark(
             "the plan shows present files only; a longer tier also merges the tables of the shorter ones"
         )
+
+
+def _totals(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    requests = Counter[str]()
+    for job in jobs:
+        requests.update(job["requests"])
+    return {
+        "sources": sum(len(job["sources"]) for job in jobs),
+        "tables": sum(len(job["windows"]) for job in jobs),
+        "entries": sum(job["entries"] for job in jobs),
+        "requests": dict(requests),
+        "cost_usd": sum(job["cost_usd"] for job in jobs),
+    }
 
 
 def write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:

@@ -84,6 +84,13 @@ def test_a_plan_then_the_merge_then_nothing(run_here, store):
     assert len(state(store).files) == 3
     words = run_here("merge", "--storage", store, "--dry-run")
     assert "jobs" in words.out and "400" in words.out and "$" in words.out
+    fields = [line.split() for line in words.out.splitlines()]
+    assert [one for one in fields if one[:1] in (["sources"], ["tables"], ["entries"])] == [
+        ["sources", "3"],
+        ["tables", "2"],
+        ["entries", "600"],
+    ]
+    assert ["cost", "usd", f"${sum(job['cost_usd'] for job in tier['jobs']):.6f}"] in fields
 
     done = run_here("merge", "--storage", store, "--json")
     assert (done.code, done.document["status"]) == (0, "merged")
