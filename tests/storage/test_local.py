@@ -89,6 +89,20 @@ def test_files_that_are_not_objects_are_neither_listed_nor_touched(tmp_path: Pat
     assert all(path.read_bytes() == b"foreign" for path in foreign)
 
 
+def test_uploads_go_on_after_the_folder_of_half_made_files_went(tmp_path: Path) -> None:
+    with LocalStorage(tmp_path) as storage:
+        handle = storage.begin_upload("a")
+        parts = [storage.upload_part(handle, 1, b"one, ")]
+        shutil.rmtree(tmp_path / ".%work")
+        parts.append(storage.upload_part(handle, 2, b"two"))
+        shutil.rmtree(tmp_path / ".%work")
+        storage.abort_upload(storage.begin_upload("b"))
+        storage.complete_upload(handle, parts)
+        assert storage.get("a") == b"one, two"
+        with pytest.raises(ObjectNotFound, match="aborted or completed"):
+            storage.upload_part(handle, 3, b"late")
+
+
 def test_only_old_half_made_work_is_swept(tmp_path: Path) -> None:
     clock = ManualClock()
     storage = LocalStorage(tmp_path, clock=clock)

@@ -169,10 +169,7 @@ class LocalStorage(SizedStorage):
         document = json.dumps({"name": name, "started_ms": handle.started_ms}).encode()
         folder = self._uploads / handle.upload_id
         with typed_errors(f"starting an upload of {name!r}"):
-            self._files.make_folder(self._uploads)
-            self._disk.make_folder(folder)
-            self._files.place(folder / _DESCRIPTION, [document])
-            self._disk.sync_folder(self._uploads)
+            self._files.publish(folder / _DESCRIPTION, lambda: [document])
         return handle
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
@@ -180,10 +177,14 @@ class LocalStorage(SizedStorage):
         with typed_errors(f"writing part {number} of {handle.name!r}"):
             folder = self._existing(handle)
             view = memoryview(data).cast("B")
+            part = folder / _part_file(check_part(number))
             try:
-                self._files.place(folder / _part_file(check_part(number)), [view])
+                self._files.place(part, [view])
             except FileNotFoundError as error:
-                raise _gone(handle) from error
+                if not folder.exists():
+                    raise _gone(handle) from error
+                # the folder of half-made files went: somebody cleared it
+                self._files.publish(part, lambda: [view])
         return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
