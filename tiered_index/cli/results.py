@@ -34,16 +34,26 @@ def show(
     title: str | None = None,
     without: Collection[str] = (),
     streamed: bool = False,
+    most: int = _ROWS,
 ) -> None:
-    """Write a result; `without` are fields that people don't need. `streamed`: it ends an NDJSON."""
+    """Write a result; `without` are fields that people don't need. `streamed`: it ends an NDJSON. `most`: see
+    `show_fields`.
+    """
     out.answer(dict(document), streamed=streamed)
-    show_fields(out, document, title=title, without=without)
+    show_fields(out, document, title=title, without=without, most=most)
 
 
 def show_fields(
-    out: Output, fields: Mapping[str, Any], *, title: str | None = None, without: Collection[str] = ()
+    out: Output,
+    fields: Mapping[str, Any],
+    *,
+    title: str | None = None,
+    without: Collection[str] = (),
+    most: int = _ROWS,
 ) -> None:
-    """Write fields for people: each value in a line, then parts with titles: large documents, and tables of lists."""
+    """Write fields for people: each value in a line, then parts with titles: large documents, and tables of lists,
+    whose first `most` rows are shown.
+    """
     if out.as_json:
         return
     plain = json.loads(json_text({name: value for name, value in fields.items() if name not in {*_DETAILS, *without}}))
@@ -55,7 +65,7 @@ def show_fields(
         elif isinstance(part, dict):
             show_fields(out, part, title=label(name))
         else:
-            show_rows(out, label(name), part)
+            show_rows(out, label(name), part, most=most)
 
 
 def show_rows(

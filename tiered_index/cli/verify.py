@@ -144,7 +144,8 @@ def verify(
     session.out.answer(document)
     write_findings(session.out, document)
     if repair:
-        show_fields(session.out, {"repairs": repairs, "not_repaired": left})
+        # all of them: some give entries up
+        show_fields(session.out, {"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
         if any(one.missing is not None for one in repairs) and not yes and config.root is None:
             session.out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
         if repairs and not yes:

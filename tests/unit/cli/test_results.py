@@ -52,3 +52,10 @@ def test_names_of_users_stay_as_they_are(more: int, capsys: pytest.CaptureFixtur
     words = capsys.readouterr().out.replace(",\n", "\n").split()
     assert words[words.index("file:/data/my_log_ms") + 1].rstrip(",") == "1,700"
     assert words[words.index("file:b_bytes") + 1] == "2,048"
+
+
+def test_a_plan_shows_each_row_that_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Output(as_json=False), _RESULT, most=21)
+    shown = capsys.readouterr().out
+    assert "more objects" not in shown
+    assert [line.split()[:2] for line in shown.splitlines()].count(["a", "1,200"]) == 21

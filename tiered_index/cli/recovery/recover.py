@@ -165,7 +165,7 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
         given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, gone, dry_run=dry_run)]
         log_number = index.log.state.number
     status = "planned" if dry_run else "given up"
-    show(session.out, {"status": status, "lost": given_up, "log_number": log_number})
+    show(session.out, {"status": status, "lost": given_up, "log_number": log_number}, most=len(given_up))
     if dry_run:
         session.out.remark("nothing was changed: run it without --dry-run to give it up")
     return 0

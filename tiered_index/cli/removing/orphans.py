@@ -57,7 +57,7 @@ def orphans(
         "bytes": found.size_bytes,
         **costs,
     }
-    show(session.out, document)
+    show(session.out, document, most=len(found.objects) + len(found.foreign))
     if not yes and (found.objects or found.uploads):
         session.out.remark("nothing was deleted: pass --yes to delete")
     return 0
