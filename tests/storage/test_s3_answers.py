@@ -500,6 +500,20 @@ def test_an_upload_that_is_gone_is_told_from_a_passing_fault(s3: S3Storage, scri
         s3.complete_upload(HANDLE, parts)
 
 
+def test_an_upload_is_not_gone_because_its_completion_had_no_answer(scripted: ScriptedServer) -> None:
+    released = threading.Event()
+    late = Answer(200, held=released)
+    try:
+        with impatient(scripted, 0.3) as (client, options):
+            s3 = storage_of(client, options, scripted, [], way="boto3")
+            scripted.script = lambda request: error(404, "NoSuchUpload") if request.method == "GET" else late
+            with pytest.raises(StorageUnavailable):
+                s3.complete_upload(HANDLE, [PartInfo(1, '"etag"', 1)])
+            assert {request.method for request in scripted.requests} == {"POST"}
+    finally:
+        released.set()
+
+
 def test_completing_repeats_each_parts_checksum(s3: S3Storage, scripted: ScriptedServer) -> None:
     def script(request: Request) -> Answer:
         if request.method == "PUT":

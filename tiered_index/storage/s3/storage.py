@@ -329,9 +329,8 @@ class S3Storage(BucketStorage):
             return self._call(operation, doing, handle.name, **upload, **parameters)
         except StorageUnavailable as error:
             # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
-            # fault.
-            # not for a connection that was lost
-            if hasattr(error.__cause__, "response"):
+            # fault. Where no answer came, errors of botocore have no response, or None.
+            if getattr(error.__cause__, "response", None) is not None:
                 with contextlib.suppress(StorageUnavailable):
                     self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
             raise
