@@ -39,6 +39,8 @@ def test_what_the_index_has_more_often_is_counted() -> None:
     assert compare_range(source, digests([1, 2, 3, 3, 3, 2, 9, 9]))[3] == 1 + 2 + 1
     assert compare_range(source, digests([3, 1, 2, 1]))[3] == 0
     assert Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("4 entries of the index are there more than")
+    assert Differences({}, (), 0, 0, 0).remarks == ["nothing was compared: neither side has an entry within the bounds"]
+    assert Differences({}, (), 0, 1, 1).remarks == []
 
 
 def test_an_entry_under_another_topic_differs() -> None:

@@ -108,6 +108,8 @@ class Differences:
                 f"{_entries(self.repeated)} of the index are there more than once, as after a repeated append: "
                 f"lookups answer each once"
             )
+        if not (self.source_entries or self.index_entries or self.unproven):
+            said.append("nothing was compared: neither side has an entry within the bounds")
         return said
 
     @property
