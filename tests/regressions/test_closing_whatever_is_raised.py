@@ -72,7 +72,7 @@ def test_a_flush_or_a_close_of_files_without_memory(open_index, tmp_path, backgr
 
 
 STEPS = {
-    "flush": lambda service: (service._flusher, "flush"),
+    "flush": lambda service: (service._flusher, "run_once"),
     "end of flushes": lambda service: (service._flusher, "end"),
     "main files": lambda service: (service._appenders[0], "close"),
     "quarantine files": lambda service: (service._appenders[1], "close"),
@@ -113,7 +113,7 @@ def test_of_several_errors_the_first_is_raised(open_index, monkeypatch):
         raise errors[1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(service._flusher, "flush", raise_first)
+        patch.setattr(service._flusher, "run_once", raise_first)
         patch.setattr(service._lifecycle, "close", raise_second)
         with pytest.raises(MemoryError, match="first"):
             service.close()

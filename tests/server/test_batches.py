@@ -21,7 +21,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction
-from tiered_index.types import FileReport, LostFile, column
+from tiered_index.types import FileReport, LostFile, Provenance, column
 
 T = 1_700_000_000_000
 HIDDEN = Redaction((("broker-", "[root]-"),))
@@ -108,7 +108,7 @@ def expected(result, redaction):
             {},
             {"failed": (FAILED,)},
             {"failed": (FAILED,), "lacking": {(FAILED.source, FAILED.file): {0}}},
-            {"lost": lambda n: (LOST,)},
+            {"provenance": lambda freshness, unknown, *_: Provenance(freshness, tuple(unknown), (LOST,))},
         ]
     ),
 )

@@ -48,8 +48,7 @@ def a_writer(storage: Storage, table: pa.Table, **more: Any) -> Any:
     """Return a writer without what Spark calls to make it."""
     writer: Any = object.__new__(EntryStreamWriter)
     job = PartitionJob(Address(storage), GENESIS, SCALE, 3, 100, SystemClock().now_ms())  # type: ignore[arg-type]
-    kinds = {"string": "string", "int32": "int", "int64": "bigint"}
-    columns = EntryColumns.of([(field.name, kinds[str(field.type)]) for field in table.schema], KEYED_SCHEMA)
+    columns = EntryColumns.of({field.name: field.type for field in table.schema}, KEYED_SCHEMA)
     writer._job, writer._columns = replace(job, **more), columns
     return writer
 

@@ -193,6 +193,18 @@ def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, s
     assert len(log.state.objects) == 2
 
 
+@pytest.mark.parametrize("listed", [lambda infos: [info for info in infos for _ in range(2)], lambda infos: infos[:-2]])
+def test_a_listing_that_repeats_or_lacks_records_makes_none_of_them_old(log, storage, clock, monkeypatch, listed):
+    epoch = log.claim_epoch()
+    for number in range(5):
+        clock.advance(10)
+        publish(log, epoch, (an_object(number),))
+    since_ms, last, plain = clock.now_ms() - 15_000, log.state.number, storage.list
+    assert list(log.numbers_since(last, since_ms)) == [last, last - 1]
+    monkeypatch.setattr(storage, "list", lambda *given, **more: iter(listed(list(plain(*given, **more)))))
+    assert list(log.numbers_since(last, since_ms))[:2] == [last, last - 1]
+
+
 @pytest.mark.parametrize("error", [lambda text: CorruptFile("db", text), InvalidArgument])
 def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_is(log, storage, clock, error):
     """Callers take back what they uploaded only after errors that are none of the storage's."""

@@ -29,7 +29,7 @@ from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
 
-WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list", "get_suffix")
+WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list")
 
 
 @pytest.fixture

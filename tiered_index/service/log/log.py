@@ -665,12 +665,15 @@ class StorageLog:
         return set().union(*(self._removed[number] for number in range(after + 1, state.number + 1)))
 
     def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
-        """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a 1,000."""
+        """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a 1,000. A
+        record that a listing leaves out counts as put since then, and one that it has twice counts once.
+        """
         while last > 0:
             after = max(0, last - _LISTED)
             listed = own_objects(self._storage, LOG_PREFIX, start_after=log_name(after) if after else "")
-            ages = ((number_of(info.name), info.modified_ms) for info in itertools.islice(listed, last - after))
-            young = [number for number, modified_ms in ages if number <= last and modified_ms >= since_ms]
+            ages = ((number_of(info.name), info.modified_ms) for info in listed)
+            put_ms = dict(itertools.takewhile(lambda age: age[0] <= last, ages))  # noqa: B023 - read within the round
+            young = [number for number in range(after + 1, last + 1) if put_ms.get(number, since_ms) >= since_ms]
             yield from reversed(young)
             if len(young) < last - after:
                 return
