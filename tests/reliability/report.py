@@ -41,36 +41,38 @@ QUICK = {
 }
 INTRO = """# Reliability
 
-This page is for those who judge the engine's safety. It lists the test campaigns that try to break the engine, and
-their results. `make reliability-report` runs all campaigns (some hours) and writes this page. `make test` runs a small
-part of each.
+This page is for those who judge the engine's safety. It lists the test campaigns that try to break the
+[guarantees](../README.md#guarantees), and their results. `make reliability-report` runs all campaigns (some hours) and
+writes this page. `make test` runs a small part of each.
 
 A campaign counts four kinds of failure:
 
-- *Durable entries lost*: an entry is missing after `durable_position` or a flush confirmed it.
-- *Wrong answers*: an answer differs from the reference model, or says `complete` and is not.
+- *Durable entries lost*: an entry is missing although `durable_position` or a flush confirmed it.
+- *Wrong answers*: an answer differs from the *model* (the entries that the test has put), or says `complete` and is
+  not.
 - *Untyped errors*: a call fails with an exception that is not in `tiered_index/errors.py`.
 - *Hangs*: a call does not return in time.
 """
 SAID = {
-    "crashes": "The process is killed, or the power is cut, at each call to the local disk or the storage. This "
-    "includes the calls of a recovery from an earlier crash. Power cuts lose, keep, tear or reorder unsynced bytes. In "
-    "other runs one call fails in each possible way, or 2 to 8 calls fail in a row. After each crash "
-    'the campaign opens the index and compares it with the model. A row "states of" counts one part '
-    "of the engine.",
-    "interrupts": "An exception is raised at each line of each public call, in eight states of an index: "
-    "`KeyboardInterrupt` (*interrupt*) or `MemoryError` (*memory*) in the caller's thread, and "
-    "`MemoryError` in the engine's own threads (*ours*). Another part sends timer signals to an index "
-    "with background workers (*signals*).",
+    "crashes": "The campaign kills the process, or simulates a power cut, at each call to the local disk or the "
+    "storage. It does the same at the calls of a recovery from an earlier crash (*double crashes*). Power cuts lose, "
+    "keep, tear or reorder unsynced bytes. In other runs one call fails in each possible way (*faults*), or 2 to 8 "
+    "calls fail (*bursts*). After each crash the campaign opens the index and compares it with the model. Each row "
+    '"states of" counts the crash states of one part of the engine.',
+    "interrupts": "The campaign raises an exception at each line of each public call, in eight states of an index. In "
+    "the caller's thread it raises `KeyboardInterrupt` (*interrupt*) or `MemoryError` (*memory*). In the engine's own "
+    "threads it raises `MemoryError` (*ours*). Another part sends timer signals, at random moments, to an index with "
+    "background workers (*signals*).",
     "simulation": "A scheduler with a seed runs one thread at a time. The threads are writers on two hosts, readers, "
-    "the life cycle, merges, expiry and erasures. Clocks jump, processes are killed, and calls to disk "
-    "and storage fail. The same seed replays the same run.",
-    "mutations": "Stored bytes are changed, and their checksums are corrected to match. Then each reader of the "
-    "format reads them. Only typed errors may follow. A complete answer may have no entry of another key. "
-    "Nothing may be written or deleted outside the index. A row counts the changes to one format.",
-    "chaos": "Real processes write, read, merge and erase on a real S3 server (Ceph's gateway). They are killed, "
-    "stopped and cut off. The server is restarted, runs full, and is reached through a faulty network. "
-    "Each answer is compared with the entries that were put.",
+    "the life cycle and merges. Clocks jump, processes are killed, and calls to disk and storage fail. The same seed "
+    "replays the same run.",
+    "mutations": "The campaign changes stored bytes, and corrects their checksums to match. Then each reader of the "
+    "format reads them. Only errors of `tiered_index/errors.py` may follow. A complete answer must not have an entry "
+    "of another key. Nothing may be written or deleted outside the index. A row counts the changes to one format.",
+    "chaos": "Real processes write, read and merge on a real S3 server (Ceph's gateway). The campaign kills them, "
+    "stops them and cuts their network. It restarts the server, fills its disk, and injects network faults. It "
+    "compares each answer with the entries that were put. Typed errors and partial answers are allowed: the rows count "
+    "them.",
 }
 
 
