@@ -68,7 +68,8 @@ SAID = {
     "replays the same run.",
     "mutations": "The campaign changes stored bytes, and corrects their checksums to match. Then each reader of the "
     "format reads them. Only errors of `tiered_index/errors.py` may follow. A complete answer must not have an entry "
-    "of another key. Nothing may be written or deleted outside the index. A row counts the changes to one format.",
+    "of another key. Nothing may be written or deleted outside the index. A row counts the changes to one format. "
+    "*End to end* counts those that a whole call or command also read.",
     "chaos": "Real processes write, read and merge on a real S3 server (Ceph's gateway). The campaign kills them, "
     "stops them and cuts their network. It restarts the server, fills its disk, and injects network faults. It "
     "compares each answer with the entries that were put. Typed errors and partial answers are allowed: the rows count "
