@@ -43,7 +43,8 @@ INTRO = """# Reliability
 
 This page is for those who judge the engine's safety. It lists the test campaigns that try to break the
 [guarantees](../README.md#guarantees), and their results. `make reliability-report` runs all campaigns (some hours) and
-writes this page. `make test` runs a small part of each.
+writes this page. `make test` runs a small part of each. The campaigns run on one machine. Power cuts are
+simulated, and no cloud storage takes part. To repair damage, see [Repair](restore.md#repair).
 
 A campaign counts four kinds of failure:
 
