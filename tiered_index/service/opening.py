@@ -391,7 +391,7 @@ def _join(
             raise
         session.log_error = without_frames(error)
         session.kept_expired = _kept_expired(root, known)
-        _log.warning("starting without the storage, files wait locally: %s", error)
+        _log.warning("starting without the storage, files wait locally: %s", str(error))
         return marker, layout, None
     return marker, layout, session.log.state
 

@@ -6,6 +6,7 @@ method from any thread. Answers are copies; the map of an unlinked file dies wit
 
 from __future__ import annotations
 
+import copy
 import mmap
 import zlib
 from collections.abc import Container, Sequence
@@ -345,15 +346,15 @@ class DamagedFile(LocalHandle):
 
     def search(self, lookup: PreparedLookup) -> Array:
         """Raise the error that made the file unreadable."""
-        raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
+        raise copy.copy(self.error)  # the trace of the kept one would grow with each lookup, and keep its frames
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Raise the error that made the file unreadable."""
-        raise self.error.with_traceback(None)
+        raise copy.copy(self.error)
 
     def topic_stats(self) -> NamedStats:
         """Raise the error that made the file unreadable."""
-        raise self.error.with_traceback(None)
+        raise copy.copy(self.error)
 
 
 def verify_runs(file: CompactedFile) -> None:

@@ -126,6 +126,10 @@ class LifecycleContext:
         if self._files.changes != self.catalog.changes:
             self._files = LocalFiles()
 
+    def end(self) -> None:
+        """Let go of all files."""
+        self._files = LocalFiles()
+
     def refresh(self) -> LogState:
         """Read the log on, show its objects, and return its state."""
         with self._refresh_lock:

@@ -196,11 +196,13 @@ class Lifecycle:
         """From here on `run_once` raises `IndexClosed`: the root is somebody else's."""
         with self._lock:
             self._closed = True
+            self._context.end()
 
     def close(self) -> None:
         """Dispose of what is waiting and release the lease; a storage that is down or full is no reason to fail."""
         with self._lock:
             self._closed = True
+            self._context.end()
             try:
                 self._context.root.check()
             except TieredIndexError as error:

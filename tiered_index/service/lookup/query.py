@@ -419,7 +419,13 @@ class QueryEngine:
         if scan.errors:
             run.resolve(scan)
         if scan.errors and run.fails(scan):
-            raise _error(scan)
+            error = _error(scan)
+            # an error that is kept by a frame of its own trace keeps all that the frames name, maps among it
+            scan.errors.clear()
+            try:
+                raise error
+            finally:
+                del error
 
 
 class ViewFields:
