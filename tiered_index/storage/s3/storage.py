@@ -267,6 +267,7 @@ class S3Storage(BucketStorage):
     def close(self) -> None:
         """Close the client's connections."""
         with self._loading:
+            self._light = None
             if self._loaded is not None:
                 self._loaded.close()
 
