@@ -20,7 +20,7 @@ from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.context import sending
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.storage.s3 import reads
+from tiered_index.storage.s3 import light
 from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
@@ -50,7 +50,7 @@ def counted_requests(storage: MeteredStorage) -> Iterator[Counter[str]]:
 
     events.register("before-send.s3", count, unique_id="counted")
     try:
-        with patch.object(reads, "sending", count_obstore):
+        with patch.object(light, "sending", count_obstore):
             yield counts
     finally:
         events.unregister("before-send.s3", unique_id="counted")
