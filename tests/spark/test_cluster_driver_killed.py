@@ -218,7 +218,9 @@ def _age(folder: Path) -> None:
 def test_ctrl_c_ends_a_job_with_one_line(tmp_path: Path) -> None:
     """The driver's terminal showed up to 96 lines of Java."""
     source, storage = write_parquet(messages(100_000, days=1), tmp_path / "m.parquet"), f"file://{tmp_path}/storage"
-    program = [sys.executable, "-c", "from tiered_index.cli.main import run; run()", "spark", "build"]
+    # a line of progress for each task: there are too few for one every few seconds
+    code = "from tiered_index.cli import main, progress; progress._LINE_INTERVAL_S = 0.0; main.run()"
+    program = [sys.executable, "-c", code, "spark", "build"]
     options = ["--source", source, "--set", "slots=64", "--storage", storage, "--master", "local[2]"]
     for moment in ("count: ", "build: "):
         with subprocess.Popen(
