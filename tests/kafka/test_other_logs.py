@@ -134,7 +134,7 @@ def test_records_that_were_deleted_unread_are_an_error_or_a_gap(
     assert ingest(index, servers, topic).loss_count == 0
 
 
-# without ids, a log of which no record was put can't be told from another one: it is read
+# without ids, a log none of whose records was put looks like any other log: it is read
 @pytest.mark.parametrize(("restart_at", "messages", "later"), [("begin", 20, 5), ("end", 0, 25)])
 def test_without_ids_a_log_that_ends_before_the_position_is_an_error_or_is_read_again(
     index, cluster, servers, topic, made, producing, restart_at, messages, later

@@ -1,4 +1,4 @@
-"""Both sides of an audit: what differs is told, whatever is there more than once."""
+"""Both sides of an audit: it names the differences, also among repeated entries."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Rate:
 @dataclass(eq=False)
 class Gate:
     """Lets requests pass to `app`. `hosts` are the names by which it may be asked without tokens; None: any.
-    `unguarded` are further paths that need no token. `refused` is told of each request that is not allowed.
+    `unguarded` are further paths that need no token. `refused` is called with each refused request.
     """
 
     app: ASGIApp

@@ -36,7 +36,7 @@ from tiered_index.storage.base import Storage
 
 class LocalFiles:
     """A root's files as the catalog shows them, by their state, in order of sequence. What can be told of `kept` ones
-    is told without looking at each.
+    is answered without a look at each.
     """
 
     def __init__(self, handles: Iterable[Handle] = (), changes: int = -1) -> None:

@@ -84,7 +84,7 @@ class S3Storage(BucketStorage):
         self._encryption = {name: value for name, value in encryption.items() if value is not None}
         self._bucket_seen = False
         if self._light is None:
-            # a wrong set-up is told now
+            # so that a wrong set-up is an error now
             _ = self._reads
 
     @property
