@@ -63,7 +63,7 @@ def test_a_delta_table_is_continued(tmp_path: Path) -> None:
     (one,), at = new(table, 3)
     assert one not in first and at == 5
     deltalake.DeltaTable(table).delete("key = 'k1'")
-    with pytest.raises(SystemExit, match="version 5 took rows away"):
+    with pytest.raises(SystemExit, match="version 5 removed rows"):
         new(table, 3)
 
 
