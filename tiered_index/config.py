@@ -75,19 +75,27 @@ class IndexConfig(BaseModel):
     )
     preset: Literal["native", "rocketmq"] = Field("native", description="file format; rocketmq writes RocketMQ's own")
     hash: Literal["abs", "mask"] | None = Field(
-        None, description="hash rule of new files of preset rocketmq; None: that of the index, for a new index mask"
+        None, description="with preset rocketmq: hash rule of new files; None: the index's rule, mask for a new index"
     )
-    slots: int | None = Field(None, gt=0, description="hash slots per file; None: those of the preset")
-    items: int | None = Field(None, gt=1, description="items per file, one of them unused; None: those of the preset")
+    slots: int | None = Field(
+        None, gt=0, description="hash slots per file; None: 1,000,000, or 5,000,000 with preset rocketmq"
+    )
+    items: int | None = Field(
+        None,
+        gt=1,
+        description="items per file, one of them unused; None: 4,000,000, or 20,000,000 with preset rocketmq",
+    )
     item_type: type[IndexItem] | None = Field(
         None, exclude=True, description="class of entries; None: that of the preset"
     )
-    offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field("custom", description="meaning of `offset`")
+    offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field(
+        "custom", description="meaning of `offset`: a position in a commit log, in a tiered queue, or your own number"
+    )
     flush_interval_s: float = Field(0.5, gt=0, description="longest time that an entry stays only in the write buffer")
-    buffer_max_entries: int = Field(2_000_000, gt=0, description="bound of the write buffer")
-    buffer_max_bytes: int = Field(512 << 20, gt=0, description="bound of the write buffer, estimated")
-    disk_max_bytes: int | None = Field(None, gt=0, description="bound of the local files; None: the size of the disk")
-    seal_after_s: float = Field(3 * 3600, gt=0, description="age at which a file is sealed, also below a second")
+    buffer_max_entries: int = Field(2_000_000, gt=0, description="most entries in the write buffer")
+    buffer_max_bytes: int = Field(512 << 20, gt=0, description="most memory of the write buffer, estimated")
+    disk_max_bytes: int | None = Field(None, gt=0, description="most bytes of local files; None: the size of the disk")
+    seal_after_s: float = Field(3 * 3600, gt=0, description="age at which a file is sealed; may be less than a second")
     compaction: Literal["local", "spark"] = Field(
         "local", description="where sealed files are compacted: on this host, or by jobs of `spark compact`"
     )
@@ -96,42 +104,45 @@ class IndexConfig(BaseModel):
     )
     local_keep_s: float = Field(86400, ge=0, description="time that an uploaded file keeps its local copy")
     local_keep_bytes: int | None = Field(
-        None, ge=0, description="bound of the local copies of uploaded files; the oldest are deleted first"
+        None, ge=0, description="most bytes of local copies of uploaded files; the oldest are deleted first"
     )
     max_late_s: float = Field(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")
     max_early_s: float = Field(86400, gt=0, description="entries further in the future than this go to quarantine")
     upload_part_bytes: int = Field(16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size")
-    query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage at a time")
+    query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage in parallel")
     coalesce_gap_bytes: int | Literal["price"] = Field(
         256 << 10,
-        description="largest gap between slot groups that one range reads; price: if that is cheaper by `prices`",
+        description="largest gap between two slot groups that one request reads; price: computed from `prices`",
     )
     block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
     directory_cache_bytes: int = Field(
-        256 << 20, ge=0, description="memory for directories of stored files, half as much for filters"
+        256 << 20, ge=0, description="memory for directories of stored files; filters get half as much in addition"
     )
     cache_dir: Path | None = Field(
-        None, description="local cache of directories and filters; None: in the root, or no cache without a root"
+        None,
+        description="folder for cached directories and filters; None: in the root; without a root, no cache on disk",
     )
-    cache_max_bytes: int = Field(4 << 30, gt=0, description="bound of the local cache")
+    cache_max_bytes: int = Field(4 << 30, gt=0, description="most bytes in `cache_dir`")
     filter_after_probes: int = Field(
-        8, gt=0, description="reads of a stored file that find nothing before its filter is fetched"
+        8, gt=0, description="a file's filter is fetched after this many reads of the file without a match"
     )
     prices: PriceTable = Field(
         default_factory=PriceTable, description="price list for estimated costs; S3 Standard's as of 2026-11"
     )
     retention: Retention = Field(default_factory=Retention, description="rule of expiry; by default nothing expires")
     lease_ttl_s: float = Field(
-        60, gt=0, description="time to live of the writer's lease: another host waits this long after a crash"
+        60,
+        gt=0,
+        description="time to live of the writer's lease: after a crash, a writer on another host waits this long",
     )
     lifecycle_interval_s: float = Field(
-        1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring"
+        1.0, gt=0, description="pause between rounds that seal, compact, upload and retire files"
     )
-    refresh_interval_s: float = Field(30, ge=0, description="time between reads of the log for records of others")
-    checkpoint_every: int | None = Field(None, gt=0, description="log records between checkpoints; None: one")
+    refresh_interval_s: float = Field(30, ge=0, description="time between reads of the storage's log for new records")
+    checkpoint_every: int | None = Field(None, gt=0, description="log records per checkpoint; None: 1")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     raise_file_limit: bool = Field(
-        True, description="raise the process's soft limit of open files towards the hard one; it stays so"
+        True, description="raise the process's soft limit of open files, and leave it raised after closing"
     )
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
 

@@ -428,9 +428,12 @@ class Follower:
         return {
             f"follow_position_{unit}": (f"{position} up to which the source is indexed.", self.position),
             f"follow_lag_{unit}": (f"{unit.capitalize()} behind the end of the source's log.", lag.bytes),
-            "follow_lag_seconds": ("Seconds behind the newest message; NaN: not known.", seconds),
+            "follow_lag_seconds": ("Seconds behind the newest message; NaN if unknown.", seconds),
             "follow_messages_total": ("Messages that were read.", self.messages),
-            "follow_lost_ranges_total": ("Ranges of the log that were damaged or deleted unread.", self.loss_count),
+            "follow_lost_ranges_total": (
+                "Ranges of the log that were damaged, or deleted before they were read.",
+                self.loss_count,
+            ),
         }
 
     def to_dict(self) -> dict[str, Any]:

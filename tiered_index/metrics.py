@@ -76,8 +76,14 @@ class StateCollector(Collector):
         yield from self._files()
         states = lookups._log_states()
         newest_ms = [state.newest_ms or 0 for state in states]
-        yield _one("log_number", "Number of the newest log record read.", sum(state.number for state in states))
-        meaning = "Time of the newest published entry, epoch seconds; the least of several indexes; 0 without entries."
+        yield _one(
+            "log_number",
+            "Number of the newest log record read; the sum over several indexes.",
+            sum(state.number for state in states),
+        )
+        meaning = (
+            "Time of the newest published entry, in epoch seconds; 0 without entries. The oldest of several indexes."
+        )
         yield _one("published_timestamp_seconds", meaning, min(newest_ms, default=0) / 1000)
         if isinstance(lookups, IndexService):
             yield from of_writer(lookups)
@@ -112,18 +118,21 @@ def of_writer(index: IndexService) -> Iterator[Metric]:
     lease_left_s = health["lease_left_s"]
     values: dict[str, tuple[str, float]] = {
         "put_entries_total": ("Entries that were put.", health["put_entries"]),
-        "put_refusals_total": ("Puts refused because of a full buffer.", health["refused_puts"]),
+        "put_refusals_total": ("Puts refused with BackPressure or DiskFull.", health["refused_puts"]),
         "buffered_entries": ("Entries in the write buffer.", health["buffered_entries"]),
         "buffered_bytes": ("Bytes of the write buffer.", health["buffered_bytes"]),
         "local_bytes": ("Bytes of local files.", health["local_bytes"]),
         "unpublished_files": ("Files that the storage does not have yet.", health["unpublished"]["files"]),
         "unpublished_entries": ("Entries that the storage does not have yet.", health["unpublished"]["entries"]),
         "quarantined_entries_total": ("Entries with an implausible time.", health["quarantined_entries"]),
-        "problems": ("Present errors of the writer.", len(health["problems"])),
+        "problems": ("Errors that the writer has now.", len(health["problems"])),
         "fenced": ("1 if another writer has taken over the index.", health["fenced"]),
-        "writer_epoch": ("Epoch of the writer; 0: none yet.", health["writer_epoch"]),
+        "writer_epoch": ("Epoch of the writer; 0 before it claims one.", health["writer_epoch"]),
         "lease_held": ("1 while the writer's lease holds.", lease_left_s is not None and lease_left_s > 0),
-        "lease_remaining_seconds": ("Seconds until the lease ends unless it is renewed; 0: none.", lease_left_s or 0.0),
+        "lease_remaining_seconds": (
+            "Seconds until the lease ends if it is not renewed; 0 without a lease.",
+            lease_left_s or 0.0,
+        ),
     }
     for name, (meaning, value) in values.items():
         yield _one(name, meaning, value)
@@ -139,7 +148,7 @@ def of_writer(index: IndexService) -> Iterator[Metric]:
     yield _by("worker", "worker_errors_total", meaning, health["failed_rounds"])
     positions, ages = index.durable_positions(), health["position_age_s"]
     yield _by("source", "durable_position", "Durable position of each source.", positions)
-    meaning = "Seconds since the durable position moved, at most since the process began."
+    meaning = "Seconds since the durable position moved, or since the process began."
     yield _by("source", "durable_position_age_seconds", meaning, ages)
 
 

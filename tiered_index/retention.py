@@ -66,11 +66,11 @@ class Retention:
     age_s: float | None = None
     # Ages by topic name or pattern (`debug-*`), in place of `age_s`. The longest age of all matching patterns counts.
     topics: Mapping[str, float] = field(default_factory=dict)
-    # Most bytes of files and window tables in the storage; beyond it the oldest expire. None: no bound.
+    # Most bytes of files and window tables in the storage; above it the oldest expire. None: no bound.
     max_bytes: int | None = None
     # Age at which archived segments expire, counted from their upload; None: never.
     segments_age_s: float | None = None
-    # Time to keep the bytes of removed objects, for running readers.
+    # Time that a removed object is kept for readers that still use it.
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:

@@ -99,8 +99,8 @@ class Service:
     def _gauges(self) -> Gauges:
         under_way, threads = self._calls.under_way, self._calls.threads
         return {
-            "http_requests_in_flight": ("Requests whose answers have not ended.", self.app.under_way),
-            "calls_running": ("Calls of the index that have a thread.", min(under_way, threads)),
+            "http_requests_in_flight": ("Requests that are being answered.", self.app.under_way),
+            "calls_running": ("Calls of the index that run in a thread.", min(under_way, threads)),
             "calls_waiting": ("Calls of the index that wait for a thread.", max(0, under_way - threads)),
             **self._served.metrics(),
         }

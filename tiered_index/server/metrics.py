@@ -73,7 +73,7 @@ class Metrics:
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:
                 counted.labels(value)
-        Info("tiered_index_build", "The program that runs.", registry=registry).info({"version": __version__})
+        Info("tiered_index_build", "Version of the program.", registry=registry).info({"version": __version__})
         ProcessCollector(registry=registry)
         registry.register(StateCollector(lookups, more))
 

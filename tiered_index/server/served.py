@@ -176,7 +176,7 @@ class Served:
         counts = {part: len(found) for part, found in self.problems_by_part().items()}
         return {
             "ready": ("1 while /readyz says ready.", not self.not_ready()),
-            "service_problems": ("Present problems, by part of the service; /v1/health names them.", ("part", counts)),
+            "service_problems": ("Problems of the service now, by part; /v1/health names them.", ("part", counts)),
             **self.gauges(),
         }
 

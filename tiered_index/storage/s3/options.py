@@ -26,9 +26,9 @@ class S3Options(StorageOptions):
     """
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url", "region", "profile", "addressing_style")
-    # URL of the service; None: that of `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
+    # URL of the service; None: from `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or the profile, else Amazon's.
     endpoint_url: str | None = None
-    # Region of the bucket; None: that of the environment or the profile.
+    # Region of the bucket; None: from the environment or the profile.
     region: str | None = None
     # Name of a profile in the AWS configuration files; None: the default chain.
     profile: str | None = None
@@ -40,19 +40,19 @@ class S3Options(StorageOptions):
     sse_kms_key_id: str | None = None
     # Seconds to wait for a connection.
     connect_timeout_s: float = 5.0
-    # Seconds to wait for the next bytes of an answer.
+    # Seconds to wait for the next bytes of a response.
     read_timeout_s: float = 30.0
-    # Connections kept open; more are opened and closed on demand. None: 4 more than `query_threads`, at least 10.
+    # Connections kept open; more are opened and closed on demand. None: `query_threads` + 4, at least 10.
     max_pool_connections: int | None = None
-    # Attempts of a call at passing errors: 5xx, throttling, a lost connection.
+    # Most attempts of a call with transient errors: 5xx, throttling, a lost connection.
     max_attempts: int = 5
-    # Attempts of a call at other passing faults: an answer that broke off or was not as asked, a conflict (409).
+    # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
     transfer_attempts: int = 4
-    # Pause after fault n of a kind: random, up to `backoff_s * 2**n`, at most 5 s. After throttling it counts as 0.5
-    # at least.
+    # The pause after fault n of a kind is random, up to `backoff_s * 2**n` and at most 5 s. After throttling, at least
+    # 0.5 is used for `backoff_s`.
     backoff_s: float = 0.1
-    # Read ranges through obstore if it is installed, for a fraction of boto3's processor time. Set False for tools that
-    # trace boto3's methods.
+    # Read ranges through obstore if it is installed: it needs a fraction of boto3's processor time. Set False for tools
+    # that trace boto3's methods.
     lean_gets: bool = True
 
     def __post_init__(self) -> None:
