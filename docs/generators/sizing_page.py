@@ -1,6 +1,6 @@
-"""The arithmetic of deploy/SIZING.md: from the inputs that stand in the page to the tables under them.
+"""The arithmetic of deploy/SIZING.md: from the inputs in the page to the tables of results below them.
 
-    python -m docs.generators.sizing_page        computes the tables anew from the inputs, after one was changed
+    python -m docs.generators.sizing_page        computes the tables again after you changed an input
 
 Pure but for `main`. Every input is a row ``| name | value | unit | from |`` of the page's tables of inputs.
 """
@@ -32,7 +32,7 @@ def inputs_of(page: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in _ROW.findall(page):
         if name in found:
-            raise ValueError(f"{name} stands in the page twice")
+            raise ValueError(f"{name} is in the page twice")
         found[name] = float(value.replace(",", ""))
     return found
 
@@ -97,19 +97,19 @@ _ARITHMETIC = {
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
     "objects at the year's end": "windows × ⌈bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "entries × 32 bytes (not packed) ÷ slot group × directory entry ÷ 2^30",
-    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard "
-    "begun and completed",
+    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, and each "
+    "shard is one multipart upload, begun and completed",
     "GETs of merges a "
     "year": "⌈entries ÷ piece⌉ × days a window + 2 × shards of days (directories) + shards of days and objects (HEAD)",
     "GETs a lookup of a day": "windows in range",
     "GETs a lookup of the "
-    "year": "windows in range: ⌊365 ÷ days a window⌋ and, on average, days a window ÷ 2 of the one that is not over",
+    "year": "⌊365 ÷ days a window⌋ windows that are over, and on average days a window ÷ 2 daily tables since",
     "GETs a lookup of the year, not merged": "365 × files a day",
     "dollars a month: storage, at the year's end": "GiB × storage, by its tiers",
     "dollars a month: requests of builds and merges": "(PUTs × PUT + GETs × GET) ÷ 1,000 ÷ 12",
     "dollars a month: executors": "(build + merge hours) × executor hour ÷ 12",
     "dollars a month: lookups": "lookups a day × 365 ÷ 12 × GETs a lookup of the year × GET ÷ 1,000",
-    "dollars a month": "the four above",
+    "dollars a month": "the sum of the four above",
 }
 
 
