@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sees to the browser that the tests of the console drive: what PATH has, else Debian's package where that may be installed.
+# Finds the browser for the console's tests in PATH, or installs Debian's package if it may.
 set -euo pipefail
 
 find_it() {

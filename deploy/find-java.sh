@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sees to the Java that Spark needs (17 or 21): what JAVA_HOME or PATH has, else Debian's package where that may be installed.
+# Finds the Java that Spark needs (17 or 21) in JAVA_HOME or PATH, or installs Debian's package if it may.
 set -euo pipefail
 
-# prints the major version of a java program, 0 where there is none: version "17.0.15", version "1.8.0_402"
+# prints the major version of a java program, or 0 if there is none: version "17.0.15", version "1.8.0_402"
 major() {
   local text
   text=$("$1" -version 2>&1) || { echo 0; return; }
@@ -23,7 +23,7 @@ if [ -z "${JAVA_HOME:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/nul
     if [ -n "$(apt-cache madison "$package" 2>/dev/null)" ]; then
       echo "apt-get install -y $package"
       DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null
-      # the package may stand beside an older Java that is still the default
+      # an older Java may still be the default
       for home in /usr/lib/jvm/*-"${package:8:2}"-*; do
         [ "$(major java)" -ge 17 ] || ! command -v update-alternatives >/dev/null || update-alternatives --set java "$home/bin/java"
       done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a virtualenv with the newest Python from 3.11 on that is there. Usage: make-venv.sh FOLDER
+# Creates a virtualenv with the newest Python that is installed, at least 3.11. Usage: make-venv.sh FOLDER
 set -euo pipefail
 folder=$1
 
@@ -18,7 +18,7 @@ fi
 
 rm -rf "$folder"
 if ! "$python" -m venv "$folder" 2>/dev/null; then
-  # Debian keeps ensurepip in a package of its own
+  # on Debian ensurepip is in a separate package
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "apt-get install -y python$version-venv"

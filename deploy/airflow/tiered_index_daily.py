@@ -1,8 +1,8 @@
-"""A DAG of Airflow 3: each night the messages of the day before become a table, and what crashes left is swept.
+"""A DAG for Airflow 3. Each night it builds a table of the messages of the day before, and deletes orphans.
 
-Each command may be run again, by a retry or by `airflow backfill`: a day's table is replaced by itself in one record of
-the log. On a cluster put `deploy/spark/submit.sh --master yarn --` in the place of `tiered-index spark`. Credentials
-are the worker's own, by the usual AWS chain; none stand here.
+You can repeat each command, by a retry or by `airflow backfill`: one log record replaces the day's table. On a cluster,
+replace `tiered-index spark` by `deploy/spark/submit.sh --master yarn --`. The worker finds its credentials by AWS's
+usual chain.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ STORAGE = "s3://BUCKET/index"
 
 with DAG(
     dag_id="tiered_index_daily",
-    # by a bare text of cron a run's date would be the day that has just begun
+    # with a plain cron text the run's date would be the day that has just begun
     schedule=CronDataIntervalTimetable("17 1 * * *", timezone="UTC"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=True,
-    # of two builds of one day at once the later one would replace the other
+    # two concurrent builds of one day would replace each other's table
     max_active_runs=1,
     default_args={"retries": 3, "retry_delay": timedelta(minutes=10)},
 ) as dag:
-    # a row of another day is an error: its day's table would be replaced by that row
+    # a row of another day is an error: it would replace the table of that day
     build = BashOperator(
         task_id="build",
         bash_command=(

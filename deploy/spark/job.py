@@ -1,5 +1,6 @@
-"""What spark-submit is given: one command line of tiered-index, as `job.py spark build --source ... --storage ...` (see
-submit.sh).
+"""The program for spark-submit. It runs one command, such as `job.py spark build --source ... --storage ...`.
+
+`submit.sh` passes it to spark-submit.
 """
 
 from tiered_index.cli.main import run

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Submits a command of tiered-index to Spark. What stands before `--` is for spark-submit:
+# Submits a command of tiered-index to Spark. Options before `--` are those of spark-submit:
 #
 #   deploy/spark/submit.sh --master spark://host:7077 -- \
 #     build --source s3://bucket/messages --storage s3://bucket/index --window 1d
@@ -8,8 +8,8 @@
 # How the package reaches the executors:
 #   TIERED_INDEX_ARCHIVE unset   each host has tiered_index at the same path as this one (an image, a shared folder)
 #   TIERED_INDEX_ARCHIVE=FILE    Spark hands out and unpacks a packed environment (venv-pack, conda-pack)
-# PYTHON is the driver's interpreter, by default .venv/bin/python or python3. In cluster mode the driver has the
-# executors' interpreter. Each host has its own credentials, by the usual AWS chain.
+# PYTHON is the driver's interpreter, by default .venv/bin/python or python3. In cluster mode the driver uses the
+# executors' interpreter. Each host finds its own credentials by AWS's usual chain.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -32,12 +32,12 @@ driver=$python
 if [ -n "${TIERED_INDEX_ARCHIVE:-}" ]; then
   export PYSPARK_PYTHON=./environment/bin/python
   options+=(--archives "$TIERED_INDEX_ARCHIVE#environment")
-  # what begins so is a setting to the command
+  # a variable whose name begins with TIERED_INDEX_ is a setting to the command
   unset TIERED_INDEX_ARCHIVE
 else
   export PYSPARK_PYTHON=${PYSPARK_PYTHON:-$python}
 fi
-# in cluster mode the driver is on a node, which has the executors' interpreter and not this one
+# in cluster mode the driver runs on a node, with the executors' interpreter
 case " ${options[*]} " in
   *" --deploy-mode"[\ =]"cluster "* | *[\ =]"spark.submit.deployMode=cluster "*) driver=$PYSPARK_PYTHON ;;
 esac
