@@ -4,8 +4,10 @@
         index.put("orders", 0, ["order-4711"], offset=123456, size=512, timestamp_ms=1_700_000_000_000)
         answer = index.query("orders", "order-4711")
 
-`IndexService` writes and reads one index; `IndexReader` reads one or several and changes nothing. `IndexConfig` has
-every setting, `errors` every error, sorted by what the caller should do next.
+- `IndexService` writes and reads one index.
+- `IndexReader` reads one or more indexes and changes nothing.
+- `IndexConfig` has all settings.
+- `errors` has all errors, grouped by what you should do next.
 """
 
 import importlib
@@ -77,7 +79,7 @@ __all__ = [
     "merge",
 ]
 
-# Public names whose module has another name for them
+# Public names that differ from the name in their module
 _ALIASES = {
     "copy": "copy_index",
     "erase": "erase_index",
@@ -85,7 +87,7 @@ _ALIASES = {
     "hash_key": "key_hash",
     "merge": "merge_index",
 }
-# Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
+# Modules load on first use: their libraries load slowly, and a command must react to an interrupt before that.
 _NAMES = {
     "config": ("IndexConfig",),
     "format.hash_sql": ("hash_key_sql",),

@@ -1,4 +1,4 @@
-"""`python -m tiered_index` is the command line, too."""
+"""Runs the command line as `python -m tiered_index`."""
 
 from tiered_index.cli.__main__ import run
 

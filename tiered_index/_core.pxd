@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The parts that the modules of the compiled core share: bytes as numbers, blocks of filters, packed runs."""
+"""Shared by the modules of the compiled core: stored numbers, blocks of filters, packed runs."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -16,12 +16,12 @@ cdef extern from "core.h" nogil:
 
 
 cdef enum:
-    # of both modules: grows where callers of another one would fail, so that a build that is left over is noticed
+    # The revision of both modules. Increase it with each incompatible change: `kernels` then rejects an old build.
     BUILD = 12
-    # where every schema has these columns
+    # the places of these columns in an item of any schema
     OFFSET = 12
     TIME = 24
-    # items of a packed run, at most
+    # most items of a packed run
     MOST_ITEMS = 1 << 14
 
 
@@ -38,20 +38,20 @@ cdef inline int64_t long_at(const uint8_t *place) noexcept nogil:
 
 
 cdef inline uint64_t normal_at(const uint8_t *place) noexcept nogil:
-    """Return the key's hash at a place, made normal."""
+    """Return the normal form of the key's hash at a place."""
     cdef uint32_t value = word_at(place)
     return 0 if value == <uint32_t>0x80000000 else value
 
 
 cdef inline uint32_t mixed32(uint32_t value) noexcept nogil:
-    """Return a fingerprint's sum, mixed as MurmurHash3's fmix32 does."""
+    """Return the fingerprint of a sum: MurmurHash3's fmix32."""
     value = (value ^ value >> 16) * <uint32_t>0x85EBCA6B
     value = (value ^ value >> 13) * <uint32_t>0xC2B2AE35
     return value ^ value >> 16
 
 
 cdef inline void add_units(str text, uint32_t *java, uint32_t *second) noexcept:
-    """Add the UTF-16 code units of a text to Java's hash and to the sum of a fingerprint."""
+    """Add the UTF-16 code units of a text to Java's hash and to the sum of the fingerprint."""
     cdef Py_UCS4 unit
     cdef uint32_t a = java[0], b = second[0], value
     for unit in text:
@@ -71,14 +71,14 @@ cdef inline int fail(str text) except -1:
 
 
 cdef inline uint64_t filter_mix(uint64_t value) noexcept nogil:
-    """Return the hash that filters hold for a key's hash and, in the lower 32 bits, its fingerprint."""
+    """Return the hash for filters, of a key's hash (upper 32 bits) and its fingerprint (lower 32 bits)."""
     value = (value ^ value >> 33) * <uint64_t>0xFF51AFD7ED558CCD
     value = (value ^ value >> 33) * <uint64_t>0xC4CEB9FE1A85EC53
     return value ^ value >> 33
 
 
 cdef struct Bits:
-    # of one key in a block of a filter, and which block that is as a part of all, of 2**32
+    # the bits of one key in a block of a filter, and the place of that block, as a fraction of 2**32
     uint64_t[4] words
     uint64_t part
 
@@ -93,7 +93,7 @@ cdef inline void set_key_bits(Bits *bits, uint64_t mixed) noexcept nogil:
 
 
 cdef inline bint may_hold(const uint8_t *block, const Bits *bits) noexcept nogil:
-    """Return whether the bits of a key are all set in a block of a filter."""
+    """Return whether a block of a filter has all bits of a key."""
     cdef uint64_t[4] words
     memcpy(words, block, 32)
     return not (

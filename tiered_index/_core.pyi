@@ -1,4 +1,4 @@
-"""The types of the compiled loops; `_core.pyx` says what each function does."""
+"""The types of the compiled loops. `_core.pyx` documents each function."""
 
 from typing import Any
 

@@ -2,9 +2,9 @@
 # cython: embedsignature=True, auto_pickle=False
 """Compiled loops over entries. Each returns the same bytes as the NumPy code beside its call.
 
-Callers reach them through `tiered_index.kernels`. Every loop releases the interpreter lock, and checks the sizes of its
-arguments once, before it reads them. Arithmetic is modulo 2**64. `data` are bytes of entries or items of `size` bytes
-each, of which the key's hash is the first column. Stored numbers are big-endian.
+Call them through `tiered_index.kernels`. Every loop releases the interpreter lock. It checks the sizes of its arguments
+before it reads them. Arithmetic is modulo 2**64. `data` is bytes of entries or items of `size` bytes each; their first
+column is the key's hash. Stored numbers are big-endian.
 """
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cimport cython
@@ -29,12 +29,12 @@ cdef extern from "Python.h":
 
 cdef enum:
     TABLE = 1 << 13
-    # bytes of a message's row without further columns, and what it takes in memory, without its key
+    # bytes of a message's row without further columns, and its bytes in memory without the key
     MESSAGE = 28
     ROW_BYTES = 160
 
 
-# 31 and 0x9E3779B1 to the power of 255 down to 0, modulo 2**32: of Java's hash and of the fingerprint
+# the powers 255 to 0 of 31 (Java's hash) and of 0x9E3779B1 (the fingerprint), modulo 2**32
 cdef uint32_t[256] FALLING_31
 cdef uint32_t[256] FALLING_GOLDEN
 
@@ -59,10 +59,10 @@ def hash_rows(
     uint32_t[::1] java,
     uint32_t[::1] second,
 ):
-    """Set Java's hash of each row's topic#key, and its fingerprint unless `second` is empty.
+    """Write Java's hash of each row's topic#key to `java`, and the fingerprint to `second` unless that is empty.
 
     Row n has the units from `offsets[n]` to `offsets[n + 1]`. `java_of_topic` and `second_of_topic` are the sums of
-    topic#. Raises `ValueError` where a row has no units there.
+    topic#. Raises `ValueError` if offsets or topics are out of range.
     """
     cdef Py_ssize_t rows = java.shape[0], row
     cdef int64_t at, stop, topic, power, last = units.shape[0]
@@ -78,7 +78,7 @@ def hash_rows(
                 break
             a, b = java_of_topic[topic], second_of_topic[topic]
             if stop - at < 256:
-                # each unit times its power: sums that wait for no product before them
+                # each unit times its power: no product depends on the one before
                 power = 256 - (stop - at)
                 a *= FALLING_31[power - 1]
                 if both:
@@ -106,7 +106,7 @@ def hash_rows(
 
 
 def hash_key(str key not None, uint32_t java, uint32_t second):
-    """Return Java's hash of one topic#key, and 32 bits higher its fingerprint, given the sums of topic#."""
+    """Return Java's hash of one topic#key, with its fingerprint in the upper 32 bits, given the sums of topic#."""
     add_units(key, &java, &second)
     return <uint64_t>java | <uint64_t>mixed32(second) << 32
 
@@ -120,7 +120,7 @@ def insert(
     int64_t[::1] slot_of,
     int32_t[::1] values,
 ):
-    """Insert rows from index `first` on into the chains of `heads`; return how many slots were empty."""
+    """Insert rows, numbered from `first`, into the chains of `heads`. Return the number of slots that were empty."""
     cdef Py_ssize_t rows = hashes.shape[0], row
     cdef int64_t slot, fresh = 0
     cdef int32_t before
@@ -140,7 +140,7 @@ def insert(
 
 
 def count_slots(const uint8_t[::1] data, int64_t size, int64_t slots, uint32_t[::1] slot_of, int64_t[::1] counts):
-    """Set the slot of each entry, and add it to its slot's count."""
+    """Write the slot of each entry to `slot_of`, and count the entries of each slot."""
     cdef Py_ssize_t rows = slot_of.shape[0], row
     cdef uint64_t slot
     if size < OFFSET or rows * size > data.shape[0] or not 0 < slots <= counts.shape[0]:
@@ -153,7 +153,7 @@ def count_slots(const uint8_t[::1] data, int64_t size, int64_t slots, uint32_t[:
 
 
 def newest_first(const uint32_t[::1] slots, int32_t[::1] cursors, int32_t[::1] order):
-    """Set entry numbers by slot, the newest first; `cursors` are the places at which the slots begin."""
+    """Write entry numbers to `order` by slot, the newest first. `cursors` has the place at which each slot begins."""
     cdef Py_ssize_t row, rows = slots.shape[0]
     cdef int32_t place = 0
     cdef bint wrong = False
@@ -175,8 +175,10 @@ def newest_first(const uint32_t[::1] slots, int32_t[::1] cursors, int32_t[::1] o
 
 
 def order_slots(const uint8_t[::1] data, int64_t size, int64_t slots, int64_t[::1] order):
-    """Sort `order`, the items of whole slots, by rank within each slot; return whether items of one hash are in answer
-    order, too. False also where slots are so full that this way of sorting would take long.
+    """Sort `order`, the items of whole slots, by rank within each slot.
+
+    Return whether items of equal hash are in answer order, too. It is also false if the slots are so full that this
+    insertion sort would be slow.
     """
     cdef Py_ssize_t rows = order.shape[0], number, place, left = 16 * order.shape[0]
     cdef uint64_t quotients, value, rank
@@ -221,7 +223,7 @@ cdef int by_value(const void *one, const void *other) noexcept nogil:
 
 
 def distinct(const uint64_t[::1] hashes, uint64_t[::1] found):
-    """Set the distinct ones of hashes, by their first bits; return how many there are."""
+    """Write the distinct hashes to `found`, grouped by their first bits. Return their number."""
     cdef Py_ssize_t rows = hashes.shape[0], number, begin, end, count = 0
     cdef uint64_t part, parts, value, first, last, place
     cdef uint64_t *table
@@ -256,11 +258,11 @@ def distinct(const uint64_t[::1] hashes, uint64_t[::1] found):
                 continue
             few = end - begin <= TABLE // 2
             if few:
-                # a place is free while it has the first one, which needs none
+                # the first hash marks a free place: it needs no place itself
                 for number in range(TABLE):
                     table[number] = found[begin]
             else:
-                # repeats of some, mostly
+                # probably many repeats of few hashes
                 qsort(&found[begin], end - begin, 8, by_value)
             first = last = found[begin]
             found[count] = first
@@ -301,12 +303,12 @@ def set_bits(const uint64_t[::1] hashes, uint32_t[:, ::1] words):
 
 
 def filter_hash(uint64_t value):
-    """As `filter_mix`."""
+    """Return the hash for filters. See `filter_mix`."""
     return filter_mix(value)
 
 
 def block_may_hold(bytes block not None, uint32_t low):
-    """Return whether the bits of the lower half of a hash are all set in a block of a filter."""
+    """Return whether a block of a filter has all bits of a hash, given the lower half of the hash."""
     cdef Bits bits
     if len(block) != 32:
         fail("a block has 8 words")
@@ -322,8 +324,10 @@ def match(
     int64_t[::1] first,
     int64_t[::1] counts,
 ):
-    """Set the stored hashes that occur in the sorted `wanted`, and of each its first place there and its number there;
-    return how many there are. `starts` are the places in `wanted` at which the parts of equal first bits begin.
+    """Find the stored hashes that occur in the sorted `wanted`. Return their number.
+
+    Written for each: its place in `stored` to `items`, its first place in `wanted` to `first`, and the number of its
+    places there to `counts`. `starts` has the places in `wanted` at which the parts of equal first bits begin.
     """
     cdef Py_ssize_t item, found = 0, parts = starts.shape[0] - 1, number
     cdef int64_t place, end, begin
@@ -355,26 +359,27 @@ def match(
     return found
 
 
-# Packed runs. Columns are in their stored order: (bytes of the least value in a run's header, less than 0 where that has
-# a sign; place and bytes in an item).
+# Packed runs. A row of `columns`, in stored order, is: the bytes of the least value in a run's header (negative if that
+# has a sign), the place in an item, the bytes in an item.
 
 
 cdef inline uint64_t ones(uint64_t width) noexcept nogil:
-    """Return a number of `width` ones, 0 to 64."""
+    """Return a number of `width` ones; `width` is 0 to 64."""
     return ~<uint64_t>0 >> (64 - width) if width else 0
 
 
 cdef inline uint64_t bits_at(const uint64_t *words, uint64_t bit, uint64_t mask) noexcept nogil:
-    """Return the number that begins at a bit, its lowest bit first, as wide as `mask`; a word must follow it, but for a
-    number of no bits.
+    """Return the number that begins at a bit, lowest bit first, as wide as `mask`.
+
+    The word behind it must be readable, unless the number has no bits.
     """
     cdef uint64_t at = bit >> 6, shift = bit & 63
-    # the word behind goes above; two shifts, as none is by 64
+    # the next word supplies the upper bits; two shifts, because a shift by 64 is undefined
     return (words[at] >> shift | words[at + (mask != 0)] << 1 << (63 - shift)) & mask
 
 
 cdef inline int64_t line_at(const int64_t *line, Py_ssize_t size, int64_t offset) noexcept nogil:
-    """Return the time of a line, its base, shift and seconds, at an offset."""
+    """Return the time at an offset by a time line (base, shift, seconds...)."""
     cdef int64_t above = <int64_t>(<uint64_t>offset - <uint64_t>line[0])
     cdef int shift = <int>line[1]
     cdef int64_t point = min(max(above >> shift, 0), size - 4)
@@ -399,7 +404,7 @@ cdef inline void write_columns(
 
 
 cdef int check_columns(const int64_t[:, ::1] columns, int64_t of_keys, const int64_t[::1] line, int64_t size) except -1:
-    """Check what the loops rely on, of columns of items of `size` bytes."""
+    """Check that `columns` and `line` are safe for the loops; items have `size` bytes."""
     cdef Py_ssize_t column
     if columns.shape[1] != 3 or not 0 < of_keys <= columns.shape[0] - 2 or line.shape[0] < 4 or not 0 <= line[1] < 63:
         fail("columns or line are not as they are stored")
@@ -415,15 +420,16 @@ cdef int64_t pack_rows(
     const uint64_t *rows, int64_t stride, int64_t count, int64_t first, int64_t stop, const uint64_t *least,
     const uint64_t *widths, uint8_t *packed, int64_t at
 ) noexcept nogil:
-    """Write rows of the columns [first, stop) from byte `at` on, less the least of each, in as many bits as its width,
-    lowest bits first; return the byte behind.
+    """Write rows of the columns [first, stop) from byte `at` on. Return the byte behind them.
+
+    A value is stored less the least of its column, in as many bits as the column's width, lowest bits first.
     """
     cdef uint64_t bits = 0, held = 0, value, left, some
     cdef int64_t row, column
     for row in range(count):
         for column in range(first, stop):
             value, left = rows[column * stride + row] - least[column], widths[column]
-            # at most 56 at once: with 7 that are held they are in 64
+            # at most 56 at a time: with the 7 that are held they fit 64 bits
             while left:
                 some = min(left, <uint64_t>56)
                 bits |= (value & ones(some)) << held
@@ -447,9 +453,10 @@ def pack_items(
     uint8_t[::1] packed,
     int64_t[::1] ends,
 ):
-    """Write the packed forms of runs, which begin at `starts`, the end last, one behind the other; set the end of each.
+    """Write packed runs one after the other to `packed`, and the end of each to `ends`.
 
-    `data` are their items' bytes. There must be room for 64 bits a column and item, marks and headers.
+    `data` has the bytes of the items. `starts` has the first item of each run, then the end of the last. `packed` must
+    have space for headers, marks, and 64 bits per column and item.
     """
     cdef Py_ssize_t runs = ends.shape[0], run, column, width_of = columns.shape[0], room = 0
     cdef int64_t most = 0, count, item, n, at = 0, key, byte, size, number, header = 5, bit
@@ -507,7 +514,7 @@ def pack_items(
                     for column in range(of_keys):
                         keys[column * most + n] = of_items[column * most + item]
                     n += 1
-            # steps from rank to rank, where these rise and no hash has a sign
+            # keys become steps from rank to rank, if ranks rise and no hash is negative
             is_ranked, before, first = True, 0, 0
             for key in range(n):
                 value = keys[key]
@@ -532,7 +539,7 @@ def pack_items(
                     rows, number = keys + column * most, n
                 else:
                     rows, number = of_items + column * most, count
-                # numbers with a sign are in order once their first bit is turned
+                # inverting the first bit makes signed numbers compare as unsigned ones
                 turned = <uint64_t>1 << 63 if columns[column, 0] < 0 else 0
                 low = high = rows[0] ^ turned
                 for item in range(1, number):
@@ -567,7 +574,7 @@ def pack_items(
 
 
 cdef inline int64_t marked(const uint64_t *words, uint64_t bit, int64_t count, int64_t number) noexcept nogil:
-    """Return the place of mark `number` of `count` bits; `count` where there are fewer marks."""
+    """Return the place of mark `number` (from 0) among `count` bits; `count` if there are fewer marks."""
     cdef int64_t at = 0, held
     cdef uint64_t word
     while at < count:
@@ -593,7 +600,7 @@ cdef inline uint64_t number_at(const uint8_t *place, int64_t size) noexcept nogi
 
 
 cdef inline uint64_t short_at(const uint8_t *data, uint64_t bit, uint64_t mask) noexcept nogil:
-    """Return a number of up to 57 bits, of which a word more can be read."""
+    """Return a number of up to 57 bits. The 8 bytes from its first byte on must be readable."""
     cdef uint64_t word
     memcpy(&word, data + (bit >> 3), 8)
     return word >> (bit & 7) & mask
@@ -603,9 +610,9 @@ cdef int64_t find_in_run(
     const uint64_t *words, Py_ssize_t word_count, int64_t begin, int64_t size, int64_t count, int64_t most,
     const int64_t *wanted, Py_ssize_t asked_count, const Columns *of, uint8_t *items, int64_t stride, int64_t room
 ) noexcept nogil:
-    """Set the items of one packed run whose key's rank is among the rising `wanted`; all where `asked_count` is -1.
-    Return how many there are; -1 where the run is not as it should be or its hashes are not by rank; -2 where there is
-    no room.
+    """Write the items of one packed run whose key's rank is among the rising `wanted`; all if `asked_count` is -1.
+
+    Return their number, or -1 if the run is malformed or its hashes are not by rank, or -2 if `room` is too small.
     """
     cdef int64_t quotients = <int64_t>0x7FFFFFFF // of.base + 1
     cdef int64_t keys, key_bits = 0, item_bits = 0, marks_at, items_at, rank, asked, key, first, item, total = 0
@@ -663,7 +670,7 @@ cdef int64_t find_in_run(
     asked = wanted[low] if low < asked_count else INT64_MAX
     bit, key = 8 * <uint64_t>of.header, 0
     while key < keys:
-        # four at once, whose sum says that none of them is asked for
+        # skip four keys at a time if their last rank is below the next wanted one
         while not whole and key + 4 <= keys:
             value = short_at(data, bit, masks[0]) + short_at(data, bit + key_bits, masks[0])
             value += short_at(data, bit + 2 * key_bits, masks[0]) + short_at(data, bit + 3 * key_bits, masks[0])
@@ -678,7 +685,7 @@ cdef int64_t find_in_run(
             asked = wanted[low] if low < asked_count else INT64_MAX
         if whole or asked == rank:
             if keys < count:
-                # the items of the key before end where this key's begin
+                # this key's items begin where those of the key before end
                 first = stop if whole else marked(words, marks, count, key)
                 stop = first + 1 + marked(words, marks + first + 1, count - first - 1, 0)
             else:
@@ -730,11 +737,11 @@ def find_items(
     uint8_t[:, ::1] items,
     int64_t[::1] counts,
 ):
-    """Set the items of packed runs whose key's rank is among the rising `wanted`, all where this is None, in the runs'
-    order, and the number of each run; return how many there are, or -1 where a run is not as it should be or its hashes
-    are not by rank.
+    """Write the items of packed runs whose key's rank is among the rising `wanted`; all if `wanted` is None.
 
-    A run is (begin, bytes, items). It has at most `most` items. A word must follow the runs.
+    Items are in the order of the runs; `counts` gets the number of each run. Return the number of all, or -1 if a run
+    is malformed, its hashes are not by rank, or `items` is too small. A run is (begin, bytes, items) with at most
+    `most` items. A word must follow the runs.
     """
     cdef Py_ssize_t run, asked_count = -1 if wanted is None else wanted.shape[0]
     cdef int64_t total = 0, found = 0
@@ -769,7 +776,7 @@ def find_one(
     const int64_t[::1] line,
     uint8_t[:, ::1] items,
 ):
-    """Do as `find_items` for one normal hash in one run."""
+    """Write the items of one normal hash in one run. Return as `find_items`; -2 if `items` is too small."""
     cdef int64_t wanted
     cdef Columns of
     set_columns(&of, columns, of_keys, line, base, items.shape[1])
@@ -784,8 +791,9 @@ def find_one(
 
 @cython.final
 cdef class PutRows:
-    """As `writing.buffer.PutRows`. Each method is one step to other threads and to handlers of signals: it runs no code
-    of Python.
+    """The compiled `writing.buffer.PutRows`.
+
+    Each method is atomic for other threads and signal handlers, because it runs no Python code.
     """
     cdef readonly list keys
     cdef readonly bytearray data
@@ -805,7 +813,7 @@ cdef class PutRows:
         self.takes = row_size == MESSAGE
 
     def add(self, topic, queue_id, key, offset, size, timestamp_ms):
-        """Add a message of one key; False: it is not plain, or has no room here, and nothing was added."""
+        """Add a message of one key. False: nothing was added, because it is not plain or there is no space."""
         cdef int overflow = 0
         cdef long long queue, place, length, time
         cdef int64_t count = len(self.keys), bytes_of, second
@@ -849,7 +857,7 @@ cdef class PutRows:
         return True
 
     def extend(self, list keys not None, bytes row not None, int64_t size_bytes):
-        """Add one row, packed, a key; False: there is no room, and nothing was added."""
+        """Add a copy of the packed row for each key. False: nothing was added, because there is no space."""
         cdef int64_t count = len(self.keys), number
         if len(row) != self.row_size or count + len(keys) > len(self.data) // self.row_size:
             return False
@@ -862,5 +870,5 @@ cdef class PutRows:
         return True
 
     def close(self):
-        """Have `add` take nothing from here on."""
+        """Make all further calls of `add` return false."""
         self.takes = False

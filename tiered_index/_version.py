@@ -1,7 +1,7 @@
-"""The version of this program, with the commit where it is known: every file that it makes has it.
+"""The version of this package: the release, and the commit if it is known. Each file that it writes names it.
 
-A wheel has it as text (`setup.py`). A clone reads the commit from its repository, so that it is always the present one.
-A source tree without either has the release alone.
+`setup.py` writes the version into a wheel. A clone reads the present commit from its repository. Any other source tree
+has only the release.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def version_of(top: Path) -> str:
 
 
 def _commit(git: Path) -> str:
-    """Return the commit of a repository; empty where it has none. Raises `OSError`, `ValueError` where it isn't one."""
+    """Return the commit of a git folder, or an empty text. Raises `OSError` or `ValueError` for any other folder."""
     if git.is_file():  # of a work tree
         git = git.parent / git.read_text().removeprefix("gitdir:").strip()
     head = (git / "HEAD").read_text().strip()

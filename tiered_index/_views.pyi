@@ -1,4 +1,4 @@
-"""The types of compiled lookups; `_views.pyx` says what each of them does."""
+"""The types of the compiled lookups. `_views.pyx` documents each of them."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=True, auto_pickle=False
-"""Lookups in files, compiled. A view has the files of a catalog, the newest first; it never changes.
+"""Compiled lookups in files. A view has the files of a catalog, the newest first; it never changes.
 
-Callers reach it through `tiered_index.kernels`. Every length, place and width that a file states is checked before its
-use. What is not as it should be is declined: the caller's own search of that file tells the damage.
+Call this through `tiered_index.kernels`. Every length, place and width that a file states is checked before use. If one
+is wrong, the search declines the file. The caller then searches the file with Python code, which reports the damage.
 """
 from array import array
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -30,16 +30,16 @@ cdef enum:
     CHAINS = 1
     PLAIN = 2
     PACKED = 3
-    # what a search says instead of a number of rows: the caller has to search the file
+    # results of a search in place of 0; `DECLINED`: the caller has to search the file
     DECLINED = -1
     NO_MEMORY = -2
-    # what `find` notes of a file instead of its number of rows
+    # notes of `find` about a file in place of its number of rows
     AWAY = -1
     SKIPPED = -2
     LEFT = -3
     BY_FILTER = -4
     BY_TOPIC = -5
-    # its filter excluded the key together with others: read, or out of range
+    # a `Slices` excluded the key, so the file is either out of range or without rows
     NOT_ASKED = -6
     # rows begin with: second, key hash, topic, queue, offset, size
     ROW_QUEUE = 16
@@ -54,13 +54,13 @@ cdef enum:
     PEAK_BITS = 8
     AHEAD = 16
     FEW = 32
-    # lookups of a batch whose files are chosen at a time, and pairs of both, unless one lookup has more
+    # lookups of a batch whose files are chosen together, and pairs of lookup and file, unless one lookup has more
     LOOKUPS = 64
     PAIRS = 1 << 16
-    # files whose filters are asked together, at most and at least
+    # most and fewest files in a `Slices`
     TOGETHER = 64
     FEWEST_TOGETHER = 32
-    # bytes of such filters in a view
+    # most bytes of the slices of a view
     MOST_TOGETHER = 64 << 20
 
 
@@ -75,52 +75,53 @@ cdef struct File:
     int rule
     int64_t begin_s
     int64_t slots
-    # of the slots of a shard: how base slots are split or joined, and its part [low, high) of these; `slots` are the base
+    # of a shard: how base slots (`slots`) are split or joined, and its slots [low, high)
     int64_t split
     int64_t join
     int64_t slot_low
     int64_t slot_high
-    # whether its slot groups come from a storage, by its owner
+    # whether the owner's `source` supplies its slot groups, from a storage
     bint stored
     bint is_shard
-    # of chains
+    # only of unsealed files
     const int32_t *heads
     int64_t items_at
     int64_t items
-    # the greatest second of all entries up to the end of each 1 << PEAK_BITS; and of those before `known`
+    # the greatest second of all entries up to the end of each block of 1 << PEAK_BITS; `peak`: of those before `known`
     int64_t *peaks
     int64_t peak
     int64_t known
-    # of slot groups: the directory's rows, and a sum of each group that has matched its checksum, 0 of others
+    # only of compacted files: the rows of the directory; a sum of each group that matched its checksum, 0 for others
     const uint8_t *groups
     int64_t group_count
     uint64_t *group_sums
     Columns columns
-    # of the filter: its blocks, a sum of each once it has matched its checksum, what was read in vain before
+    # the filter's blocks, their number; a sum of each block after the filter has matched its checksum
     const uint8_t *filter
     uint64_t blocks
     uint32_t *sums
     bint filter_damaged
-    # it lies in no map, and has matched its checksum
+    # it is not in a memory map, and has matched its checksum
     bint filter_held
+    # bytes that searches have read in vain before that
     uint64_t missed
     uint32_t filter_crc
     void *owner
 
 
 cdef struct Place:
-    # of a file in a view: its seconds, unless they grow, and its filter once that is known to match its checksum
+    # a file in a view: its seconds, unless it grows; its filter after that has matched its checksum
     File *file
     int64_t second_min
     int64_t second_max
     const uint8_t *filter
     const uint32_t *sums
     uint64_t blocks
-    # as of the file, which a filter that excludes a key leaves alone
+    # a copy of `file.stored`: reading it needs no access to the file
     bint stored
-    # an unsealed file: its seconds are the file's
+    # an unsealed file: use the seconds of `file`
     bint grows
-    # of a batch: whether the file has a filter by another rule
+    # of a batch: the file has a filter that `filter` above does not have, by another hash rule
     bint asks_file
 
 
@@ -130,18 +131,18 @@ cdef struct Asked:
     uint32_t fingerprint
     int64_t low
     int64_t high
-    # where the page before has ended
+    # the end of the page before: second, offset, queue
     bint has_after
     int64_t[3] after
-    # of the topic; less than 0: all topics
+    # ids of the topic; `id_count` less than 0: all topics
     const int32_t *ids
     int64_t id_count
-    # rows that it asks for, and one more tells that there are others; 0: all
+    # wanted rows; one more shows that there are others; 0: all
     int64_t most
 
 
 cdef struct Found:
-    # what a row has behind its first columns: sizes, less than 0 of bytes, which have no order
+    # sizes of a row's further columns; negative for bytes, which are not swapped
     const int64_t *extra
     Py_ssize_t extra_count
     int64_t item_size
@@ -152,12 +153,12 @@ cdef struct Found:
     int64_t room
     uint8_t *items
     int64_t items_room
-    # of a packed slot group that lies in no map; and what was asked of storages
+    # a copy of a packed slot group that is not in a map; the requests to storages
     uint8_t *group
     int64_t group_room
     int64_t requests
     int64_t request_bytes
-    # entries of chains that were looked at
+    # entries of chains that were read
     int64_t steps
 
 
@@ -174,7 +175,7 @@ cdef inline int32_t row_word(const uint8_t *row, int64_t place) noexcept nogil:
 
 
 cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *found) noexcept nogil:
-    """Add the row of an item that has the key's hash, if it answers the lookup."""
+    """Add the row of an item with the key's hash, if it is an answer to the lookup."""
     cdef uint32_t topic = word_at(item + 4), word
     cdef int64_t number, second, offset, room, size
     cdef uint8_t *row
@@ -228,12 +229,13 @@ cdef int take(const uint8_t *item, int64_t begin_s, const Asked *asked, Found *f
 
 
 cdef int search_chain(const File *file, const Asked *asked, Found *found) noexcept nogil:
-    """Add the rows of an unsealed file, the newest `most` + 1 at least. `DECLINED`: the chain is too long, or runs
-    backwards.
+    """Add the rows of an unsealed file, at least the newest `most` + 1.
+
+    `DECLINED`: the chain is too long, or does not lead to older entries.
     """
     cdef int64_t index = file.heads[asked.key_hash % <uint64_t>file.slots], older, step = 0
     cdef int64_t limit = max(<int64_t>STEPS, 1 + file.items // SCANNED_A_STEP)
-    # what is left of the chain is older than the answer: it was put before, and no entry put before is as new
+    # the search ends where all earlier entries of the file are older than `oldest`
     cdef int64_t oldest = asked.low, before = found.count, enough = before + asked.most + 1
     cdef const uint8_t *entry
     cdef Found part
@@ -258,7 +260,7 @@ cdef int search_chain(const File *file, const Asked *asked, Found *found) noexce
             part = found[0]
             part.rows, part.count = found.rows + before * found.stride, found.count - before
             if order_rows(&part, asked.most + 1) < 0:
-                # two rows may be one answer: the caller needs all
+                # two rows may be one answer, so all are needed
                 enough, oldest = <int64_t>1 << 62, asked.low
             else:
                 oldest = max(asked.low, row_long(part.rows + asked.most * part.stride, 0))
@@ -268,9 +270,9 @@ cdef int search_chain(const File *file, const Asked *asked, Found *found) noexce
 
 
 cdef inline int64_t group_of(const File *file, int64_t slot) noexcept nogil:
-    """Return the last group that begins at or before a slot, -1 where none does."""
+    """Return the last group that begins at or before a slot; -1: none."""
     cdef int64_t low = -1, high = file.group_count, step = 1
-    # slots are filled about evenly, so that the group is near this one
+    # slots are filled about evenly, so the group is near this one
     cdef int64_t near = min((slot - file.slot_low) * file.group_count // (file.slot_high - file.slot_low), high - 1)
     if <int64_t>word_at(file.groups + GROUP * near) <= slot:
         low = near
@@ -292,7 +294,7 @@ cdef inline int64_t group_of(const File *file, int64_t slot) noexcept nogil:
 
 
 cdef uint64_t sum_of(const uint8_t *data, int64_t size) noexcept nogil:
-    """Return a sum of bytes, not 0, which is had sooner than a CRC32: each word changes one of eight lanes."""
+    """Return a sum of bytes, never 0, which is faster than a CRC32: each word changes one of eight lanes."""
     cdef uint64_t[8] lanes
     cdef uint64_t[8] words
     cdef int64_t at = 0
@@ -310,14 +312,14 @@ cdef uint64_t sum_of(const uint8_t *data, int64_t size) noexcept nogil:
         for lane in range(8):
             lanes[lane] = (lanes[lane] ^ words[lane]) * SUM_FACTORS[lane]
         at += 64
-    # a multiplication moves no bit down
+    # fold the upper bits down, because a multiplication does not
     for lane in range(8):
         total += (lanes[lane] ^ lanes[lane] >> 32) * (SUM_STARTS[lane] | 1)
     return filter_mix(total) | 1
 
 
 cdef inline uint32_t sum_of_block(const uint8_t *block) noexcept nogil:
-    """Return a sum of a filter's block."""
+    """Return the sum of a filter's block."""
     cdef uint64_t[4] words
     memcpy(words, block, 32)
     words[0] = words[0] * SUM_FACTORS[0] + words[1] * SUM_FACTORS[1]
@@ -325,7 +327,7 @@ cdef inline uint32_t sum_of_block(const uint8_t *block) noexcept nogil:
 
 
 cdef inline int64_t slot_of(const File *file, uint32_t key_hash) noexcept nogil:
-    """Return the slot of a normal hash, as `SlotMap.slot_of`."""
+    """Return the slot of a normal hash, as `SlotMap.slot_of` does."""
     cdef int64_t above = key_hash // <uint64_t>file.slots, base_slot = key_hash % <uint64_t>file.slots
     if file.join > 1:
         return base_slot // file.join
@@ -335,7 +337,7 @@ cdef inline int64_t slot_of(const File *file, uint32_t key_hash) noexcept nogil:
 
 
 cdef int search_group(File *file, const Asked *asked, Found *found) except -9 nogil:
-    """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, is damaged, or is not sorted."""
+    """Add the rows of a compacted file. `DECLINED`: the slot group is cut into blocks, damaged or not sorted."""
     cdef int64_t slot = slot_of(file, asked.key_hash), number, begin, size, count
     cdef const uint8_t *group
     cdef uint64_t sum
@@ -352,7 +354,7 @@ cdef int search_group(File *file, const Asked *asked, Found *found) except -9 no
         return DECLINED
     if file.stored:
         return search_stored(file, group, begin, size, count, asked, found)
-    # each time: bytes that have changed in the map since their checksum was compared are no answer
+    # on each search, because mapped bytes may have changed since their checksum was verified
     sum = sum_of(file.data + begin, size)
     if file.group_sums[number] != sum:
         if file.group_sums[number] or not matches(file.owner, file.data + begin, size, word_at(group + 20)):
@@ -364,7 +366,7 @@ cdef int search_group(File *file, const Asked *asked, Found *found) except -9 no
 cdef int search_stored(
     File *file, const uint8_t *group, int64_t begin, int64_t size, int64_t count, const Asked *asked, Found *found
 ) except -9 with gil:
-    """Do as `search_group` for a group out of a cache, or out of the storage. An interrupt of the read is raised."""
+    """Search a group from a cache or the storage, as `search_group` does. Raises if the read is interrupted."""
     cdef bytes held
     cdef uint8_t *room
     cdef const uint8_t *data
@@ -372,7 +374,7 @@ cdef int search_stored(
     if got is None:
         return DECLINED
     if type(got) is tuple:
-        # it was read
+        # the read took a request
         found.requests += 1
         found.request_bytes += size
         got = (<tuple>got)[0]
@@ -381,7 +383,7 @@ cdef int search_stored(
         return DECLINED
     data = <const uint8_t *>held
     if file.kind == PACKED:
-        # words, and one behind them
+        # whole words, and one behind them
         if size + 16 > found.group_room:
             room = <uint8_t *>realloc(found.group, 2 * size + 64)
             if room == NULL:
@@ -397,7 +399,7 @@ cdef int search_items(
     File *file, const uint8_t *data, int64_t data_size, int64_t begin, int64_t size, int64_t count, const Asked *asked,
     Found *found
 ) noexcept nogil:
-    """Add the rows of a slot group's items that lie at `begin` of data, whose bytes have matched their checksum."""
+    """Add the rows of a slot group at `begin` of data. Its bytes have matched their checksum."""
     cdef int64_t item, wanted, got
     cdef const uint8_t *place
     cdef uint8_t *room
@@ -428,7 +430,7 @@ cdef int search_items(
 
 
 cdef inline int in_order(const uint8_t *a, const uint8_t *b) noexcept nogil:
-    """Compare the places of two rows in answers: less than 0 where the first one comes before the second."""
+    """Compare two rows by answer order: less than 0 if `a` comes first."""
     cdef int64_t one = row_long(a, 0), other = row_long(b, 0)
     if one == other:
         one, other = row_long(a, ROW_OFFSET), row_long(b, ROW_OFFSET)
@@ -451,7 +453,7 @@ cdef int by_identity(const void *a, const void *b) noexcept nogil:
 
 
 cdef int order_rows(Found *found, int64_t most) noexcept nogil:
-    """Bring rows into answer order and keep the first `most`. `DECLINED`: two of them may be one answer."""
+    """Sort rows into answer order and keep the first `most`. `DECLINED`: two of them may be one answer."""
     cdef int64_t n = found.count, stride = found.stride, item, other
     cdef uint8_t *rows = found.rows
     cdef const uint8_t **places
@@ -464,7 +466,7 @@ cdef int order_rows(Found *found, int64_t most) noexcept nogil:
         qsort(rows, n, stride, by_order)
     for item in range(1, n):
         if row_long(rows + (item - 1) * stride, ROW_OFFSET) <= row_long(rows + item * stride, ROW_OFFSET):
-            # no two rows have one identity where offsets fall
+            # while offsets fall, no two rows have the same identity
             falling = False
             break
     if not falling and n <= FEW:
@@ -494,18 +496,18 @@ cdef int matches(void *owner, const uint8_t *data, int64_t size, uint32_t crc) n
     try:
         return (<LocalFile>owner).crc32(PyMemoryView_FromMemory(<char *>data, size, PyBUF_READ)) == crc
     except BaseException:
-        # an interrupt, or no memory: the caller searches the file, and tells what is wrong
+        # an interrupt, or no memory: the caller's own search of the file meets it again
         return 0
 
 
 cdef inline bint excludes(
     const uint8_t *filter, const uint32_t *sums, uint64_t blocks, const Bits *bits
 ) noexcept nogil:
-    """Return whether a filter, which has matched its checksum, is still what it was, and excludes a key."""
+    """Return whether a filter excludes a key, and has not changed since it matched its checksum."""
     cdef uint64_t number = bits.part * blocks >> 32
     if may_hold(filter + 32 * number, bits):
         return False
-    # what is changed in the map later excludes nothing; a filter that lies in no map has no sums
+    # a block that has changed in the map excludes nothing; a filter outside a map has no sums
     return sums == NULL or sums[number] == sum_of_block(filter + 32 * number)
 
 
@@ -515,7 +517,7 @@ cdef inline bint knows_filter(const File *file) noexcept nogil:
 
 
 cdef inline bint knows(Place *place) noexcept nogil:
-    """Return whether a place in a view has the filter of its file; a filter by another rule than abs is asked there."""
+    """Return whether a place in a view has its file's filter; it is taken from the file if that uses rule abs."""
     cdef const File *file = place.file
     if place.filter == NULL and file.rule == 0 and knows_filter(file):
         place.blocks, place.sums, place.filter = file.blocks, file.sums, file.filter
@@ -523,12 +525,12 @@ cdef inline bint knows(Place *place) noexcept nogil:
 
 
 cdef void check_filter(File *file) noexcept nogil:
-    """Compare a filter with its checksum; from then on it excludes keys."""
+    """Verify the checksum of a filter. If it matches, the filter excludes keys from now on."""
     cdef uint64_t number
     cdef uint32_t *sums = <uint32_t *>malloc(4 * file.blocks)
     if sums == NULL:
         return
-    # before the checksum: what is changed in between is found
+    # sums are taken before the checksum, so that a change in between is noticed
     for number in range(file.blocks):
         sums[number] = sum_of_block(file.filter + 32 * number)
     if matches(file.owner, file.filter, 32 * file.blocks, file.filter_crc) and file.sums == NULL:
@@ -539,7 +541,7 @@ cdef void check_filter(File *file) noexcept nogil:
 
 
 cdef inline int search_items_of(File *file, Asked *asked, Found *found) except -9 nogil:
-    """Do as `search_in` without a filter."""
+    """Add the rows of a file by one hash of the key, without a filter."""
     cdef int64_t before = found.count
     cdef int done = search_chain(file, asked, found) if file.kind == CHAINS else search_group(file, asked, found)
     if done < 0:
@@ -548,7 +550,7 @@ cdef inline int search_items_of(File *file, Asked *asked, Found *found) except -
 
 
 cdef int search_in(File *file, Asked *asked, Found *found, bint checks) except -9 nogil:
-    """Add the rows of a file by one hash of the key; with `checks` its filter may be compared with its checksum."""
+    """Add the rows of a file by one hash of the key. If `checks`, this may verify the filter's checksum."""
     cdef uint64_t mixed
     cdef Bits bits
     cdef int64_t before = found.count
@@ -560,7 +562,7 @@ cdef int search_in(File *file, Asked *asked, Found *found, bint checks) except -
             return 0
     done = search_items_of(file, asked, found)
     if checks and file.blocks and not knows_filter(file) and not file.filter_damaged and found.count == before:
-        # the filter is checked once searches have read as many bytes in vain as it has
+        # verify the filter after searches have read as many bytes in vain as it has
         file.missed += GROUP_BYTES
         if file.missed >= 32 * file.blocks:
             check_filter(file)
@@ -568,7 +570,7 @@ cdef int search_in(File *file, Asked *asked, Found *found, bint checks) except -
 
 
 cdef inline void set_bit_numbers(int *numbers, uint64_t mixed) noexcept nogil:
-    """Set which bit of a filter's block a key has in each of its eight words."""
+    """Write the number of the bit that a key has in each of the eight words of a filter's block."""
     cdef int word
     for word in range(8):
         numbers[word] = 32 * word + <int>(<uint32_t>(<uint32_t>mixed * SALTS[word]) >> 27)
@@ -590,7 +592,7 @@ cdef void transpose(uint64_t *rows) noexcept nogil:
 
 
 cdef inline Py_ssize_t following(const uint64_t *set_, Py_ssize_t number, Py_ssize_t count) noexcept nogil:
-    """Return the first number from this one on that is in a set, `count` where none is; of no set itself."""
+    """Return the first member of a set from `number` on; `count`: none. NULL is the set of all numbers."""
     cdef uint64_t word
     if set_ == NULL or number >= count:
         return number
@@ -607,10 +609,10 @@ cdef inline Py_ssize_t following(const uint64_t *set_, Py_ssize_t number, Py_ssi
 
 @cython.final
 cdef class Slices:
-    """Filters of up to `TOGETHER` files as one. A block of it has a word for each bit of a block: which files have it.
+    """The filters of up to `TOGETHER` files, bit-sliced: a word for each bit of a block says which files have the bit.
 
-    It has as many blocks as the greatest of them. A block has the bits of all blocks of a file that a key of it may be
-    in, two at most. It is a copy: what is changed in a map later changes nothing.
+    It has as many blocks as the largest filter. One of its blocks covers at most two blocks of a smaller filter, and
+    has the bits of both. It is a copy, so later changes of a map do not matter.
     """
     cdef uint64_t *words
     cdef uint64_t blocks
@@ -619,10 +621,10 @@ cdef class Slices:
         free(self.words)
 
     cdef int make(self, const Place *const *places, int count) except -1:
-        """Take in the filters of places in a view, which have matched their checksums, sorted by size."""
+        """Make it of the filters of places in a view, sorted by size. They have matched their checksums."""
         cdef uint64_t blocks = places[count - 1].blocks, block, first, last, at, number
         cdef uint64_t[4] words
-        # the words of all files one behind the other: 64 of each quarter
+        # a quarter of a block is a word: 64 files of the first quarter, then of the next
         cdef uint64_t[256] rows
         cdef const Place *place
         cdef int file, quarter
@@ -632,7 +634,7 @@ cdef class Slices:
         self.blocks = blocks
         with nogil:
             for block in range(blocks):
-                # the parts of 2**32 that are in this block
+                # the fractions of 2**32 that are in this block
                 first, last = ((block << 32) + blocks - 1) // blocks, ((block + 1 << 32) + blocks - 1) // blocks - 1
                 for file in range(TOGETHER):
                     for quarter in range(4):
@@ -645,7 +647,7 @@ cdef class Slices:
                     while number <= at:
                         memcpy(words, place.filter + 32 * number, 32)
                         if place.sums != NULL and place.sums[number] != sum_of_block(<const uint8_t *>words):
-                            # it excludes nothing
+                            # a changed block excludes nothing
                             memset(words, 0xFF, 32)
                         for quarter in range(4):
                             rows[64 * quarter + file] |= words[quarter]
@@ -658,9 +660,11 @@ cdef class Slices:
 
 @cython.final
 cdef class Together:
-    """Which files of a view have their filters asked together. It never changes.
+    """The slices of a view. It never changes.
 
-    `alone` has the numbers of the others, `full` those of slices that have no room, and `seconds` the first and last second of each file. Of each of the slices: which of its files are in the view, and their numbers.
+    - `alone`: the files that are in no slice, and `full`: those in a slice that is full, both as sets of numbers.
+    - `seconds`: the first and last second of each file of the view.
+    - `present` and `numbers`, for each slice: which of its files are in the view, and their numbers there.
     """
     cdef list held
     cdef bytes seconds
@@ -682,7 +686,7 @@ cdef class Together:
         free(self.alone)
 
     cdef void ask(self, uint64_t mixed, uint64_t *set_) noexcept nogil:
-        """Set which files may have a key: those that are asked alone, and of the others those whose filters have it."""
+        """Write the set of files that may have a key: those in no slice, and those whose filters have the key."""
         cdef int[8] bits
         cdef Py_ssize_t number, place
         cdef const uint64_t *block
@@ -707,8 +711,10 @@ cdef int by_blocks(const void *a, const void *b) noexcept nogil:
 
 @cython.final
 cdef class RowForm:
-    """What rows and items have behind their first columns: `extra` are the sizes of their further columns, less than 0
-    of bytes; `fingerprint_at` is where in an item the key's fingerprint is, 0 where there is none.
+    """The layout of rows and items behind their first columns.
+
+    `extra` has the sizes of further columns, negative for bytes. `fingerprint_at` is the place of the key's fingerprint
+    in an item; 0: it has none.
     """
     cdef const int64_t[::1] extra
     cdef int64_t item_size
@@ -725,7 +731,7 @@ cdef class RowForm:
             fail("the fingerprint is no part of an item")
 
     cdef Found found(self) noexcept:
-        """Return no rows."""
+        """Return an empty result."""
         cdef Found found
         found.extra, found.extra_count = &self.extra[0] if self.extra.shape[0] else NULL, self.extra.shape[0]
         found.item_size, found.stride = self.item_size, self.item_size + 4
@@ -746,10 +752,10 @@ cdef class RowForm:
 
 @cython.final
 cdef class LocalFile:
-    """One file, whose buffers it holds. `ids` has the ids of each topic; None: the file names no topics.
+    """One file. It keeps the file's buffers alive. `ids` has the ids of each topic; None: the file names no topics.
 
-    `rule` is 0 where its keys are hashed by rule abs, 1 by mask, 2 where they may be hashed by either. `data` is None of
-    a file in a storage, whose slot groups a `source` returns (`from_source`).
+    `rule` is the hash rule of its keys: 0 for abs, 1 for mask, 2 for both. `data` is None for a file in a storage,
+    whose slot groups a `source` returns (`from_source`).
     """
     cdef File file
     cdef RowForm form
@@ -757,7 +763,7 @@ cdef class LocalFile:
     cdef object ids
     cdef object source
     cdef bytes held_filter
-    # which of the files of a `Slices` it is
+    # its slices, and its number there
     cdef Slices slices
     cdef int bit
     cdef const uint8_t[::1] data
@@ -780,13 +786,14 @@ cdef class LocalFile:
         self.file.owner = <void *>self
 
     def from_source(self, source, int64_t second_min, int64_t second_max, tuple slots=None):
-        """Make it a file in a storage with entries from `second_min` to `second_max`; return it. `slots` are split, join,
-        low and high of a shard.
+        """Make this a file in a storage with entries from `second_min` to `second_max`, and return it.
 
-        `source.open(file)` may call `opened` and `with_filter`, once these are known for no request, and returns whether
-        the file is to be searched here. `source.block(at, size, crc32)` returns the verified bytes of a slot group, in a
-        tuple where that took a request; None: the caller of the lookup has to search. `source.miss(hash)` notes a
-        search that found nothing, by the hash for filters.
+        `slots` are split, join, low and high of a shard. Methods of `source`:
+
+        - `open(file)`: call `opened` and `with_filter` if that needs no request. Return whether to search it here.
+        - `block(at, size, crc32)`: return the verified bytes of a slot group, in a tuple if that took a request.
+          None: the caller of the lookup has to search.
+        - `miss(hash)`: note a search that found nothing, by the hash for filters.
         """
         if self.file.data != NULL or self.source is not None:
             fail("it is a file of another kind")
@@ -803,8 +810,10 @@ cdef class LocalFile:
         return self
 
     def opened(self, dict ids, int64_t begin_s, int64_t slots, groups, int64_t size, tuple packing=None):
-        """Give a file in a storage of `size` bytes its topics, base slots, directory's groups, and arguments of
-        `with_packing`; return whether it was not open before.
+        """Open a file in a storage. Return false if it was open before.
+
+        `ids` are its topics, `slots` its base slots, `groups` the rows of its directory, `size` its bytes, `packing`
+        the arguments of `with_packing`.
         """
         cdef const uint8_t[::1] rows = groups
         if not self.file.stored or not 0 < slots <= 0x7FFFFFFF or size < 0:
@@ -822,13 +831,12 @@ cdef class LocalFile:
         self.file.group_count, self.file.groups = rows.shape[0] // GROUP, &self.groups[0]
         if not self.file.is_shard:
             self.file.slots = self.file.slot_high = slots
-        # last: another thread may search it from here on
+        # last, because another thread may search it from here on
         self.file.kind = PLAIN if packing is None else PACKED
         return True
 
     def with_filter(self, bytes held not None):
-        """Give a file in a storage its filter, which has matched its checksum; or an unsealed file that takes no more
-        entries the filter of its keys.
+        """Set the filter, which has matched its checksum: of a file in a storage, or of a sealed file.
         """
         if not (self.file.stored or self.file.kind == CHAINS) or not len(held) or len(held) % 32:
             fail("a filter has blocks")
@@ -843,7 +851,7 @@ cdef class LocalFile:
 
     @property
     def size_bytes(self):
-        """How many bytes of a stored file's directory and filter it holds."""
+        """The bytes of a stored file's directory and filter in memory."""
         return GROUP * self.file.group_count + 32 * self.file.blocks if self.file.kind else 0
 
     def __dealloc__(self):
@@ -852,7 +860,7 @@ cdef class LocalFile:
         free(self.file.peaks)
 
     def with_chains(self, heads, int64_t items_at, int64_t items):
-        """Make it an unsealed file with room for `items` entries, and return it."""
+        """Make this an unsealed file with space for `items` entries, and return it."""
         cdef int64_t entry_size = self.form.item_size + 4, number
         if self.file.kind:
             fail("it is a file of another kind")
@@ -864,7 +872,7 @@ cdef class LocalFile:
         self.file.peaks = <int64_t *>malloc(8 * ((items >> PEAK_BITS) + 1))
         if self.file.peaks == NULL:
             raise MemoryError
-        # of entries that nobody has told of, nothing is known
+        # the seconds of entries are unknown until `appended`
         for number in range((items >> PEAK_BITS) + 1):
             self.file.peaks[number] = INT64_MAX
         self.file.peak, self.file.known = INT64_MIN, 1
@@ -873,12 +881,13 @@ cdef class LocalFile:
         return self
 
     def within(self, int64_t second_min, int64_t second_max):
-        """Note the seconds of an unsealed file's entries, before those that widen them are in its chains."""
+        """Set the first and last second of an unsealed file, before entries that widen them are in its chains."""
         self.file.second_min, self.file.second_max = second_min, second_max
 
     def appended(self, int64_t first, const int64_t[::1] seconds):
-        """Note the seconds of an unsealed file's entries from number `first` on, before they are in its chains, so that
-        a lookup need not look at those that are older than its answer.
+        """Note the seconds of an unsealed file's entries from number `first` on, before they are in its chains.
+
+        A lookup can then stop at entries that are older than its answer.
         """
         cdef Py_ssize_t number
         cdef int64_t peak
@@ -894,7 +903,7 @@ cdef class LocalFile:
         self.file.peak, self.file.known = peak, first + seconds.shape[0]
 
     def with_groups(self, groups, crc32, int64_t filter_at, int64_t filter_size, uint32_t filter_crc):
-        """Make it a compacted file of plain items, given its directory's groups and its filter; return it."""
+        """Make this a compacted file of plain items, given the groups of its directory and its filter. Return it."""
         if self.file.kind:
             fail("it is a file of another kind")
         self.groups, self.crc32 = groups, crc32
@@ -913,7 +922,7 @@ cdef class LocalFile:
         return self
 
     def with_packing(self, int64_t of_keys, columns, line):
-        """Make its items packed ones, as `find_items` has them, and return it."""
+        """Make this a file of packed items, with the arguments of `find_items`. Return it."""
         if self.file.kind != PLAIN:
             fail("packed items lie in groups")
         self.columns, self.line = columns, line
@@ -930,9 +939,13 @@ cdef object new = object.__new__
 cdef class ViewRows:
     """The first rows of a view for a lookup: at most `max_count` + 1, in answer order, each answer once.
 
-    `handles` are the files of the view. `skipped`: they may have more. `knows_topic`: one in range has the topic, or
-    may have it. `has_left`: the caller has to search some of them. `about` is what the caller has given. As the `_later`
-    of an answer it has `fields` make the answer's.
+    - `handles`: the files of the view.
+    - `skipped`: skipped files may have more rows.
+    - `knows_topic`: a file in range has the topic, or may have it.
+    - `has_left`: the caller has to search some files.
+    - `about`: the value that the caller gave.
+
+    It can be the `_later` of an answer; `fields` then makes the fields of the answer.
     """
     cdef readonly list handles
     cdef object fields
@@ -944,10 +957,10 @@ cdef class ViewRows:
     cdef double started
     cdef Found found
     cdef int32_t *noted
-    # of files whose filters were asked together: their seconds, and those that were asked for
+    # `seconds` of a `Together`, and the seconds of the lookup
     cdef bytes seconds
     cdef int64_t low, high
-    # requests and bytes of each file, where there were any
+    # requests and bytes of each file that has any
     cdef dict spent
 
     def __dealloc__(self):
@@ -955,15 +968,15 @@ cdef class ViewRows:
         free(self.noted)
 
     def field(self, str name not None):
-        """As `LaterFields.field`."""
+        """See `LaterFields.field`."""
         return self.fields.field(self, name)
 
     def table(self):
-        """As `LaterFields.table`."""
+        """See `LaterFields.table`."""
         return self.fields.table(self)
 
     def items(self, kind not None):
-        """Return the rows as items of a class that only stores their fields: of `IndexItem` or `KeyedIndexItem`."""
+        """Return the rows as items of `kind`, `IndexItem` or `KeyedIndexItem`, without calling their constructor."""
         cdef int64_t number
         cdef const uint8_t *row = self.found.rows
         cdef list made = []
@@ -972,7 +985,7 @@ cdef class ViewRows:
             fail("the rows have columns that the items have not")
         for number in range(min(self.found.count, self.max_count)):
             item = new(kind)
-            # in the order of the fields, as `IndexItem.to_dict` has it
+            # in the order of the fields, on which `IndexItem.to_dict` relies
             PyObject_GenericSetAttr(item, "topic", self.topic)
             PyObject_GenericSetAttr(item, "topic_id", row_word(row, 12))
             PyObject_GenericSetAttr(item, "queue_id", row_word(row, ROW_QUEUE))
@@ -992,7 +1005,7 @@ cdef class ViewRows:
 
     @property
     def has_more(self):
-        """Whether the answer has more than `max_count` rows, or may have."""
+        """Whether there are more than `max_count` rows, or may be."""
         return self.skipped or self.found.count > self.max_count
 
     @property
@@ -1002,19 +1015,24 @@ cdef class ViewRows:
 
     @property
     def spent_by(self):
-        """(requests, bytes) by the place of a file, where there were any."""
+        """(requests, bytes) by the number of a file, for files with requests."""
         return self.spent or {}
 
     @property
     def notes(self):
-        """A number of rows for each file, or `AWAY` (-1, out of range), `SKIPPED` (-2: `max_count` rows are newer),
-        `LEFT` (-3: the caller has to search it), `BY_FILTER` (-4: excluded, of files in a storage), or `BY_TOPIC` (-5).
+        """For each file its number of rows, or one of these:
+
+        - `AWAY` (-1): it is out of range.
+        - `SKIPPED` (-2): `max_count` rows are newer.
+        - `LEFT` (-3): the caller has to search it.
+        - `BY_FILTER` (-4): its filter excludes the key; only for files in a storage.
+        - `BY_TOPIC` (-5): it does not have the topic; only for files in a storage.
         """
         return [self.note_of(number) for number in range(len(self.handles))]
 
     @property
     def steps(self):
-        """How many entries of chains were looked at."""
+        """The number of entries of chains that were read."""
         return self.found.steps
 
     cdef int64_t note_of(self, Py_ssize_t number) noexcept:
@@ -1027,15 +1045,16 @@ cdef class ViewRows:
 
 @cython.final
 cdef class View:
-    """The files of a catalog as one lookup sees them: (`LocalFile` or None, first and last second) each, and what the
-    caller knows them by, `handles`. Those that still grow come first, the others by their last second, the newest first.
+    """The files of a catalog, for lookups. `files` has (`LocalFile` or None, first second, last second) for each.
+
+    `handles` has the caller's object for each file. Growing files come first, the others by last second, newest first.
     """
     cdef list files
     cdef list handles
     cdef Place *places
     cdef Py_ssize_t count
     cdef RowForm form
-    # None: every file is asked alone; and how many of them have got a filter since
+    # None: there are no slices. `fresh`: the number of files that have got a filter since
     cdef Together together
     cdef Py_ssize_t fresh
 
@@ -1065,7 +1084,7 @@ cdef class View:
 
     @property
     def bytes_together(self):
-        """How many bytes the filters have that are asked together."""
+        """The bytes of the slices."""
         cdef Py_ssize_t number
         cdef uint64_t total = 0
         if self.together is not None:
@@ -1074,7 +1093,7 @@ cdef class View:
         return total
 
     cdef int join(self) except -1:
-        """Ask those filters together that are in slices already, unless most of a slice's files have gone."""
+        """Use the existing slices of the files, unless most files of a slice are no longer in the view."""
         cdef dict members = {}
         cdef Together made = Together.__new__(Together)
         cdef LocalFile one
@@ -1119,12 +1138,12 @@ cdef class View:
                 made.alone[number >> 6] &= ~(<uint64_t>1 << (number & 63))
                 if len(members[slices]) == TOGETHER:
                     made.full[number >> 6] |= <uint64_t>1 << (number & 63)
-        # last: who has asked before keeps the former
+        # last, because other threads may use the former one
         self.together = made
         return 0
 
     cdef int gather(self) except -1:
-        """Make slices of filters of about one size: of those that are asked alone, or in slices that have room."""
+        """Make slices of filters of similar size: of files that are in no slice, or in a slice that is not full."""
         cdef const Place **places = <const Place **>malloc(sizeof(Place *) * (self.count + 1))
         cdef Py_ssize_t number, count = 0, start = 0, of_slice
         cdef uint64_t size = 0
@@ -1171,15 +1190,16 @@ cdef class View:
         self, topic, uint32_t key_hash, uint32_t masked_hash, uint32_t fingerprint, int64_t low,
         int64_t high, int64_t most, tuple after=None,
     ):
-        """Return the newest rows that answer a lookup of inclusive seconds. `after` is where the page before has ended:
-        second, offset and queue. None: two rows may be one answer, and the caller has to search all files. Raises
-        `MemoryError`.
+        """Return the newest rows of a lookup. `low` and `high` are inclusive seconds.
+
+        `after` is the end of the page before: second, offset and queue. Return None if two rows may be one answer: the
+        caller then has to search all files. Raises `MemoryError`.
         """
         cdef ViewRows rows
         if most < 1 or most >= <int64_t>1 << 60:
             fail("a lookup asks for one row at least")
         rows = self.begun(topic, key_hash, masked_hash, low, high, most)
-        # of a page behind others nobody asks
+        # nobody needs it for a later page
         rows.knows_topic = after is not None
         return rows if self.seek(rows, fingerprint, after, False) else None
 
@@ -1196,7 +1216,7 @@ cdef class View:
         return rows
 
     cdef bint seek(self, ViewRows rows, uint32_t fingerprint, tuple after, bint whole) except -1:
-        """Do as `find`; return whether the rows are all answers of their own. With `whole` end at a file that is left."""
+        """Search for `find`. Return false if two rows may be one answer. If `whole`, stop at a file that is left."""
         cdef Py_ssize_t number = -1, ahead, under_way = 0
         cdef int64_t cutoff = 0, before, first, last, requests, request_bytes, slot, most = rows.max_count, low = rows.second_min, high = rows.second_max
         cdef bint has_cutoff = False, opened
@@ -1212,7 +1232,7 @@ cdef class View:
         cdef Asked asked
         cdef Found *found = &rows.found
         cdef Together together
-        # the files that are asked; NULL: all
+        # the set of files to search; NULL: all
         cdef uint64_t *may = NULL
         if self.fresh >= FEWEST_TOGETHER:
             self.gather()
@@ -1261,7 +1281,6 @@ cdef class View:
                 place = &self.places[number]
                 file, first, last = place.file, place.second_min, place.second_max
                 if place.grows:
-                    # it may have grown
                     first, last = file.second_min, file.second_max
                 if first > high or last < low:
                     rows.noted[number] = AWAY
@@ -1281,7 +1300,7 @@ cdef class View:
                         if slot < file.slot_low or slot >= file.slot_high:
                             rows.noted[number] = AWAY
                             if not rows.knows_topic:
-                                # or nobody knows
+                                # or that is not known
                                 rows.knows_topic = not file.kind or one.ids is None or rows.topic in <dict>one.ids
                             continue
                     opened = file.kind != ELSEWHERE
@@ -1291,7 +1310,7 @@ cdef class View:
                         rows.noted[number], rows.has_left = LEFT, True
                         continue
                     if file.rule == 0 and place.filter == NULL:
-                        # it may have come just now
+                        # `open` may have set the filter
                         place.blocks, place.filter = file.blocks, file.filter
                 if not rows.knows_topic:
                     one = <LocalFile>(<tuple>self.files[number])[0]
@@ -1330,7 +1349,7 @@ cdef class View:
                         asked.ids = many
                 before, requests, request_bytes = found.count, found.requests, found.request_bytes
                 for rule in range(2):
-                    # by rule abs, by rule mask; of equal hashes once
+                    # by rule abs, then by rule mask; only once if both hashes are equal
                     if rule == 0 and file.rule == 1 and masked_hash != key_hash:
                         continue
                     if rule == 1 and (file.rule == 0 or masked_hash == key_hash):
@@ -1369,7 +1388,7 @@ cdef class View:
                     raise MemoryError
             number = 0
             while may != NULL and not rows.knows_topic and number < self.count:
-                # of files that were not asked
+                # files that were not searched may have it
                 if rows.note_of(number) != AWAY:
                     one = <LocalFile>(<tuple>self.files[number])[0]
                     rows.knows_topic = one is not None and (one.ids is None or rows.topic in <dict>one.ids)
@@ -1384,7 +1403,7 @@ cdef class View:
 
 
 cdef struct Part:
-    # of a batch: rows with the lookup of each, pairs of files and lookups that are left, rows of each file
+    # results of a batch: rows, the lookup of each; pairs of file and lookup that are left; number of rows of each file
     Found found
     int64_t *owners
     int64_t owners_room
@@ -1395,7 +1414,7 @@ cdef struct Part:
 
 
 cdef inline int make_room(int64_t **numbers, int64_t *room, int64_t wanted) noexcept nogil:
-    """Make room for as many numbers. `NO_MEMORY`: there is none."""
+    """Grow an array to at least `wanted` numbers."""
     cdef int64_t *made
     if wanted > room[0]:
         made = <int64_t *>realloc(numbers[0], 8 * (2 * wanted + FEW))
@@ -1407,9 +1426,9 @@ cdef inline int make_room(int64_t **numbers, int64_t *room, int64_t wanted) noex
 
 @cython.final
 cdef class ViewBatch:
-    """Many lookups in the files of a view. `find` searches the files for some of them, and may run in several threads.
+    """Many lookups in the files of a view. `find` searches for some of them, and may run in several threads.
 
-    A lookup has a topic of `topics`, by its place there, normal hashes by rule abs and by mask, and inclusive seconds.
+    A lookup has the number of its topic in `topics`, normal hashes by the rules abs and mask, and inclusive seconds.
     """
     cdef View view
     cdef Together together
@@ -1422,7 +1441,8 @@ cdef class ViewBatch:
     cdef const int64_t[::1] low
     cdef const int64_t[::1] high
     cdef const int64_t[::1] most
-    # of each file where its topics begin, -1 where it names none, and end: a topic's place, and where its ids begin
+    # `ranges` of a file: begin (-1: it names no topics) and end in `topics`, which has pairs: a topic's number, and the
+    # begin of its ids in `ids`
     cdef int64_t *ranges
     cdef int64_t *topics
     cdef int32_t *ids
@@ -1465,7 +1485,7 @@ cdef class ViewBatch:
         self.name_topics(topics)
 
     cdef int name_topics(self, list topics) except -1:
-        """Note the ids of the topics in each file."""
+        """Set `ranges`, `topics` and `ids`: the ids of each topic in each file."""
         cdef Py_ssize_t number, known = 0, id_count = 0
         cdef int64_t topics_room = 0, ids_room = 0
         cdef int32_t *room
@@ -1487,7 +1507,7 @@ cdef class ViewBatch:
             of_topics, self.ranges[2 * number] = one.ids, known
             wanted = range(len(topics))
             if len(of_topics) < len(topics):
-                # a file that grows may get topics meanwhile
+                # a copy, because a growing file may get topics in another thread
                 wanted = sorted([where[topic] for topic in tuple(of_topics) if topic in where])
             for topic in wanted:
                 meant = of_topics.get(topics[topic])
@@ -1506,7 +1526,7 @@ cdef class ViewBatch:
                 for each in meant:
                     self.ids[id_count], id_count = each, id_count + 1
             self.ranges[2 * number + 1] = known
-            # where the ids of the last one end
+            # the end of the last topic's ids
             if make_room(&self.topics, &topics_room, 2 * known + 4) < 0:
                 raise MemoryError
             self.topics[2 * known], self.topics[2 * known + 1] = -1, id_count
@@ -1521,13 +1541,18 @@ cdef class ViewBatch:
 
     @property
     def left(self):
-        """The numbers of the files that the caller has to search for all lookups: those in no map."""
+        """The numbers of the files that the caller has to search for all lookups: those that are not local."""
         return [number for number in range(self.count) if self.places[number].file == NULL]
 
     def find(self, Py_ssize_t start, Py_ssize_t stop):
-        """Search the files for the lookups from `start` up to `stop`. Return bytes: the lookup (i64) of each row, the
-        rows, `most` + 1 of each file and lookup at most; (file, lookup) pairs (i64) that the caller has to search; the
-        number of rows (i64) of each file. Raises `MemoryError`.
+        """Search the files for the lookups from `start` up to `stop`. Raises `MemoryError`.
+
+        Returns four byte arrays:
+
+        - the lookup (i64) of each row
+        - the rows, at most `most` + 1 per file and lookup
+        - pairs (file, lookup), both i64, that the caller has to search
+        - the number of rows (i64) of each file
         """
         cdef Part part
         cdef int done
@@ -1558,9 +1583,9 @@ cdef class ViewBatch:
             free(part.found.group)
 
     cdef int search(self, Py_ssize_t start, Py_ssize_t stop, Part *part) except -9 nogil:
-        """Do as `find`. `NO_MEMORY`: there is none."""
+        """Search for `find`."""
         cdef Py_ssize_t size = min(<Py_ssize_t>LOOKUPS, max(<Py_ssize_t>1, PAIRS // (self.count + 1)))
-        # which files are asked for which lookups, one lookup after the other
+        # pairs of lookup and file to search, one lookup after the other
         cdef int32_t *pairs = <int32_t *>malloc(8 * size * (self.count + 1))
         cdef uint64_t *may = NULL
         cdef int done = 0
@@ -1642,7 +1667,7 @@ cdef class ViewBatch:
             asked.id_count = self.topics[2 * at + 3] - self.topics[2 * at + 1]
         asked.shown_hash, asked.fingerprint = key_hash, self.fingerprint[lookup]
         for rule in range(2):
-            # as in `View.seek`
+            # the hash rules, as in `View.seek`
             if (rule == 0 and kind == 1 and masked_hash != key_hash) or (
                 rule == 1 and (kind == 0 or masked_hash == key_hash)
             ):
@@ -1676,10 +1701,11 @@ cdef class ViewBatch:
 
 @cython.final
 cdef class Answers:
-    """The answers of plain lookups, which no file outside a view, no limit and no cursor has a say in.
+    """Answers plain lookups: those that need only the files of a view, and have no budget and no cursor.
 
-    An answer is a `kind` whose fields are made when they are looked at, by `fields`, of its `_later`, a `ViewRows`.
-    `complete` and `truncated` are how many there were. A topic has at most `most_topic` characters, a key `most_key`; no time is after `last_millisecond`.
+    An answer is a `kind`. Its `_later` is a `ViewRows`, of which `fields` makes the answer's fields on first access.
+    `complete` and `truncated` count the answers. A topic has at most `most_topic` characters, a key at most `most_key`,
+    and a time is at most `last_millisecond`.
     """
     cdef readonly int64_t complete, truncated
     cdef object kind, fields
@@ -1691,7 +1717,7 @@ cdef class Answers:
         self.kind, self.most_topic, self.most_key, self.last_millisecond = kind, most_topic, most_key, last_millisecond
 
     def find(self, View view not None, about, topic, key, begin_ms, end_ms, max_count):
-        """Return the answer of a lookup; None: the caller has to check its arguments, or to search some files."""
+        """Return the answer to a lookup. None: the caller has to check the arguments, or to search some files."""
         cdef ViewRows rows
         cdef uint32_t java = 0, second = 0, masked
         cdef int64_t low, high, most
@@ -1699,7 +1725,7 @@ cdef class Answers:
             return None
         if not 0 < len(<str>topic) <= self.most_topic or not 0 < len(<str>key) <= self.most_key:
             return None
-        # a topic is not only of blanks
+        # exclude topics of only blanks, and leave unusual first letters to the caller
         if not 32 < <Py_UCS4>(<str>topic)[0] < 127:
             return None
         most = number_of(max_count, 0)
@@ -1717,7 +1743,7 @@ cdef class Answers:
         return self.made(rows, key, high, about)
 
     def answer(self, ViewRows rows not None, key, int64_t second_max, about):
-        """Return the answer of a lookup up to `second_max` whose rows a view has whole."""
+        """Return the answer to a lookup up to `second_max`, of rows that a view found without the caller's help."""
         return self.made(rows, key, second_max, about)
 
     cdef made(self, ViewRows rows, key, int64_t second_max, about):
@@ -1733,7 +1759,7 @@ cdef class Answers:
 
 
 cdef inline int64_t number_of(value, int64_t otherwise) except? -2:
-    """Return a number from 0 to 2**60 - 1; `otherwise` for None, -1 for anything else."""
+    """Return `value` if it is an int from 0 to 2**60 - 1, `otherwise` if it is None, and else -1."""
     cdef int64_t number
     cdef int overflow = 0
     if value is None:

@@ -1,5 +1,6 @@
-"""The clock as a dependency: code that needs the time takes a `Clock`, so that tests set the time; and counts of steps.
-Both clocks may be read from any thread.
+"""Clocks, and the times of life-cycle steps (`StepTimes`).
+
+Code that needs the time takes a `Clock`, so that tests can set the time. Any thread may read a clock.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of wall time and of monotonic time."""
+    """A clock with wall time and monotonic time."""
 
     def now_ms(self) -> int:
         """Return wall time in epoch milliseconds."""
         ...
 
     def monotonic_s(self) -> float:
-        """Return seconds of a clock that never goes backwards."""
+        """Return monotonic time in seconds."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the operating system."""
 
     def now_ms(self) -> int:
         """Return wall time in epoch milliseconds."""
@@ -34,7 +35,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only by `advance`, which moves both readings. Any thread."""
+    """A clock for tests that moves only when you call `advance`. Any thread."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -52,9 +53,9 @@ class ManualClock:
             return self._monotonic_s
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward by `seconds` (not negative)."""
+        """Move wall time and monotonic time forward by `seconds`. Raises `ValueError` if it is negative."""
         if seconds < 0:
-            raise ValueError("a clock is advanced by a non-negative number of seconds")
+            raise ValueError("cannot advance a clock by a negative number of seconds")
         with self._lock:
             self._now_ms += round(seconds * 1000)
             self._monotonic_s += seconds
@@ -62,7 +63,7 @@ class ManualClock:
 
 @dataclass
 class StepTimes:
-    """Counts of one step of the life cycle: its runs, its failures, and its seconds in all."""
+    """The runs, the failures and the total seconds of one life-cycle step."""
 
     clock: Clock
     count: int = 0
@@ -70,7 +71,7 @@ class StepTimes:
     seconds: float = 0.0
 
     def run(self, step: Callable[[], object]) -> None:
-        """Take the step. Raises as it does."""
+        """Run `step` and count it. Raises the error of the step."""
         began_s = self.clock.monotonic_s()
         self.count += 1
         try:
@@ -82,5 +83,5 @@ class StepTimes:
             self.seconds += self.clock.monotonic_s() - began_s
 
     def to_dict(self) -> dict[str, float]:
-        """Return it JSON-ready."""
+        """Return the counts as a JSON-ready dict."""
         return {"count": self.count, "errors": self.errors, "seconds": self.seconds}

@@ -1,8 +1,14 @@
 """`IndexConfig`: the settings of an index.
 
-Sources, later ones win: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments. An unknown
-key is an error in every source, an empty variable is not set, and variables that Kubernetes makes of a Service's name
-are passed over. Instances are immutable.
+`IndexConfig.load` reads them from these sources. Each source overrides those before it:
+
+1. defaults
+2. a TOML file
+3. environment variables `TIERED_INDEX_*`, with ``__`` before the name of a nested setting
+4. arguments
+
+An unknown setting in any source is an error. An empty variable counts as not set. Variables that Kubernetes derives
+from the name of a Service are ignored. Instances are immutable.
 """
 
 from __future__ import annotations
@@ -41,18 +47,18 @@ from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 
 if TYPE_CHECKING:
-    # a stub alone, made of the fields of `IndexConfig`
+    # exists only as a stub, which is generated from the fields of `IndexConfig`
     from tiered_index._settings import Settings
 
 _PREFIX = "TIERED_INDEX_"
-# Environment variables of this package's own tests, which are no settings
+# Environment variables of this package's tests, which are not settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
-# What Kubernetes sets in each pod for a Service that is called tiered-index, or begins so
+# Variables that Kubernetes sets in each pod for a Service whose name begins with tiered-index
 _SERVICE_LINK = re.compile(
     r"TIERED_INDEX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 _YEAR_S = 365.25 * 86400
-# Settings that are tables, and what is in them
+# Settings that are tables, with the names of the settings in each
 TABLES: dict[str, Collection[str]] = {
     "s3": [each.name for each in fields(S3Options)],
     "prices": PriceTable.__dataclass_fields__,
@@ -86,7 +92,7 @@ class IndexConfig(BaseModel):
         description="items per file, one of them unused; None: 4,000,000, or 20,000,000 with preset rocketmq",
     )
     item_type: type[IndexItem] | None = Field(
-        None, exclude=True, description="class of entries; None: that of the preset"
+        None, exclude=True, description="class of entries; None: the class of the preset"
     )
     offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field(
         "custom", description="meaning of `offset`: a position in a commit log, in a tiered queue, or your own number"
@@ -139,7 +145,9 @@ class IndexConfig(BaseModel):
         1.0, gt=0, description="pause between rounds that seal, compact, upload and retire files"
     )
     refresh_interval_s: float = Field(30, ge=0, description="time between reads of the storage's log for new records")
-    checkpoint_every: int | None = Field(None, gt=0, description="log records per checkpoint; None: 1")
+    checkpoint_every: int | None = Field(
+        None, gt=0, description="log records per checkpoint; None: 1, more for a large index"
+    )
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     raise_file_limit: bool = Field(
         True, description="raise the process's soft limit of open files, and leave it raised after closing"
@@ -147,7 +155,7 @@ class IndexConfig(BaseModel):
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
 
     def __init__(self, *, environment: bool = True, **values: Any) -> None:
-        """Take settings by name; the environment supplies those not given, unless `environment` is false.
+        """Make settings from arguments. The environment supplies the others, unless `environment` is false.
 
         Raises `ConfigError` naming every key that is unknown or wrong.
         """
@@ -162,7 +170,7 @@ class IndexConfig(BaseModel):
             raise ConfigError(_problems(error)) from error
 
     def open_storage(self, uri: str | None = None) -> Storage:
-        """Return the storage at `uri` (None: the index's), with these settings' options. Raises `ConfigError`."""
+        """Open the storage at `uri` (None: the index's storage) with the options set here. Raises `ConfigError`."""
         return open_storage(
             str(self.storage) if uri is None else uri, options=self.s3, parallel_reads=self.query_threads
         )
@@ -172,7 +180,7 @@ class IndexConfig(BaseModel):
     def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
-            raise ValueError(f"must not be {str(value).lower()}")  # which pydantic takes for 1 or 0
+            raise ValueError(f"must not be {str(value).lower()}")  # pydantic converts it to 1 or 0
         return value
 
     @field_validator("coalesce_gap_bytes", mode="before")
@@ -198,7 +206,7 @@ class IndexConfig(BaseModel):
         if isinstance(parsed.get("max_bytes"), str):
             parsed["max_bytes"] = _parsed(parse_bytes, "max_bytes", parsed["max_bytes"])
         topics = parsed.get("topics")
-        if isinstance(topics, str):  # of the environment
+        if isinstance(topics, str):  # from an environment variable
             try:
                 topics = parsed["topics"] = json.loads(topics)
             except json.JSONDecodeError as error:
@@ -218,22 +226,22 @@ class IndexConfig(BaseModel):
                 value = str(value)
             value = handler(value)
             if info.field_name == "storage" and value is not None:
-                # refused here, before settings are logged or printed
+                # refuse a URI with credentials before the settings are logged or printed
                 split_uri(value)
             return absolute_path(value) if isinstance(value, Path) else value
         except StorageMisconfigured:
             raise
         except ConfigError as error:
-            # gets the setting's name
+            # pydantic adds the name of the setting
             raise ValueError(str(error)) from error
 
     @classmethod
     def load(
         cls, config_file: Path | None = None, *, environment: bool = True, **given: Unpack[Settings]
     ) -> IndexConfig:
-        """Return the configuration of a TOML file, the environment and arguments (None counts as not given).
+        """Load the settings of a TOML file, the environment and arguments. None as an argument counts as not given.
 
-        With `environment` false the environment is not read.
+        If `environment` is false, the environment is not read.
 
         Raises `ConfigError` naming every key that is unknown or wrong.
         """
@@ -272,7 +280,7 @@ class IndexConfig(BaseModel):
 
 
 def checked_config(config: object) -> IndexConfig:
-    """Return the configuration that a caller gave. Raises `ConfigError` where it is something else, by mistake."""
+    """Return `config` if it is an `IndexConfig`. Otherwise raise `ConfigError`, which suggests the right argument."""
     if isinstance(config, IndexConfig):
         return config
     meant = ""
@@ -280,7 +288,7 @@ def checked_config(config: object) -> IndexConfig:
         meant = f"; did you mean {'storage' if '://' in str(config) else 'root'}={str(config)!r:.80}?"
     elif isinstance(config, Storage):
         meant = "; did you mean storage_backend=?"
-    raise ConfigError(f"config is an IndexConfig, not {type(config).__name__}{meant}")
+    raise ConfigError(f"config must be an IndexConfig, not {type(config).__name__}{meant}")
 
 
 def _variables() -> list[str]:
@@ -289,13 +297,13 @@ def _variables() -> list[str]:
 
 
 def _path(name: str) -> list[str]:
-    """Return the setting that a variable names, and its place in a table. Case counts in names of topics alone."""
+    """Return the path of the setting that a variable names. Only the names of topics keep their case."""
     field, *inner = name[len(_PREFIX) :].split("__")
     return [field.lower(), *(part.lower() for part in inner[:1]), *inner[1:]]
 
 
 def _of_environment(known: Collection[str], *, is_strict: bool = False) -> Iterator[tuple[list[str], Any]]:
-    """Yield the settings that variables give: the place of each, and its value; tables before the values in them.
+    """Yield the path and the value of each setting in the environment. A table comes before the settings in it.
 
     Raises `ConfigError` for a table that is not JSON, and if `is_strict` for an unknown setting.
     """
@@ -344,7 +352,7 @@ def _problems(
     file: Path | None = None,
     environment: bool = True,
 ) -> str:
-    """Return what is wrong in our words, behind the environment variable or the file that says it."""
+    """Return a message that lists all problems, each with the environment variable or the file that has it."""
     variables = {name.upper(): name for name in _variables()} if environment else {}
     by_place: dict[str, list[str]] = {}
     for each in error.errors():
@@ -362,7 +370,7 @@ def _problems(
 
 
 def _problem(error: ErrorDetails) -> tuple[list[str], str]:
-    """Return where one of pydantic's errors is, and it in our words; no value, which may be a secret."""
+    """Return the path of a pydantic error, and a message. The message omits the value, which may be a secret."""
     path = [str(part) for part in error["loc"]]
     name = ".".join(path) or "settings"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -371,14 +379,14 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
     if error["type"] != "value_error":
         return path, f"setting {name} {sentence}"
     if name in TABLES:
-        # of a table: it begins with the name of the setting
+        # a message about a table begins with the name of a setting in it
         inner = re.split("[ .:]", sentence, maxsplit=1)[0]
         return [name, inner], f"setting {name}.{sentence}"
     return path, f"setting {name}: {sentence}"
 
 
 def _parsed(parse: Callable[[str], int], name: str, value: Any) -> Any:
-    """Return what a text of a table means. Raises `ValueError` naming the setting, also for an age that is a number."""
+    """Parse a setting in a table. Raises `ValueError` naming the setting, also for an age without a unit."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value:g}" if isinstance(value, float) else str(value)
     try:
@@ -388,7 +396,7 @@ def _parsed(parse: Callable[[str], int], name: str, value: Any) -> Any:
 
 
 def in_our_words(error: ErrorDetails) -> str:
-    """Return what one of pydantic's errors says of a value; only our own checks show it, as it may be a secret."""
+    """Return a message for a pydantic error. Only our own checks quote the value, which may be a secret."""
     context = error.get("ctx", {})
     if error["type"] == "value_error":
         return str(context["error"]).removesuffix(".")
@@ -411,7 +419,7 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_value(values: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Return nested tables with a value at `path`, in the place of what is there."""
+    """Return a copy of nested tables with `value` at `path`."""
     first, *inner = path
     if inner:
         below = values.get(first)
@@ -420,7 +428,7 @@ def with_value(values: dict[str, Any], path: Sequence[str], value: Any) -> dict[
 
 
 def holds(values: dict[str, Any], path: list[str]) -> bool:
-    """Return whether nested tables say what is at `path`."""
+    """Return whether nested tables have a value at `path`, or a value other than a table at the beginning of it."""
     inner: Any = values
     for name in path:
         if not isinstance(inner, dict):

@@ -1,4 +1,4 @@
-/* The parts of the compiled core that C says better than Cython: byte order, bits, and tables of constants. */
+/* The parts of the compiled core that are simpler in C than in Cython: byte order, bits, and tables of constants. */
 #ifndef TIERED_INDEX_CORE_H
 #define TIERED_INDEX_CORE_H
 
@@ -8,7 +8,7 @@
 static inline uint32_t swapped32(uint32_t value) { return __builtin_bswap32(value); }
 static inline uint64_t swapped64(uint64_t value) { return __builtin_bswap64(value); }
 static inline int ones_of(uint64_t word) { return __builtin_popcountll(word); }
-/* of a word that is not 0 */
+/* the place of the lowest one; undefined for 0 */
 static inline int first_one(uint64_t word) { return __builtin_ctzll(word); }
 static inline void prefetch(const void *place) { __builtin_prefetch(place); }
 static inline double seconds_now(void) {
@@ -17,7 +17,7 @@ static inline double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* of sums of bytes: any numbers, the factors odd */
+/* for sum_of in _views.pyx: arbitrary numbers; the factors must be odd */
 static const uint64_t SUM_STARTS[8] = {
     0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5, 0x85EBCA77C2B2AE63, 0xFF51AFD7ED558CCD,
     0x94D049BB133111EB, 0xBF58476D1CE4E5B9,
@@ -27,7 +27,7 @@ static const uint64_t SUM_FACTORS[8] = {
     0x589965CC75374CC3, 0x1D8E4E27C47D124F,
 };
 
-/* of filters, as `format/bloom.py` has them */
+/* of filters, the same as in `format/bloom.py` */
 static const uint32_t SALTS[8] = {0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31};
 
 #endif

@@ -1,9 +1,9 @@
-"""Stored JSON documents, read by declaration: each field's type and range is checked before it is used.
+"""Checks of stored JSON documents: the type and the range of each field, before the field is used.
 
-A `Check` takes a JSON value and returns what it means, or raises `Malformed`; `record` builds a document's check from
-those of its fields. Of numbers only integers are accepted, neither booleans nor floats. Unknown members are ignored.
-Pure; safe under threads. (Pydantic's models can't replace this: topics and sources may hold lone surrogates, which it
-refuses as text.)
+A `Check` is a function that takes a JSON value and returns the parsed value, or raises `Malformed`. `record` builds
+the check of a document from the checks of its fields. A number must be an integer, not a boolean or a float. Unknown
+fields are ignored. Pure; any thread. (pydantic can't replace this: it refuses lone surrogates, which topics and sources
+may have.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Optional:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: short for any value, and never an error."""
+    """Return a short text of any value, for a message. It never raises."""
     if isinstance(value, str):
         return repr(value[:_SHOWN])
     if isinstance(value, list | dict):
@@ -54,7 +54,7 @@ def shown(value: object) -> str:
 
 
 def load(data: bytes | memoryview, file: str, what: str) -> Any:
-    """Return the JSON document in `data`; raises `CorruptFile` where it is not JSON."""
+    """Parse the JSON document in `data`. Raises `CorruptFile` if it is not JSON."""
     try:
         return json.loads(bytes(data))
     # ValueError also for bytes that are not UTF-8 and for numbers of thousands of digits
@@ -63,9 +63,9 @@ def load(data: bytes | memoryview, file: str, what: str) -> Any:
 
 
 def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int | None = None) -> T:
-    """Return what `check` makes of a document.
+    """Return the result of `check` for a document.
 
-    Raises `CorruptFile` that names file and field where the document is not what this version writes.
+    Raises `CorruptFile` naming the file and the field, if this version can't have written the document.
     """
     try:
         return check(document)
@@ -95,7 +95,7 @@ def integer(low: int, high: int) -> Check[int]:
 
 # Counts, sequences, epochs, log numbers, positions
 COUNT = integer(0, 2**63 - 1)
-# Bytes of a file or object, or a position in it: at most 16 TiB, more than any storage takes as one object
+# Bytes of a file or object, or a position in it: at most 16 TiB, more than the largest object of any storage
 SIZE = integer(0, 2**44)
 CRC32 = integer(0, 2**32 - 1)
 # Epoch seconds, or a number of seconds: sums and products with these fit 63 bits
@@ -104,7 +104,7 @@ MILLISECONDS = integer(-(2**52), 2**52)
 
 
 def text(pattern: str | None = None) -> Check[str]:
-    """Return the check of text that, given a `pattern`, matches it as a whole."""
+    """Return the check of text. If a `pattern` is given, the whole text must match it."""
     matches = re.compile(pattern).fullmatch if pattern is not None else None
 
     def check(value: Any) -> str:
@@ -153,7 +153,7 @@ def tuple_of(*checks: Check[Any]) -> Check[tuple[Any, ...]]:
 
 
 def map_of(check: Check[T]) -> Check[dict[str, T]]:
-    """Return the check of a document of any keys whose values pass `check`."""
+    """Return the check of a document with any keys, whose values pass `check`."""
 
     def checks(value: Any) -> dict[str, T]:
         if value.__class__ is not dict:
@@ -167,7 +167,7 @@ def map_of(check: Check[T]) -> Check[dict[str, T]]:
 
 
 def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[T]:
-    """Return the check of a document: it returns `make`, called with the checked `fields` by name.
+    """Return the check of a document. The check calls `make` with the checked `fields` by name, and returns its result.
 
     `make` may raise `Malformed` and `ConfigError`.
     """
@@ -206,11 +206,11 @@ def shallow(value: Any, depth: int = _DEPTH) -> Any:
 def _find(members: Any) -> NoReturn:
     """Raise the error of the first of (step, check, value) that fails, with its path.
 
-    Called only after something failed, so that valid documents need no paths.
+    Called only after a check failed, so that valid documents need no paths.
     """
     for step, check, value in members:
         try:
             check(value)
         except Malformed as error:
             raise error.below(step) from None
-    raise AssertionError("a check passed what it had refused")
+    raise AssertionError("a check accepted a value that it had refused")

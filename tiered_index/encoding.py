@@ -1,6 +1,6 @@
-"""Results as JSON documents, by one encoder for commands, service and files. Pure.
+"""The JSON encoder of commands, the HTTP service and files. Pure.
 
-The text is printable ASCII, so that any text passes any pipe: lone surrogates and ASCII's DEL are escaped.
+The output is printable ASCII, which every pipe and terminal accepts: lone surrogates and DEL are escaped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import Any
 
 
 def plain(value: object) -> Any:
-    """Return a value that JSON has no form for as one that it has: `to_dict` or `to_json` of an object that has them,
-    the fields of a dataclass, the text of a path, the hexadecimal text of bytes. Raises `TypeError` for others.
+    """Return a JSON-ready form of a value that `json` can't encode.
+
+    - an object with `to_dict` or `to_json`: the result of that method
+    - a dataclass: its fields
+    - a path: its text
+    - bytes: hexadecimal text
+
+    Raises `TypeError` for other values.
     """
     for name in ("to_dict", "to_json"):
         if (make := getattr(value, name, None)) is not None:
@@ -28,6 +34,6 @@ def plain(value: object) -> Any:
 
 
 def json_text(document: object, indent: int | None = None, *, compact: bool = False) -> str:
-    """Return a document as text; without `indent` it is one line, without its end; `compact`: without blanks."""
+    """Return a document as JSON text: indented by `indent`, or one line without a newline. `compact` omits blanks."""
     separators = (",", ":") if compact else None
     return json.dumps(document, indent=indent, separators=separators, default=plain).replace("\x7f", "\\u007f")

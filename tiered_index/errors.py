@@ -12,8 +12,8 @@
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
 | open it again   | `IndexClosed` |
 
-Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as
-a short list.
+Every class has an `exit_code`, the exit status of the command line. A failure is never reported as success, as `None`
+or as a shorter answer.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ PushedBackBy = Literal["buffer", "disk", "storage"]
 
 
 class TieredIndexError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of the errors of this package."""
 
     exit_code = 70
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by attributes, since a class's message is not always one of its arguments
+        # restores the attributes, because the message is not always an argument of the class
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -90,7 +90,7 @@ class ConfigError(TieredIndexError):
 
 
 class SetupUnavailable(ConfigError):
-    """A file, a folder or a port that the set-up names is missing or can't be used now; a later start may find it."""
+    """A file, folder or port that the set-up names is missing or can't be used now. A later start may succeed."""
 
     exit_code = 3
 
@@ -118,7 +118,7 @@ class LockHeld(ConfigError):
 
     @classmethod
     def by(cls, place: str, pid: int | None, host: str | None, more: str = "") -> LockHeld:
-        """Return the error of a place that process `pid` on `host` writes; None: not known."""
+        """Return the error for a place that process `pid` on `host` is writing. None: not known."""
         if pid == os.getpid() and host == socket.gethostname():
             holder = f"this process ({pid})"
         else:
@@ -133,7 +133,7 @@ class WriterFenced(ConfigError):
 
 
 class StorageError(TieredIndexError):
-    """Base of the errors of a storage."""
+    """Base class of the errors of a storage."""
 
     exit_code = 3
 
@@ -143,7 +143,7 @@ class StorageUnavailable(StorageError):
 
 
 class StorageMisconfigured(StorageError, ConfigError):
-    """No credentials, no such bucket, access denied, or a server that breaks a promise that the engine needs."""
+    """No credentials, no such bucket, access denied, or a server without a guarantee that the engine needs."""
 
     exit_code = 3
 
@@ -171,8 +171,8 @@ class ObjectExists(StorageError):
 class CorruptFile(TieredIndexError):
     """Bytes contradict their checksum or structure. None of them were used.
 
-    Attributes: `file` (path or object name), `problem`, `offset` (byte position or None), `expected`, `found`. The text
-    never quotes stored bytes: it leaves out a `found` of bytes.
+    Attributes: `file` (path or object name), `problem`, `offset` (byte position or None), `expected`, `found`. The
+    message never quotes stored bytes.
     """
 
     exit_code = 4
@@ -195,7 +195,7 @@ class CorruptFile(TieredIndexError):
     def unless_equal(
         cls, file: str, problem: str, expected: object, found: object, *, offset: int | None = None
     ) -> None:
-        """Raise it if `found` differs from `expected`."""
+        """Raise this error if `found` differs from `expected`."""
         if found != expected:
             raise cls(file, problem, offset=offset, expected=expected, found=found)
 
@@ -212,7 +212,7 @@ class StorageBehind(CorruptFile):
 
 
 class RootBehind(CorruptFile):
-    """The root is older than records that it has written itself: it is a backup or a clone.
+    """The root is older than log records of its own writer: it was restored from a backup, or is a clone.
 
     Nothing was changed. `tiered-index recover` begins the root again and keeps the entries that the storage lacks.
     """
@@ -221,9 +221,9 @@ class RootBehind(CorruptFile):
 class BackPressure(TieredIndexError):
     """The write buffer or the local disk is at its bound. The call was refused whole: slow down and repeat it.
 
-    Attributes: `reason` is the bottleneck: ``buffer`` (puts outrun the disk), ``disk`` (no room) or ``storage``
-    (uploads, which make room, fail). `number` and `bound` are the present and the highest number of entries or bytes of
-    the buffer, or of bytes of local files; None if only the file system knows.
+    Attributes: `reason` is the bottleneck: ``buffer`` (puts are faster than the disk), ``disk`` (it is full) or
+    ``storage`` (uploads fail, so local files can't be deleted). `number` and `bound` are the present and the highest
+    number of entries or bytes of the buffer, or of bytes of local files; None if only the file system knows.
     """
 
     exit_code = 7
@@ -274,32 +274,32 @@ class BudgetExceeded(PartialAnswer):
 
 
 def _restored(kind: type[TieredIndexError], args: tuple[object, ...]) -> TieredIndexError:
-    """Return an unpickled error, which gets its attributes afterwards."""
+    """Return an unpickled error without attributes: pickle sets them afterwards."""
     error = kind.__new__(kind)
     error.args = args
     return error
 
 
 def error_named(name: str) -> type[TieredIndexError]:
-    """Return the class of that name; another version's class is a `TieredIndexError`."""
+    """Return the error class of that name; `TieredIndexError` for a class that only another version has."""
     return globals()[name] if name in __all__ else TieredIndexError
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the end of a message about an unknown name: the nearest known one behind `prefix`, or nothing."""
+    """Return "; did you mean ...?" with `prefix` and the known name nearest to `name`; empty if none is near."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra from a clone or a wheel: no package index has the package."""
+    """Return the commands that install an extra from a clone or a wheel: the package is in no package index."""
     return f"pip install '.[{extra}]' in a clone, or pip install 'FILE.whl[{extra}]' of its wheel"
 
 
 def without_frames(error: E) -> E:
-    """Return `error` without the tracebacks of it and its causes; for errors that are kept.
+    """Remove the tracebacks of `error` and of its causes, and return it. Use this for an error that you keep.
 
-    A traceback holds every frame, and so memory maps and the caller's objects, as long as the error is kept.
+    A traceback refers to every frame, and so to memory maps and to the caller's objects.
     """
     link: BaseException | None = error
     while link is not None and link.__traceback__ is not None:
@@ -309,6 +309,6 @@ def without_frames(error: E) -> E:
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first `most` names, and the number of the others, as text."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

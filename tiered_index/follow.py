@@ -1,7 +1,7 @@
-"""Following a source: its messages go into an index, in order, until its end or until you stop it.
+"""Followers put the messages of a source into an index, in order, until the source ends or you stop them.
 
-Implement `Source` for a broker, and `Follower` does the rest. It waits while the index pushes back, reports losses and
-torn tails, and archives. The index keeps each position with the entries, so a follower that is started again continues.
+Implement `Source` for a broker; `Follower` does the rest. It waits while the index pushes back, reports losses and
+torn tails, and archives. The index stores each position with the entries, so a restarted follower continues there.
 One thread runs a follower. Any thread may read its counts, `problems` and `gauges`, and stop it.
 """
 
@@ -28,9 +28,9 @@ __all__ = ["Archiver", "Batch", "Follower", "Lag", "Loss", "PatientPut", "Source
 _log = logging.getLogger(__name__)
 _PUT_PAUSE_S = 0.2
 _STATUS_INTERVAL_S = 1.0
-# A flush makes positions durable, so this bounds what is put again after a crash.
+# A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
-# So many losses, and so many messages with an implausible time, are kept.
+# Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 
 
@@ -41,7 +41,7 @@ class Loss:
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
     end: int
-    # How many messages; None: not known.
+    # The number of messages; None: not known.
     messages: int | None
     problem: str
 
@@ -80,11 +80,13 @@ class Batch:
     left_out: int = 0
     replaced_keys: int = 0
     losses: tuple[Loss, ...] = ()
-    # Of the last batch of a round: the kind of bytes that follow, and the range there that is no whole message; whether
-    # the source ends there for now; and the wait before the next round, as a share of the poll interval.
+    # The fields below count only in the last batch of a round. First, the kind of bytes that follow.
     state: str | None = None
+    # The range that follows and is not a whole message.
     torn: Torn | None = None
+    # Whether the source has no more messages for now.
     caught_up: bool = True
+    # The wait before the next round, as a share of the poll interval.
     pause: float = 1.0
 
 
@@ -92,8 +94,9 @@ _NOTHING = Batch(source="", position=0)
 
 
 class Source(Protocol):
-    """Messages in order that can be read again from a position. One thread uses it; any thread may call `lag` and
-    `positions`.
+    """Messages in order, which can be read again from a position.
+
+    One thread uses a source. Any thread may call `lag` and `positions`.
     """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.
@@ -102,8 +105,9 @@ class Source(Protocol):
     offsets: str
 
     def positions(self) -> Mapping[str, int]:
-        """Return the positions after the last put messages, by the names that the index keeps. Begin at its durable
-        ones.
+        """Return the positions behind the last put messages, by the names under which the index keeps them.
+
+        Start at the durable positions of the index.
         """
 
     def batches(self) -> Generator[Batch, None, None]:
@@ -121,8 +125,10 @@ class Source(Protocol):
 
 
 class Archiver(Protocol):
-    """Archives the closed segments of a source. `archived` counts them, `losses` lists losses, `passed_over` those that
-    remain.
+    """Archives the closed segments of a source.
+
+    `archived` is the number of archived segments. `losses` has all segments that were skipped so far, `passed_over`
+    those that are still skipped.
     """
 
     archived: int
@@ -139,7 +145,7 @@ class Archiver(Protocol):
 
 
 class Stopped(TieredIndexError):
-    """A put that waited for room was given up on request; nothing of it was put."""
+    """The follower was stopped while a put waited for space. Nothing of the batch was put."""
 
 
 @dataclass
@@ -167,7 +173,7 @@ class PatientPut:
                 if time.monotonic() - waiting_since > self.patience_s:
                     raise
                 if self.stop.is_set():
-                    raise Stopped("ended while waiting for room") from None
+                    raise Stopped("stopped while a put waited for space") from None
                 if not self.flush():
                     self.stop.wait(_PUT_PAUSE_S)
         if put and len(self.quarantined) < FIRST:
@@ -185,13 +191,13 @@ class PatientPut:
             values = {name: columns[name][place] for name in ("topic", "queue_id", "offset")}
             message = {n: value.as_py() if isinstance(value, pa.Scalar) else value for n, value in values.items()}
             message["timestamp_ms"] = int(seconds[place]) * 1000
-            if message not in self.quarantined:  # it has an entry a key
+            if message not in self.quarantined:  # a message has an entry for each key
                 self.quarantined.append(message)
                 if len(self.quarantined) == FIRST:
                     return
 
     def flush(self) -> bool:
-        """Flush. Return whether the buffer is empty. At the disk's bound only the life cycle makes room."""
+        """Flush the index. Return false if its disk is full: then only the life cycle can free space."""
         try:
             self.index.flush()
         except BackPressure:
@@ -201,9 +207,10 @@ class PatientPut:
 
 
 class Archiving:
-    """One archiver and its thread: an upload takes seconds and must not keep new messages out of lookups.
+    """Runs an archiver in a thread of its own, so that uploads do not delay new messages.
 
-    A storage that is down, or a skipped segment, is a `problem` and tried again; any other error ends the following.
+    If the storage is unavailable or a segment is skipped, `problem` says so and the next round tries again. Any other
+    error ends the follower.
     """
 
     def __init__(self, archiver: Archiver) -> None:
@@ -215,12 +222,12 @@ class Archiving:
 
     @property
     def archived(self) -> int:
-        """The number of archived segments, those of a round under way included."""
+        """The number of archived segments, including those of the round under way."""
         return self._archiver.archived
 
     @property
     def problem(self) -> str | None:
-        """What kept the last round from its end, and which segments are skipped; None where all is archived."""
+        """The error of the last round, and the segments that are skipped; None if there are none."""
         losses = self._archiver.passed_over
         named = f"segments passed over: {len(losses):,}, the last {losses[-1].problem}" if losses else None
         return "; ".join(filter(None, (self._trouble, named))) or None
@@ -237,7 +244,7 @@ class Archiving:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def poll(self) -> None:
-        """Take in the round that ended and begin the next one; raises an error that no repetition helps against."""
+        """Begin the next round if none is under way. Raises the error of the last round if repeating it can't help."""
         if self._round is not None and not self._round.done():
             return
         ended, self._round = self._round, None
@@ -250,7 +257,7 @@ class Archiving:
         self._round = self._pool.submit(self._archiver.run_once)
 
     def finish(self) -> None:
-        """Archive what is closed now; raises any error that prevents it."""
+        """Archive all closed segments. Raises any error that prevents it."""
         if self._round is not None:
             self._round.result()
             self._round = None
@@ -262,8 +269,8 @@ class Follower:
     """Puts the messages of a source into an index. Use it as a context manager, which closes the source.
 
     `run` reads the source to its end or, with `follow`, until `stop` is set. `in_background` runs it in a thread.
-    `losses` keeps the first losses, `loss_count` counts all. `note` is called with each sentence for people. `status`
-    is called about once a second.
+    `losses` has the first losses, `loss_count` counts all. `note` is called with each message for the operator.
+    `status` is called about once a second.
     """
 
     def __init__(
@@ -286,7 +293,7 @@ class Follower:
         # The kind of bytes at the end of the source, and what is torn there.
         self.state: str | None = None
         self.torn: Torn | None = None
-        # A torn tail is reported once it has stayed for two looks: most are being written.
+        # A torn tail is reported after two rounds have found it: most are messages that are being written.
         self.is_torn_reported = False
         self._follow, self._poll_s, self._note = follow, poll_s, note
         self.status: Callable[[Follower], None] = lambda _: None
@@ -363,7 +370,7 @@ class Follower:
     def _check(self) -> None:
         if time.monotonic() - self._checked_s >= _STATUS_INTERVAL_S:
             self._checked_s = time.monotonic()
-            # refused once another writer has taken over, also while there is nothing to put
+            # an empty put, so that a fenced writer fails here even while there are no messages
             self.index.put_batch({name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")})
             self.status(self)
 
@@ -411,7 +418,7 @@ class Follower:
         return [*found, *filter(None, [self.behind(max_lag_s)])]
 
     def behind(self, max_lag_s: float | None) -> str | None:
-        """Return by how much the index is behind, if that is more than `max_lag_s` or not known. None: no bound."""
+        """Return a message if the index is more than `max_lag_s` behind, or if the lag is unknown. None: no bound."""
         if max_lag_s is None:
             return None
         lag = self.source.lag()

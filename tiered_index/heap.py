@@ -1,6 +1,6 @@
-"""The memory that a process has freed and keeps: given back to the system after large work.
+"""Returns freed memory to the operating system after large work.
 
-glibc keeps what large arrays leave: eight merges grew a process from 90 to 440 MiB, with 32 MiB in use. Threads:
+glibc keeps the memory of freed arrays: eight merges grew a process from 90 to 440 MiB, with 32 MiB in use. Threads:
 any. Imports nothing of the package.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 
 def give_back() -> None:
-    """Return to the system what is free. Some milliseconds; a no-op where the C library has no `malloc_trim`."""
+    """Return free memory to the system, in some milliseconds. Without `malloc_trim` only Arrow returns its memory."""
     arrow = sys.modules.get("pyarrow")
     if arrow is not None:
         arrow.default_memory_pool().release_unused()

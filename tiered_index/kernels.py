@@ -1,8 +1,8 @@
-"""The door to the compiled core and to the fastest CRC32 that is installed.
+"""Loads the compiled core, and the fastest CRC32 that is installed.
 
-The core is two modules: `tiered_index._core` has loops over entries, `tiered_index._views` lookups in files. Each loop
-is beside NumPy code that returns the same bytes. NumPy does the work where the core could not be built, as on a
-machine without a C compiler. The log says so once a process; as a warning where the package was shipped in a zip file.
+The core has two modules: `tiered_index._core` has loops over entries, `tiered_index._views` has lookups in files. For
+each loop there is NumPy code that returns the same bytes. It is used if the core could not be built, for example
+without a C compiler. The log says so once per process; as a warning if the package was shipped in a zip file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _core: ModuleType | None
 _views: ModuleType
 
-# of the core that this package calls
+# the revision of the core that this package needs
 _REVISION = 12
 
 
@@ -38,7 +38,7 @@ def _loaded(name: str) -> ModuleType:
         from tiered_index import zipped
 
         return zipped.load(loader, name)
-    # by name: checks of imports know modules of Python only
+    # by name: tools that check imports see only Python modules
     return importlib.import_module(name)
 
 
@@ -48,16 +48,16 @@ try:
         raise ImportError(f"it is of revision {min(found)}, not {_REVISION}: install the package again")
 except ImportError as error:
     _core = None
-    # who ships the package meant to ship the core, too
+    # a package that is shipped should have the core, too
     level = logging.WARNING if hasattr(globals().get("__loader__"), "archive") else logging.INFO
     _log.log(level, "the compiled core is missing, and NumPy does its work more slowly: %s", error)
 
 
 def compiled() -> ModuleType | None:
-    """Return the compiled loops; None: NumPy does the work. Any thread."""
+    """Return the module of the compiled loops; None: use NumPy. Any thread."""
     return _core
 
 
 def compiled_views() -> ModuleType | None:
-    """Return the compiled lookups, which are there whenever the loops are. Any thread."""
+    """Return the module of the compiled lookups; None exactly if `compiled` returns None. Any thread."""
     return None if _core is None else _views

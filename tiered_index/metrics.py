@@ -1,8 +1,8 @@
-"""The state of an index in a process of your own, for Prometheus: `tiered_index_*`, in base units.
+"""Prometheus metrics (`tiered_index_*`, in base units) of an index in your own process.
 
     REGISTRY.register(tiered_index.metrics.collector(index))
 
-It is read when a registry asks for it: of a writer (its `health`) or a reader. Names that end in ``_total`` only grow.
+A registry reads the state of the writer or the reader at each collection. Names that end in ``_total`` are counters.
 No label has a key or a topic. Needs the package prometheus-client. Threads: any.
 """
 
@@ -27,8 +27,8 @@ except ImportError as missing:
 __all__ = ["collector"]
 
 Gauges = Mapping[str, tuple[str, float | tuple[str, Mapping[str, float]]]]
-"""What each means, and its value, by name; one that ends in ``_total`` only grows. A pair is a label and the value of
-each of its values.
+"""The help text and the value of each metric, by name. A name that ends in ``_total`` is a counter. A pair in place of
+the value is a label, and the number for each value of the label.
 """
 _USES = (("hits", "Hits of"), ("misses", "Misses of"), ("evictions", "Evictions from"))
 
@@ -49,13 +49,13 @@ class StateCollector(Collector):
         self._more = more
 
     def describe(self) -> Iterable[Metric]:
-        """Return no metric: a registry asks the index for nothing until somebody asks the registry."""
+        """Return no metric, so that registering the collector does not read the index."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the present state."""
         try:
-            # whole, or not at all
+            # all metrics or none
             yield from list(self._collect())
         except IndexClosed:
             return
@@ -102,7 +102,7 @@ class StateCollector(Collector):
 
 
 class _OwnCollector(StateCollector):
-    """The state, and the lookups of this process; a service counts them itself, with the places that were read."""
+    """Adds the lookups of this process to the state. The HTTP service counts its lookups itself."""
 
     def _collect(self) -> Iterator[Metric]:
         yield from super()._collect()

@@ -1,8 +1,8 @@
-"""Retention: the rule (`Retention`), and the expired entries of an index (`Expired`, of the log).
+"""Retention: the rule (`Retention`), and the expired and erased entries that the log states (`Expired`). Pure.
 
-A rule looks at a clock, its horizons don't: once the log states them every reader leaves out the same entries, whenever
-it asks. Horizons never go back: what has expired under one rule stays so under the next. An entry of second s has
-expired where s * 1000 < `before_ms` of its topic. What was erased is gone in the same way, by `tombstones`. Pure.
+A rule depends on the clock; its horizons don't. As soon as a horizon is in the log, all readers leave out the same
+entries. A horizon never moves back: entries that expired under one rule stay expired under the next. An entry of
+second s has expired if s * 1000 < `before_ms` of its topic.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tiered_index.tombstones import ALWAYS, TOMBSTONES, Tombstone, Tombstones, T
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _LONGEST_S = 253_402_300_799  # to the end of the year 9999
-# a horizon moves in steps of this part of its age, at most an hour: a step is a log record
+# a horizon moves in steps of a 24th of its age, at most an hour: each step needs a log record
 _STEPS = 24
 _LONGEST_STEP_S = 3600
 LEAST_GRACE_S = 3600.0
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of ``1d``, ``12h``, ``30m`` or ``90s``; of numbers ``0`` alone needs no unit.
+    """Return the seconds of ``1d``, ``12h``, ``30m`` or ``90s``. Only ``0`` needs no unit.
 
     Raises `ValueError` naming the text.
     """
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
     if number == text and text != "0" and text.isascii() and text.isdigit():
-        # days may be meant, and what deletes would take everything older than some minutes
+        # the caller may mean days: as seconds, an age of 7 would delete almost everything
         raise ValueError(f"{text!r} has no unit: give {text}d, {text}h, {text}m or {text}s")
     if not (number.isascii() and number.isdigit()):
         raise ValueError(f"{text!r} is not a duration: give a whole number and d, h, m or s, such as 1d or 12h")
@@ -94,7 +94,7 @@ class Retention:
         return bool(self.topics) or any(v is not None for v in (self.age_s, self.max_bytes, self.segments_age_s))
 
     def horizon(self, now_ms: int) -> Horizon:
-        """Return what the ages say at a moment."""
+        """Return the horizon at the time `now_ms`."""
         topics = sorted((pattern, _before_ms(age_s, now_ms)) for pattern, age_s in self.topics.items())
         return Horizon(_before_ms(self.age_s, now_ms), tuple(topics))
 
@@ -108,15 +108,17 @@ def _before_ms(age_s: float | None, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """The time before which entries have expired: `before_ms`, or the one of a pattern that the topic matches (of
-    several the earliest). Epoch milliseconds, whole seconds; 0: nothing has.
+    """The time before which entries have expired, for each topic.
+
+    It is the earliest time of the patterns in `topics` that the topic matches, or `before_ms` if it matches none. Times
+    are epoch milliseconds, in whole seconds; 0: nothing has expired.
     """
 
     before_ms: int = 0
     topics: tuple[tuple[str, int], ...] = ()
 
     def of_topic(self, topic: str) -> int:
-        """Return before when entries of a topic have expired."""
+        """Return the time before which a topic's entries have expired."""
         return min(
             [ms for pattern, ms in self.topics if topic == pattern or fnmatchcase(topic, pattern)],
             default=self.before_ms,
@@ -124,16 +126,16 @@ class Horizon:
 
     @property
     def of_all(self) -> int:
-        """Before when entries have expired whatever their topic is."""
+        """The time before which the entries of every topic have expired."""
         return min(self.before_ms, *(ms for _, ms in self.topics)) if self.topics else self.before_ms
 
     @property
     def latest(self) -> int:
-        """Before when entries of any topic may have expired."""
+        """The time before which entries of some topic may have expired."""
         return max(self.before_ms, *(ms for _, ms in self.topics)) if self.topics else self.before_ms
 
     def has(self, other: Horizon) -> bool:
-        """Return whether all that has expired by `other` has by this one."""
+        """Return whether this horizon expires all entries that `other` expires."""
         if self.of_all >= other.latest:
             return True
         return (
@@ -149,8 +151,11 @@ class Horizon:
 
 @dataclass(frozen=True)
 class Expired:
-    """The hidden part of an index at a position of its log: entries that expired by each of `horizons`; `segments`, by
-    store, that end at an offset or before; entries that `tombstones` erased.
+    """The hidden entries and archived segments of an index at a log position.
+
+    - `horizons`: an entry has expired if any of them says so.
+    - `segments`: for each store, the offset up to which its archived segments have expired.
+    - `tombstones`: the erased entries.
     """
 
     horizons: tuple[Horizon, ...] = ()
@@ -159,41 +164,41 @@ class Expired:
 
     @cached_property
     def erased(self) -> Tombstones:
-        """The tombstones, to be asked."""
+        """The tombstones, prepared for queries."""
         return Tombstones(self.tombstones)
 
     def erased_of(self, topic: str) -> TopicTombstones | None:
-        """Return what was erased of a topic; None: nothing."""
+        """Return the tombstones of a topic; None: it has none."""
         return self.erased.topics.get(topic) if self.tombstones else None
 
     def before_ms(self, topic: str) -> int:
-        """Return before when entries of a topic have expired; 0: none has."""
+        """Return the time before which a topic's entries have expired; 0: none has."""
         return max([horizon.of_topic(topic) for horizon in self.horizons], default=0)
 
     def begin_of(self, topic: str) -> int:
-        """Return the first epoch second of a topic that neither has expired nor was erased with all of it."""
+        """Return the epoch second before which all entries of a topic have expired or were erased."""
         erased = self.erased_of(topic)
         return max(_begin_s(self.before_ms(topic)), ALWAYS if erased is None else erased.begin)
 
     @property
     def log_version(self) -> int:
-        """The version of records and checkpoints that hold it: who does not know it would show it, and lose it."""
+        """The version of log records and checkpoints that have it: older programs must refuse them, not ignore it."""
         if self.tombstones:
             return 3
         return 2 if self else 1
 
     @property
     def of_all_ms(self) -> int:
-        """Before when entries have expired whatever their topic is; 0: none has."""
+        """The time before which the entries of every topic have expired; 0: none has."""
         return max([horizon.of_all for horizon in self.horizons], default=0)
 
     def is_over(self, second: int) -> bool:
-        """Return whether everything up to an epoch second, inclusive, has expired, whatever its topic is."""
+        """Return whether the entries of every topic up to an epoch second, inclusive, have expired."""
         return second * 1000 < self.of_all_ms
 
     @property
     def latest_ms(self) -> int:
-        """Before when entries of any topic may have expired; 0: none has."""
+        """The time before which entries of some topic may have expired; 0: none has."""
         return max([horizon.latest for horizon in self.horizons], default=0)
 
     def keeps(
@@ -202,9 +207,10 @@ class Expired:
         seconds: npt.NDArray[Any],
         topics: Mapping[int, str],
     ) -> npt.NDArray[np.bool_]:
-        """Return which entries (bool, n) are neither expired nor erased, of `items` as stored (or their columns by
-        name) and their epoch seconds (n); of ids without a name in `topics` only what has expired whatever its topic
-        is has.
+        """Return which entries (bool, n) are neither expired nor erased.
+
+        `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
+        topic id. An entry whose topic id has no name has expired if entries of every topic have expired at its second.
         """
         kept = self._unexpired(seconds, items["topic_id"], topics)
         return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept
@@ -221,7 +227,7 @@ class Expired:
         return np.asarray(seconds >= begins)
 
     def joined(self, other: Expired) -> Expired:
-        """Return what has expired by either. One whose content the other has is returned as it is."""
+        """Return all that either of the two hides. If `other` adds nothing, this object itself is returned."""
         horizons = self.horizons
         for horizon in other.horizons:
             if horizon.latest and not any(known.has(horizon) for known in horizons):
@@ -253,7 +259,7 @@ class Expired:
 
 
 def _begin_s(before_ms: int) -> int:
-    """Return the first second that has not expired; entries may be older than the epoch."""
+    """Return the first second that has not expired. Entries may be older than the epoch."""
     return before_ms // 1000 if before_ms else ALWAYS
 
 
@@ -273,4 +279,4 @@ EXPIRED = Optional(
     ),
     NOTHING,
 )
-"""The check of a record's member."""
+"""The check of this field of a log record."""

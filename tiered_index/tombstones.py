@@ -1,8 +1,8 @@
-"""Tombstones: erased entries, as the log states them. Pure.
+"""Tombstones: the erased entries of an index, as the log states them. Pure.
 
-A tombstone is a predicate bounded in time, like a horizon: it hides each entry of its topic (and its key, or queue) of
-second s where s * 1000 < `before_ms`, wherever the entry is and whenever it comes there. A key is known by its hashes
-and its fingerprint alone; in an index without fingerprints by its hashes. Of `Tombstones` none covers another.
+A tombstone is a predicate with a bound in time, like a horizon. It hides the entries of its topic (and of its key or
+queue) with second s if s * 1000 < `before_ms`, also those that are put later. A key is represented by its hashes, and
+by its fingerprint if the index has fingerprints. No tombstone of a `Tombstones` covers another one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import lookup_numbers, normal_hashes
 
 MOST_TOMBSTONES = 4096
-"""Of one index: checkpoints hold them all."""
+"""Most tombstones of one index: each checkpoint has them all."""
 ALWAYS = -(2**62)
-"""A second before all others."""
+"""A second before all seconds of entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Entries of `topic` before `before_ms` (epoch milliseconds, whole seconds): of one queue, of the key that has
-    `hashes` (by the rules abs and mask; none: all keys) and `fingerprint` (None: the index has none), or of all.
+    """The erased entries of `topic` before `before_ms` (epoch milliseconds, in whole seconds).
+
+    - `queue_id`: only those of a queue. None: of all queues.
+    - `hashes`: only those of the key with these hashes, by the rules abs and mask. Empty: of all keys.
+    - `fingerprint`: that of the key. None: the index has no fingerprints.
     """
 
     topic: str
@@ -41,8 +44,9 @@ class Tombstone:
     def of(
         cls, topic: str, before_ms: int, *, key: str | None = None, queue_id: int | None = None, keyed: bool = True
     ) -> Tombstone:
-        """Return the tombstone of what is before a moment, which the end of its second represents; `keyed`: whether
-        the index has fingerprints. Raises `InvalidArgument` for both a key and a queue.
+        """Return the tombstone of a topic, or of a key or a queue in it. `before_ms` is rounded up to a whole second.
+
+        `keyed`: whether the index has fingerprints. Raises `InvalidArgument` for a key together with a queue.
         """
         before_ms = -(-before_ms // 1000) * 1000
         if key is None:
@@ -54,7 +58,7 @@ class Tombstone:
         return cls(topic, before_ms, None, hashes, fingerprint if keyed else None)
 
     def covers(self, other: Tombstone) -> bool:
-        """Return whether all that `other` hides this one does."""
+        """Return whether this tombstone hides all entries that `other` hides."""
         return (
             self.topic == other.topic
             and self.before_ms >= other.before_ms
@@ -87,7 +91,7 @@ class Tombstones(Sequence[Tombstone]):
 
     @cached_property
     def topics(self) -> Mapping[str, TopicTombstones]:
-        """What is hidden of each topic, by name."""
+        """The tombstones of each topic, by name."""
         found: dict[str, TopicTombstones] = {}
         for stone in self.stones:
             found.setdefault(stone.topic, TopicTombstones()).add(stone)
@@ -95,14 +99,14 @@ class Tombstones(Sequence[Tombstone]):
 
     @cached_property
     def hashes(self) -> npt.NDArray[np.int32]:
-        """The hashes (i32, n) of all keys, in order."""
+        """The hashes (i32, n) of all erased keys, in order."""
         return np.unique(np.array([h for stone in self.stones for h in stone.hashes], np.int32))
 
     def joined(self, others: Iterable[Tombstone]) -> Tombstones:
-        """Return what is hidden by either, without what another one covers."""
+        """Return the tombstones of both, without those that another one covers."""
         stones = list(self.stones)
         for stone in others:
-            # what may cover it or be covered is of the same topic
+            # only tombstones of the same topic can cover each other
             mine = [known for known in stones if known.topic == stone.topic]
             if not any(known.covers(stone) for known in mine):
                 stones = [known for known in stones if not stone.covers(known)]
@@ -115,8 +119,10 @@ class Tombstones(Sequence[Tombstone]):
         seconds: npt.NDArray[Any],
         topics: Mapping[int, str],
     ) -> npt.NDArray[np.bool_]:
-        """Return which entries (bool, n) are hidden: `items` as stored (or their columns by name), their epoch seconds
-        (n), names of topic ids. An entry whose id has no name is recognised by the hash of its key alone, which covers
+        """Return which entries (bool, n) are hidden.
+
+        `items` are stored items or their columns by name, `seconds` (n) their epoch seconds, `topics` the name of each
+        topic id. An entry whose topic id has no name is recognised by the hash of its key alone: the hash depends on
         the topic, too.
         """
         hidden = np.zeros(len(seconds), np.bool_)
@@ -137,7 +143,7 @@ class Tombstones(Sequence[Tombstone]):
     def _hide_keys(
         self, hidden: npt.NDArray[np.bool_], likely: Any, items: Any, seconds: Any, topics: Mapping[int, str]
     ) -> None:
-        """Mark what is hidden by its key among the places `likely`."""
+        """Set `hidden` for the entries at the places `likely` that a tombstone of a key hides."""
         hashes, ids, times = normal_hashes(items["key_hash"][likely]), items["topic_id"][likely], seconds[likely]
         met = set(np.unique(hashes).tolist())
         for stone in [one for one in self.stones if not met.isdisjoint(one.hashes)]:
@@ -149,8 +155,9 @@ class Tombstones(Sequence[Tombstone]):
 
 
 class TopicTombstones:
-    """The hidden part of one topic: entries before the epoch second `begin`; of `queues`, and of `keys` by hash, those
-    before a second of their own.
+    """The tombstones of one topic.
+
+    Hidden are entries before the epoch second `begin`. `queues` and `keys` (by hash) have a second of their own.
     """
 
     def __init__(self) -> None:
@@ -159,7 +166,7 @@ class TopicTombstones:
         self.keys: dict[int, list[tuple[int | None, int]]] = {}
 
     def add(self, stone: Tombstone) -> None:
-        """Take in a tombstone of the topic."""
+        """Add a tombstone of the topic."""
         second = stone.before_ms // 1000
         for key_hash in stone.hashes:
             self.keys.setdefault(key_hash, []).append((stone.fingerprint, second))
@@ -169,7 +176,7 @@ class TopicTombstones:
             self.begin = max(self.begin, second)
 
     def begin_of(self, key_hash: int, fingerprint: int) -> int:
-        """Return the first epoch second that is not hidden of a key."""
+        """Return the epoch second before which the entries of a key are hidden."""
         found = self.keys.get(key_hash)
         if found is None:
             return self.begin
@@ -195,4 +202,4 @@ TOMBSTONES = list_of(
         fingerprint=Optional(nullable(integer(0, 2**32 - 1)), None),
     )
 )
-"""The check of a record's member."""
+"""The check of this field of a log record."""

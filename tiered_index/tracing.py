@@ -1,8 +1,8 @@
-"""The purpose of a call in logs and traces: the id of its request, and spans of OpenTelemetry.
+"""Request ids and OpenTelemetry spans, for logs and traces.
 
-Spans are made where the process has set OpenTelemetry's SDK up: this package neither needs nor loads it, and without it
-a span costs a look into a dict. Spans tell topics, statuses, objects and costs,
-and no key. Both travel with the context, into other threads, too. Threads: any.
+Spans are made only if the process has set up OpenTelemetry's SDK. This package neither needs nor loads the SDK; without
+it a span costs a dict lookup. Spans have topics, statuses, objects and costs, but no key. The id and the span belong to
+the context, also in other threads that get a copy of it. Threads: any.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 request_id: ContextVar[str | None] = ContextVar("tiered_index_request_id", default=None)
-"""The id of the request that is being answered; None: there is none."""
+"""The id of the request that this context answers; None: no request."""
 _NAME = "tiered_index"
 
 
 class Span(Protocol):
-    """The used part of OpenTelemetry's spans."""
+    """The part of OpenTelemetry's spans that this package uses."""
 
     def is_recording(self) -> bool: ...
     def set_attributes(self, attributes: Mapping[str, Any]) -> None: ...
@@ -38,8 +38,9 @@ def is_traced() -> bool:
 
 
 def span(name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
-    """Return a block of work as a span ``tiered_index.NAME``, below the present one; what the block raises is noted.
-    None: no spans are made.
+    """Return a context manager that makes a span ``tiered_index.NAME`` below the present span.
+
+    It gives None if no spans are made. The span records an error that the block raises.
     """
     trace = _set_up()
     if trace is None:
@@ -51,7 +52,7 @@ def span(name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
 
 
 def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Span | None]:
-    """Return a request as a span, below the one that its ``traceparent`` names; `tell_request` tells its end."""
+    """Return the span of a request, below the span that its ``traceparent`` names. End it with `tell_request`."""
     trace = _set_up()
     if trace is None:
         return _NO_SPAN
@@ -63,7 +64,7 @@ def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContext
 
 
 def tell_request(traced: Span | None, method: str, route: str, status: int, error: Exception | None) -> None:
-    """Tell a request's span its route and status; an error is one where the service failed, not its client."""
+    """Set the route and the status of a request's span. Only a status of 500 or more marks the span as failed."""
     if traced is None or not traced.is_recording():
         return
     traced.update_name(f"{method} {route}")
@@ -75,7 +76,7 @@ def tell_request(traced: Span | None, method: str, route: str, status: int, erro
 
 
 def _set_up() -> Any:
-    """Return OpenTelemetry's module of traces; None where the process has not set it up."""
+    """Return OpenTelemetry's trace module; None if the process has not set up the SDK."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None

@@ -1,8 +1,7 @@
-"""The types of the public API: entries, answers, and the declaration of further columns; and parsing of times.
+"""The types of the public API: entries, answers, and the declaration of further columns. Also parses times.
 
-`IndexItem` is both the declared record of an entry and the class of one answer. A subclass adds fixed-width columns
-with `column(...)`; the engine stores, compacts, uploads and returns them like its own, and writes their declaration
-into every file:
+`IndexItem` is the class of entries. A subclass adds fixed-width columns with `column(...)`. The engine stores and
+returns them like its own columns, and writes their declaration into every file:
 
     @dataclass(frozen=True, kw_only=True)
     class OrderItem(KeyedIndexItem):
@@ -54,11 +53,11 @@ def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MIS
 
 @dataclass(frozen=True, kw_only=True)
 class IndexItem:
-    """The position of one message that has the key of the lookup.
+    """An entry: the position of one message that has the key of the lookup.
 
     `offset` is a position in the index's `offset_space`, `size` is in bytes, and `timestamp_ms` is store time in epoch
-    milliseconds by whole seconds. `source` is the URI of the entry's index if several are read. Source: RocketMQ's
-    `org.apache.rocketmq.tieredstore.index.IndexItem`.
+    milliseconds by whole seconds. `source` is the URI of the entry's index if several are read. The class corresponds
+    to RocketMQ's `org.apache.rocketmq.tieredstore.index.IndexItem`.
     """
 
     topic: str
@@ -97,14 +96,14 @@ def _field_names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
-"""The class of entries; without one `IndexItem`."""
+"""The class of entries; by default `IndexItem`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedIndexItem(IndexItem):
     """An `IndexItem` with a 32-bit fingerprint of topic#key.
 
-    The fingerprint is an independent hash that tells apart keys whose `key_hash` is equal.
+    The fingerprint is an independent hash. It distinguishes keys whose `key_hash` is equal.
     """
 
     fingerprint: int = column(">u4")
@@ -127,7 +126,7 @@ class Lookup:
 
 
 class _Record:
-    """Base of plain records."""
+    """Base class of records whose fields are all JSON-ready."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict."""
@@ -195,7 +194,7 @@ class Explain:
     folded_entries: int = 0
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict; without `files` those are left out."""
+        """Return the fields as a JSON-ready dict; without the reports of files if `files` is false."""
         totals = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "files"}
         return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
 
@@ -223,24 +222,25 @@ class Freshness:
         return known if self.not_asked is None else known | {"not_asked": self.not_asked}
 
 
-# characters of a line that fits a terminal
+# characters of a line in a terminal
 _WIDTH = 100
 
 
 def shortened(text: str) -> str:
-    """Return a text as one line shows it."""
+    """Return a text as one printable line of at most 100 characters."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text[: _WIDTH + 1])
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
 
 
 class Provenance(NamedTuple):
-    """The files that an answer could see, and the entries that are lost to it.
+    """The state of each index that an answer was read from, and the entries that the answer lacks.
 
-    `freshness` says how far the storage was filled, for each index that was read from its storage alone, or from its
-    root while the storage could not be asked. `unknown_topics` has the lookup's topic where nothing was found, and
-    where none of the files in its range, as far as they were read, has the topic. `lost` are the files given up for
-    good that may have held answers within its range: it is complete except for them. `expired_before_ms`: entries
-    before it have expired and are in no answer; None where the range does not reach before it.
+    - `freshness`: how much the storage had, for each index that was read without its root, or from its root while the
+      storage was not available.
+    - `unknown_topics`: the topic of the lookup, if nothing was found and no file that was read in its range has the
+      topic.
+    - `lost`: lost files that may have had answers in the range. The answer is complete except for them.
+    - `expired_before_ms`: entries before this time have expired and are in no answer. None: the range begins later.
     """
 
     freshness: tuple[Freshness, ...] = ()
@@ -254,8 +254,10 @@ class Provenance(NamedTuple):
         return min([index.as_of_ms for index in self.freshness if index.as_of_ms is not None], default=None)
 
     def joined(self, later: Provenance) -> Provenance:
-        """Return the provenance of two pages, or batches, together: they saw no more than the first one did, or than
-        one that read a root without its storage, and they lack all that one of them lacks.
+        """Return the provenance of two pages or batches together.
+
+        The freshness is that of the first. `not_asked` is set if one of them has it. Each of the two can lack entries,
+        so the result names the topics and files of both.
         """
         indexes = {index.source: index for index in self.freshness}
         for index in later.freshness:
@@ -287,15 +289,15 @@ RowT = TypeVar("RowT", covariant=True, default=Any)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Answer(Sequence[RowT]):
-    """Base of the answers to lookups: a sequence of rows. Fields and properties are as in `QueryResult`."""
+    """Base class of answers: a sequence of rows. `QueryResult` documents the fields and properties."""
 
-    # defaults that are made leave no attribute of the class in the place of one that is made later
+    # default factories, because a class attribute would hide the fields that `QueryResult` makes later
     status: Status
     failed: tuple[FileReport, ...] = field(default_factory=tuple)
     explain: Explain = field(default_factory=Explain)
     seen: Provenance = field(default_factory=lambda: _NOTHING_SEEN)
 
-    # the field that has the rows, and the other fields of a kind of answer that its document has
+    # the name of the field that has the rows, and the names of further fields in `to_dict`
     rows_field: ClassVar[str]
     own_fields: ClassVar[tuple[str, ...]] = ()
 
@@ -354,7 +356,7 @@ class Answer(Sequence[RowT]):
         return self.seen.to_dict()
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
+        """Return the answer as a JSON-ready dict. If `files` is false, its `explain` has no reports of files."""
         rows: Sequence[Any] = self.rows
         return {
             self.rows_field: [row.to_dict() for row in rows],
@@ -367,13 +369,13 @@ class Answer(Sequence[RowT]):
 
 
 class LaterFields(Protocol):
-    """The fields of a `QueryResult` that are made when they are looked at."""
+    """Makes fields of a `QueryResult` on first access."""
 
     def field(self, name: str) -> Any:
         """Return the field."""
 
     def table(self) -> pa.Table:
-        """Return what `items_table` does of the items, without making them."""
+        """Return the result of `items_table` for the items, without making the items."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -396,14 +398,14 @@ class QueryResult(Answer[ItemT]):
     timestamp_resolution_ms: int = 1000
     item_type: type[IndexItem] = field(default_factory=lambda: IndexItem, repr=False)
 
-    # some fields it makes of `_later`, a `LaterFields`, once, when they are looked at
+    # `_later`, a `LaterFields`, makes some fields on first access
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             later = self.__dict__.get("_later")
             if later is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            # of two threads that look at once, both get what the first one made
+            # if two threads do this at the same time, both return the value of the first
             return self.__dict__.setdefault(name, later.field(name))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -447,7 +449,7 @@ class TopicSummary(_Record):
 class TopicsResult(Answer[TopicSummary]):
     """The topics of an index by name, as a sequence. Other fields are as in `QueryResult`.
 
-    `expired_before_ms` belongs to the topics that expire first; of others, older entries may be there.
+    `expired_before_ms` is that of the topics that expire first. Other topics may have older entries.
     """
 
     rows_field = "topics"
@@ -456,7 +458,7 @@ class TopicsResult(Answer[TopicSummary]):
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Return a table as a pandas DataFrame. Raises `ConfigError` where pandas is not installed."""
+    """Return a table as a pandas DataFrame. Raises `ConfigError` if pandas is not installed."""
     try:
         return table.to_pandas()
     except ImportError as error:
@@ -467,7 +469,7 @@ _ARROW_TYPES = {"topic": "string", "offset": "int64", "timestamp_ms": "int64", "
 
 
 def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Table:
-    """Return entries as an Arrow table: a row each, a column for each field of `item_type`, in declaration order.
+    """Return entries as an Arrow table, with a row per entry and a column per field of `item_type`, in their order.
 
     Numbers have the width in which they are stored (`timestamp_ms`: int64, epoch milliseconds), bytes are binary.
     """
@@ -477,8 +479,8 @@ def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Ta
 
 
 def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table:
-    """Return `items_table` of the items whose fields are `columns`: lists or arrays by name, NumPy's or Arrow's."""
-    # loaded when used: every command imports this module
+    """Return a table as `items_table` does, from `columns`: for each field a list, or a NumPy or Arrow array."""
+    # imported here, because every command loads this module
     import numpy as np
     import pyarrow as pa
 
@@ -499,7 +501,7 @@ _DAY_MS = 86_400_000
 
 
 def format_time(time_ms: int | None) -> str:
-    """Return an ISO 8601 time in UTC, with milliseconds only where there are any; empty for None."""
+    """Return an ISO 8601 time in UTC, with milliseconds unless they are 0; an empty text for None."""
     if time_ms is None:
         return ""
     moment = EPOCH + timedelta(milliseconds=time_ms)
@@ -507,12 +509,11 @@ def format_time(time_ms: int | None) -> str:
 
 
 def parse_time(text: str, *, end: bool = False) -> int:
-    """Return the epoch milliseconds of a time as people write it, a bound of a range: a number of them, or ISO 8601.
+    """Return the epoch milliseconds of a text: a number of epoch milliseconds, or an ISO 8601 time.
 
-    What is outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example
-    ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14``; UTC where no zone is
-    given. A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. Raises
-    `ValueError` naming the text.
+    Examples: ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00``, ``2023-11-14``. Without a zone
+    the time is UTC. A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. A
+    time outside 1970 to 9999 becomes the nearest time within. Raises `ValueError` naming the text.
     """
     text = text.strip()
     if text.isascii() and text.removeprefix("-").isdigit():

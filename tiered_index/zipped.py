@@ -1,7 +1,6 @@
-"""Loads the compiled modules of a package that is imported from a zip file, as Spark's executors get it by `--ship`.
+"""Loads the compiled modules of a package in a zip file, which Spark's executors get by `--ship`.
 
-The system maps a compiled module from a file of its own, so it is unpacked. Imported by `kernels` alone, where it is
-needed.
+The system can load a compiled module only from a file, so the module is unpacked first. Only `kernels` uses this.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from zipimport import zipimporter
 
 
 def load(archive: zipimporter, name: str) -> ModuleType:
-    """Return module `name` (``package.module``). Raises `ImportError`: no module there fits this Python and system."""
+    """Load module `name` (``package.module``) from a zip file. Raises `ImportError` if none fits this Python."""
     place = Path(archive.archive, *name.split("."))
     for suffix in machinery.EXTENSION_SUFFIXES:
         try:
@@ -25,7 +24,7 @@ def load(archive: zipimporter, name: str) -> ModuleType:
             continue
     else:
         raise ImportError(f"{archive.archive} has no {name} for this Python, *{machinery.EXTENSION_SUFFIXES[0]}")
-    # a loaded module needs its file no more
+    # a loaded module no longer needs its file
     with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
         path = Path(folder, place.name)
         try:
