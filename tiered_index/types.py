@@ -53,7 +53,7 @@ def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MIS
 
 @dataclass(frozen=True, kw_only=True)
 class IndexItem:
-    """An entry: the position of one message that has the key of the lookup.
+    """An entry: topic, queue, offset, size and second of one message with the key.
 
     `offset` is a position in the index's `offset_space`, `size` is in bytes, and `timestamp_ms` is store time in epoch
     milliseconds by whole seconds. `source` is the URI of the entry's index if several are read. The class corresponds
@@ -201,7 +201,7 @@ class Explain:
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
-    """The freshness of the storage of one index. A lookup can't see entries that the writer has not published yet.
+    """The time up to which one index is published. A lookup in the storage can't see newer entries.
 
     `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds by whole
     seconds; None: no entry is published. `positions` has, for each source of entries (a RocketMQ store, a file, a
@@ -427,7 +427,7 @@ class QueryResult(Answer[ItemT]):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicSummary(_Record):
-    """The contents of an index for one topic.
+    """The number of entries of one topic, the bytes of their messages, and the first and last time.
 
     `entries`, the `bytes` of their messages (a message with two keys counts twice), and the first and last entry's time
     in inclusive epoch milliseconds.

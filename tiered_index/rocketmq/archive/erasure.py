@@ -136,7 +136,7 @@ def erase_index(
     clock: Clock | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
-    """Erase entries of a topic that are older than `before_ms`; without `yes` only return what would go.
+    """Erase entries of a topic that are older than `before_ms`; without `yes` only return the plan.
 
     `before_ms` is in epoch milliseconds (None: now). The entries are those of `keys`, of a queue, or of the whole topic
     (`keys` None; an empty list is refused). One log record hides them permanently: no lookup shows them from then on,
