@@ -26,17 +26,17 @@ def lookups(document: dict[str, Any]) -> str:
         "key in",
         "GETs",
         "KiB",
-        "USD a million",
+        "USD per million",
         "p50 ms",
         "p99 ms",
         "times plain GETs",
-        "GETs, filters at hand",
+        "GETs, filters cached",
         "p50 ms",
         "p99 ms",
         "RocketMQ: GETs",
-        "USD a million",
+        "USD per million",
         "p50 ms, file by file",
-        "p50 ms, side by side",
+        "p50 ms, in parallel",
     )
     rows = []
     for files, kind in dict.fromkeys((files, kind) for files, kind, who in cells if who == OURS):
@@ -57,7 +57,7 @@ def lookups(document: dict[str, Any]) -> str:
 
 
 def opening(document: dict[str, Any]) -> str:
-    """Return the table of readers that know nothing."""
+    """Return the table of readers without caches."""
     measured = table_rows(document, "a reader")
     cells = {(files, kind): (requests, kib, usd, p50) for files, kind, _, _, requests, kib, usd, p50, *_ in measured}
     columns = (
@@ -88,7 +88,7 @@ def curve(document: dict[str, Any]) -> str:
 def fingerprint(document: dict[str, Any]) -> str:
     """Return the table of false matches."""
     (title,) = [table["title"] for table in document["tables"] if table["title"].startswith("false matches")]
-    columns = ("entries of other keys", "met", "a lookup and file", "expected", "a lookup in 1,000 files")
+    columns = ("entries of other keys", "found", "per lookup and file", "expected", "per lookup in 1,000 files")
     return f"{title[0].upper()}{title[1:]}:\n\n{markdown(columns, table_rows(document, 'false matches'))}"
 
 
@@ -98,9 +98,9 @@ def main(injected: dict[str, Any], real: dict[str, Any]) -> None:
     parts = {
         "curve": curve(injected),
         "fingerprint": fingerprint(injected),
-        "injected": f"{about['injected']}.\n\n{lookups(injected)}\nA reader that knows nothing, same "
+        "injected": f"{about['injected']}.\n\n{lookups(injected)}\nA reader without caches, same "
         f"storage:\n\n{opening(injected)}",
-        "real": f"{about['real']}.\n\n{lookups(real)}\nA reader that knows nothing, same storage:\n\n{opening(real)}",
+        "real": f"{about['real']}.\n\n{lookups(real)}\nA reader without caches, same storage:\n\n{opening(real)}",
     }
     rewrite(PAGE, parts)
 

@@ -199,7 +199,7 @@ def _fingerprint_table(matches: _Matches) -> Table:
     """Return what was counted beside what is expected."""
     files = 1_000
     return Table(
-        title=f"false matches a lookup and file of {matches.keys:,} keys ({matches.sample:,} absent keys looked up)",
+        title=f"false matches per lookup and file of {matches.keys:,} keys ({matches.sample:,} absent keys looked up)",
         columns=("entries of other keys", "met", "a lookup", "expected", f"in {files:,} files"),
         rows=(
             (
