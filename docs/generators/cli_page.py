@@ -35,11 +35,14 @@ def all_commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def commands() -> str:
-    """Return a section for each command, after a table of the options that many commands share."""
+    """Return a table of the commands, a table of the options that many of them share, and a section for each."""
     found = list(all_commands())
+    heads = [(" ".join(words), (command.help or "").strip().partition("\n\n")[0]) for words, command in found]
+    names = [f"| [`{name}`](#{name.replace(' ', '-')}) | {_marked(' '.join(head.split()))} |" for name, head in heads]
     counts = Counter(_row(option) for _, command in found for option in command.params)
     common = [row for row, count in counts.items() if count >= _COMMON]
-    parts = ["## Options of many commands\n", _table(common)]
+    parts = ["| command | purpose |\n|---|---|\n" + "\n".join(names) + "\n"]
+    parts += ["## Options of many commands\n", _table(common)]
     for words, command in found:
         text, _, examples = (command.help or "").partition(_EXAMPLES)
         head, _, more = text.strip().partition("\n\n")
@@ -59,8 +62,8 @@ def commands() -> str:
 
 
 def _marked(text: str) -> str:
-    """Return the text with its options as code."""
-    return re.sub(r"(?<![`\w-])--[a-z][a-z-]*", r"`\g<0>`", text)
+    """Return the text with its options as code, except those within code."""
+    return re.sub(r"`[^`]*`|(?<![\w-])--[a-z][a-z-]*", lambda m: m[0] if m[0][0] == "`" else f"`{m[0]}`", text)
 
 
 def _is_argument(option: Any) -> bool:
@@ -72,7 +75,7 @@ def _row(option: Any) -> tuple[str, str]:
     value = "" if getattr(option, "is_flag", False) or _is_argument(option) else f" {_value(option)}"
     name = option.metavar or option.name.upper() if _is_argument(option) else ", ".join(names)
     text = (option.help or "").strip()
-    default = option.default
+    default = option.show_default if isinstance(getattr(option, "show_default", None), str) else option.default
     if isinstance(default, int | float | str) and not isinstance(default, bool) and default != "" and value != "":
         text += "" if "efault" in text else f" Default: {default}."
     return f"{name}{value}", text

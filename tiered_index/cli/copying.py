@@ -59,10 +59,10 @@ def copy(
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby.
 
-    The copy is as of one position of the log. Every byte of every object is checked. One record then makes the whole
-    copy visible. Run the command again to continue an interrupted copy or to update an earlier one. Writers, merges and
-    readers of the source may run meanwhile. The copy is an index of its own: a writer opens it with a new root, and
-    from then on it can't be updated.
+    The copy has the index as of one position of its log. Every byte of every object is checked. Then one record makes
+    the whole copy visible. Run the command again to continue an interrupted copy or to update an earlier one. Writers,
+    merges and readers of the source may run. The copy is an index of its own. A writer can open it with a new root;
+    after that, the copy can't be updated.
 
     With --follow the copy stays up to date as a standby. Objects that the source's log removes are removed from the
     copy's log; their bytes are deleted after --grace. Exit code 3: a storage does not answer or refuses; with --follow

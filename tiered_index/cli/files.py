@@ -147,8 +147,8 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
 def inspect(session: Session, file: File) -> int:
     """Show header, geometry, metadata and directory statistics of one file.
 
-    Entries are not checked. To check them, use verify. An unsealed file of RocketMQ does not state its geometry: give
-    the settings slots and items.
+    The command does not check entries: use verify for that. An unsealed file of RocketMQ does not state its geometry:
+    pass the settings slots and items.
 
     [bold]Examples[/bold]
 
@@ -222,11 +222,10 @@ def du(
 ) -> int:
     """Show stored entries, bytes and monthly cost by topic, day and state.
 
-    Days are UTC days. A topic has a share of a file's bytes by its entries. The entries of a file of several days are
-    assumed to be spread evenly over them (estimated). Cost is that of the bytes in the storage, by the settings' prices
-    (default: S3 Standard's list price), without requests. Archived segments have a row of their own. The log, and
-    objects that no record names (`orphans`), are not counted. The command reads the directory of each stored file, as
-    `topics` does.
+    Days are UTC days. A file's bytes are divided among its topics in proportion to their entries. If a file has several
+    days, its entries are divided evenly among them (estimated). Cost is that of the bytes in the storage, without
+    requests, by the prices in the settings (default: S3 Standard's list price). Archived segments have a row of their
+    own. The log and orphans are not counted. The command reads the directory of each stored file, as `topics` does.
 
     [bold]Examples[/bold]
 

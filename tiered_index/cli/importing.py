@@ -212,12 +212,12 @@ def import_(
 ) -> int:
     """Import entries that `export` wrote into an index.
 
-    Entries are put as they are, with their hashes of keys. So lookups give the answers of the exported index. The
-    command prints the number of entries and the checksum that `export` printed. Run it again with the same file to
-    continue. Files of --format rocketmq are for RocketMQ, and can't be imported.
+    Lookups in the new index give the same answers as in the exported one, since entries keep the hashes of their keys.
+    The command prints the number of entries and the checksum that `export` printed. Run it again with the same file to
+    continue. Files of `--format rocketmq` are for RocketMQ, and can't be imported.
 
-    A file has no source positions: `ingest` reads sources from their start. It has no tombstones and horizons either:
-    erased or expired entries come back if a source still has them. `copy` copies all of these.
+    The file has no source positions, so `ingest` reads sources from their start. It has no tombstones and horizons, so
+    erased or expired entries return if a source still has them. `copy` copies all of these.
 
     [bold]Examples[/bold]
 

@@ -192,7 +192,7 @@ class FileOptions:
     """Options of files of messages."""
 
     skip_bad: Annotated[
-        bool, Option("--skip-bad", help="Skip bad messages: show the first ten, count all by reason.")
+        bool, Option("--skip-bad", help="Skip invalid messages. Print the first ten, and the number for each reason.")
     ] = False
     column: Column = None
     constant: Constant = None
@@ -207,7 +207,11 @@ class StoreOptions:
 
     skip_corrupt: Annotated[bool, _of_store("--skip-corrupt", help="Skip damage and report it.")] = False
     skip_missing: Annotated[
-        bool, _of_store("--skip-missing", help="Skip messages that were deleted unread or rewritten, and report them.")
+        bool,
+        _of_store(
+            "--skip-missing",
+            help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
+        ),
     ] = False
     check_bodies: Annotated[
         bool, _of_store("--check-bodies/--no-check-bodies", help="Check each message's body against its CRC.")
@@ -232,7 +236,7 @@ def ingest(
         False, "--follow", help="Keep indexing new messages of a store or of Kafka until SIGTERM or SIGINT."
     ),
     store_name: str | None = Option(
-        None, help="Name of the source in the index. Default: its path. A named file may move."
+        None, help="Name of the source in the index. Default: its path. Give a name to a file that may move."
     ),
     poll: float = Option(0.2, min=0.01, metavar="S", help="With --follow: seconds between checks for new messages."),
     log_format: LogAs = "text",
@@ -247,20 +251,20 @@ def ingest(
 ) -> int:
     """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
 
-    A store is only read, and its broker may run meanwhile. With --follow the command keeps indexing new messages.
+    The command only reads a store, and its broker may run. With --follow the command keeps indexing new messages.
     --topics, --exclude-topics, --index-tags and --index-prepared apply to messages read from now on. --restart reads
     the store from its start.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
     "keys". CSV and Parquet have these columns. --item-type names a class with columns of your own. Other columns are
-    not indexed; the command names them. --column offset=rownumber takes the row's number.
+    not indexed; the command names them. With `--column offset=rownumber` the offset is the row's number.
 
-    A file that grew is continued. A file that changed is an error unless you pass --restart. stdin is read from its
-    start each time. An entry that is put twice is one answer.
+    If a file has grown, the command reads its new part. If it has changed otherwise, that is an error unless you pass
+    --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
 
-    Each partition of Kafka is continued. A topic that was deleted and created again is read from its start, and is
-    reported as rewritten. Before Kafka 2.8 topics have no id: the last 100 records before the position decide. If none
-    of them is in the index, the partition is read from its start.
+    Each partition of Kafka continues at its own position. A topic that was deleted and created again is read from its
+    start, and is reported as rewritten. Before Kafka 2.8 topics have no id. There a partition is read from its start if
+    the index has none of its last 100 records before the position.
 
     [bold]Examples[/bold]
 
@@ -405,17 +409,17 @@ def import_classic(
     folder: Path = Argument(
         metavar="DIR", help="Folder of the classic index files: STORE_DIR/index.", show_default=False
     ),
-    store: Path | None = Option(None, help="Store with their commit log. Default: the folder above DIR."),
+    store: Path | None = Option(None, help="Store with the commit log of these files. Default: the folder above DIR."),
     store_name: str | None = Option(None, help="Name of the store in the index. Default: its path."),
-    restart: bool = Option(False, "--restart", help="Read every entry again, even if the store differs."),
+    restart: bool = Option(False, "--restart", help="Read every entry again, even if the store has changed."),
     *,
     intake: IntakeOptions,
 ) -> int:
     """Import the classic index files of a RocketMQ broker.
 
     Their entries have a hash and an offset. Topic, key, queue and size come from the messages in the commit log.
-    Entries whose message is missing or has no such key are dropped and counted. An entry that is put twice is one
-    answer.
+    Entries whose message is missing or has no such key are dropped and counted. Lookups show an entry once, also if it
+    was put twice.
 
     [bold]Examples[/bold]
 

@@ -29,7 +29,10 @@ class KafkaClientOptions:
         _kafka(metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."),
     ] = None
     kafka_config: Annotated[
-        Path | None, _kafka(metavar="FILE", help="File of such settings, one NAME=VALUE per line: for secrets.")
+        Path | None,
+        _kafka(
+            metavar="FILE", help="File with settings of Kafka's client, one NAME=VALUE per line. Use it for secrets."
+        ),
     ] = None
 
     def settings(self) -> dict[str, str]:

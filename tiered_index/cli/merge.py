@@ -115,15 +115,15 @@ def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
 def merge(
     session: Session,
     given: WindowOptions,
-    shard_bytes: int = Option(1 << 30, help="Approximate size of a shard."),
+    shard_bytes: int = Option(1 << 30, help="Approximate bytes of a shard."),
     threads: int = Option(2, min=1, help="Number of parallel tasks."),
 ) -> int:
     """Merge uploaded files into window tables, so that a lookup costs one request per window.
 
     Tables of shorter windows are merged too. Windows are counted from 1970-01-01 UTC: 30d is 30 days, not a calendar
-    month. Writers and readers may run meanwhile. A log record removes the merged files; `tiered-index orphans` deletes
-    their objects. You may repeat the command. Exit code 4: the storage lost an object of a source; --skip-lost merges
-    the rest.
+    month. Writers and readers may run. A log record removes the merged files from the index; `tiered-index orphans`
+    deletes their objects later. You may repeat the command. Exit code 4: the storage lost an object of a source;
+    --skip-lost merges the rest.
 
     [bold]Examples[/bold]
 

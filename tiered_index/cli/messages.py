@@ -154,9 +154,9 @@ def message(
 ) -> int:
     """Show one message, by its id, its unique key or its queue offset.
 
-    An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic ID
-    is the unique key that the producer gave the message; the index is needed to find it. Of messages with one unique
-    key 32 are shown at a time. --queue-id and --offset name a message of --store by its queue.
+    An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
+    is the unique key that the producer gave the message. The command then needs the index, and shows up to 32 messages
+    with that key at a time. --queue-id and --offset name a message of --store by its queue.
 
     The message is read from --store, or from archived segments if --storage or --root names the index. Exit code 1: the
     id is valid, but the message can't be read. The command then prints its state and the reason.

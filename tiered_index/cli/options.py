@@ -82,7 +82,7 @@ class RangeOptions:
 
 # What reads single files: inspect, dump, verify.
 File = Annotated[
-    str, Argument(metavar="FILE", help="Path, file id or the end of one, or object name.", show_default=False)
+    str, Argument(metavar="FILE", help="Path, object name, or file id (its end is enough).", show_default=False)
 ]
 
 # What runs on and on: serve, ingest --follow.
@@ -113,7 +113,7 @@ class SelectionOptions:
         list[str] | None,
         of_store(
             metavar="PATTERN",
-            help="Index matching topics only, for example 'order*'. Repeatable. Default: all but RocketMQ's own.",
+            help="Index matching topics only, for example 'order*'. Repeatable. Default: all except internal ones.",
         ),
     ] = None
     exclude_topics: Annotated[
@@ -143,7 +143,7 @@ class ArchiveOptions:
         bool,
         of_store(
             "--archive-queues",
-            help="As --archive-segments, with queue offsets, so that clients can pull from the archive.",
+            help="As --archive-segments, and also store queue offsets, so that clients can pull from the archive.",
         ),
     ] = False
 
@@ -183,11 +183,11 @@ class ServiceOptions:
 class LimitOptions:
     """Options that limit the lookups of one command."""
 
-    max_requests: Annotated[int | None, _limit(metavar="N", help="Most requests to the storage.")] = None
-    max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Most bytes read from the storage.")] = None
+    max_requests: Annotated[int | None, _limit(metavar="N", help="Limit of requests to the storage.")] = None
+    max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Limit of bytes read from the storage.")] = None
     timeout: Annotated[
         float | None,
-        _limit(metavar="SECONDS", help="Time limit. It includes opening the index. No request starts after it."),
+        _limit(metavar="SECONDS", help="Time limit, also for opening the index. After it no new request starts."),
     ] = None
 
     @property
@@ -253,7 +253,7 @@ class EraseOptions:
         Option(
             parser=duration_option,
             metavar="1h",
-            help="With --now: time to keep the bytes of removed objects, for running exports and jobs.",
+            help="Time to keep the bytes of removed objects, for running exports and jobs.",
             show_default="1h",
         ),
     ] = 3600
@@ -272,8 +272,7 @@ class SparkOptions:
     ] = None
     conf: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Setting of Spark. Repeatable.")] = None
     ship: Annotated[
-        bool,
-        Option("--ship", help="Send this package to the executors. Their Python then needs its dependencies only."),
+        bool, Option("--ship", help="Send this package to the executors. They then need only its dependencies.")
     ] = False
 
 

@@ -39,11 +39,11 @@ def query(
     session: Session,
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages.", show_default=False),
     key: str | None = Argument(None, metavar="KEY", help="Key of the messages.", show_default=False),
-    tag: bool = Option(False, "--tag", help="KEY is a tag. Needs `ingest --index-tags`."),
+    tag: bool = Option(False, "--tag", help="KEY is a tag, of messages that `ingest --index-tags` has indexed."),
     max_count: int | None = Option(
         None,
         "--max",
-        help="Most entries (default 64). With --all: entries per page (1,000, then more; with --messages 256).",
+        help="Most entries. Default: 64. With --all: entries per page. Default: 1,000, with --messages 256.",
     ),
     cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
     explain: bool = Option(False, "--explain", help="Print the files, requests, bytes and cost of the lookup."),
@@ -77,22 +77,23 @@ def query(
 
     No match is an empty answer with exit code 0.
 
-    With --storage alone the answer has the uploaded entries, and names the time of the newest one. With --root, on the
+    With --storage alone the answer has the uploaded entries, and states the time of the newest one. With --root, on the
     writer's host, it also has entries that are flushed but not uploaded.
 
     With --messages each message has a state: local, archived, expired (deleted by the broker, not archived) or missing,
-    with the reason. Entries of other keys with an equal hash are dropped and counted.
+    with the reason. Messages of other keys with the same hash are dropped and counted.
 
-    Limits apply to the whole command, all pages together. At a limit the command prints the entries found so far, names
-    the files that it did not read, and ends with exit code 6. Requests that open the index are not counted.
+    --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
+    the entries found so far, names the files that it did not read, and ends with exit code 6. Requests that open the
+    index are not counted.
 
-    Several --storage, or one prefix above several indexes, are read as one. Each entry then names its source. Messages
-    come from the archived segments of each index.
+    To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then names its index.
+    Messages come from the archived segments of each index.
 
-    With --keys the file has the columns topic, key and optionally begin_ms and end_ms. --begin and --end are the
-    defaults. Each stored file is read once for 100,000 keys (by a service: 1,000). An answer has a row for each entry,
-    and one row for a key without entries. With --json it has a line for each, then the status. --max applies to each
-    key.
+    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end are the defaults
+    of the last two. --max applies to each key. Each stored file is read once for 100,000 keys (by a service: 1,000).
+    The output has a row for each entry, and one row for a key without entries. With --json it has a line for each, then
+    the status.
 
     [bold]Examples[/bold]
 

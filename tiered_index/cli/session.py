@@ -55,9 +55,11 @@ LogFormat = Literal["text", "json"]
 
 def _options(
     *,
-    root: Path | None = _common(None, help="Folder for local files."),
+    root: Path | None = _common(None, help="Local folder of the index's writer."),
     storage: list[str] | None = _common(
-        None, help="Storage: s3://bucket/prefix, file:///dir. `query` takes several.", show_default=False
+        None,
+        help="Storage of the index, such as s3://bucket/prefix or file:///dir. `query` and `serve` accept several.",
+        show_default=False,
     ),
     config: Path | None = _common(None, help="TOML file of settings."),
     settings: list[str] | None = _common(

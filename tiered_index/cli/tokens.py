@@ -24,8 +24,8 @@ def token(
 ) -> int:
     """Create a token for the service and print it, once.
 
-    The file gets the token's hash only. To revoke a token, remove it from the file: a running service obeys within a
-    second.
+    The file has only the token's hash. To revoke a token, remove it from the file: a running service refuses it within
+    a second.
 
     [bold]Examples[/bold]
 

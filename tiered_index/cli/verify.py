@@ -55,7 +55,7 @@ _NAMES = {
 def verify(
     session: Session,
     files: list[str] | None = Argument(
-        None, metavar="[FILE]...", help="Paths, file ids or ends of ids, or object names. Default: all files."
+        None, metavar="[FILE]...", help="Paths, object names, or file ids (their ends are enough). Default: all files."
     ),
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
     repair: bool = Option(False, "--repair", help="With --deep: print a repair for each damaged or missing object."),
@@ -84,20 +84,20 @@ def verify(
 ) -> int:
     """Check all checksums of an index: local files, log records, checkpoints and objects.
 
-    The command compares the log with the objects, and local copies with the objects. Exit code 1: something is wrong;
-    each finding is printed. Exit code 3: the storage did not answer. Without --deep it checks the size and trailer of
-    each object; with --deep every byte. Objects that the log does not name are notes, not findings.
+    The command compares the log with the objects, and local copies with the objects. Without --deep it checks the size
+    and trailer of each object; with --deep every byte. It prints each finding, and then ends with exit code 1. Exit
+    code 3: the storage did not answer. Objects that the log does not name are notes, not findings.
 
     --repair prints a repair for each damaged or missing object, and the topics and times that answers will lack. With
     --yes it applies the repairs. It tries these in order: restore the object from the root's copy (--root), from
-    another upload, or from a copy of the index (--copy); salvage the parts that verify; give up the rest. Answers name
-    entries that were given up, permanently. A damaged local copy is fetched from the storage.
+    another upload, or from a copy of the index (--copy); salvage the undamaged parts; give up the rest. Answers name
+    the files whose entries were given up, permanently. A damaged local copy is fetched from the storage.
 
     An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
-    without a good copy stays, because its whole messages can still be read. --give-up-segments removes it.
+    without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
 
-    Each new object is verified before a log record names it. Writers, readers and jobs may run meanwhile, except the
-    writer of a root whose files are repaired. The exit code is 0 once nothing is left to repair.
+    Each new object is verified before a log record names it. Stop the writer of a root whose files you repair. Other
+    writers, readers and jobs may run. Exit code 0: nothing is left to repair.
 
     [bold]Examples[/bold]
 

@@ -53,13 +53,13 @@ def rebuild(
 ) -> int:
     """Build a new index from the archived segments of another index.
 
-    The files of the old index may all be gone. The entries are those that `ingest` put: keys, unique keys, topics,
-    queues and commit log offsets. Slots, items and preset are those of the old index. Repeat the options of its
-    `ingest`: --topics, --exclude-topics, --index-tags, --index-prepared. Entries that expired or were erased in the old
-    index stay out. The segments stay in place.
+    The command works even if all files of the old index are lost. The new index has the entries that `ingest` put:
+    keys, unique keys, topics, queues and commit log offsets. Slots, items and preset are those of the old index. Repeat
+    the options of its `ingest`: --topics, --exclude-topics, --index-tags, --index-prepared. Entries that expired or
+    were erased in the old index stay out. The segments stay in place.
 
-    Run the command again to continue, and to add newer segments. Without --root it uses a temporary folder and uploads
-    everything before it ends; it may then have to begin again in an empty prefix.
+    Run the command again to continue, and to add newer segments. Without --root it uses a temporary folder, and uploads
+    everything before it ends. If it is killed, you may have to begin again in an empty prefix.
 
     --check reads both indexes and compares count and checksum of the entries in archived segments. Exit code 1: they
     differ.

@@ -54,22 +54,23 @@ def recover(
 ) -> int:
     """Recover a root after a crash, a restore or a loss.
 
-    The command deletes unfinished files and earlier states of a file, and rebuilds hash chains. Every
-    command that writes does this at its start; `recover` does only this, and prints a report. With --storage it begins
-    a lost root again. Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
+    The command deletes unfinished files and earlier states of a file, and rebuilds hash chains. Every command that
+    writes does this at its start; `recover` does only this, and prints a report. If the root is lost, pass a new one
+    and --storage: the new root continues the index. Exit code 4: a file is damaged and kept as it is. Exit code 3: the
+    storage did not answer.
 
-    After a restore or a clone all other commands refuse a storage or root that went back in time. `recover` begins the
-    root again: it takes the storage's source positions, and puts in the local entries that the storage lacks. The next
-    `ingest` uploads them and reads the missing messages from the source.
+    After a restore or a clone, root and storage may differ in age. Then all other commands refuse them. `recover` makes
+    the root fit the storage: it uses the storage's source positions, and keeps the local entries that the storage
+    lacks. The next `ingest` uploads them and reads the missing messages from the source.
 
     --take-over claims the index at once, although another writer holds the lease. If that writer is alive, it is
     fenced: it publishes nothing more and keeps its files.
 
-    --lost gives up an object that the storage lost, and does nothing else. `verify` names such objects. FILE is a file
+    --lost declares an object of the storage lost, and does nothing else. `verify` names such objects. FILE is a file
     id, an object name, or the id of a window table; with --root also a file that somebody deleted from the root before
-    its upload. One log record gives up its entries permanently. From then on answers are complete except for these
-    entries, and name them. First
-    restore what you can with `verify --deep --repair`. With --root a file that the root still has is refused.
+    its upload. One log record gives up its entries permanently. From then on answers are complete without these
+    entries, and name the file. First restore as much as you can with `verify --deep --repair`. With --root, a file that
+    the root still has is an error.
 
     [bold]Examples[/bold]
 

@@ -41,19 +41,19 @@ def erase(
 ) -> int:
     """Erase the entries of a topic, of some of its keys, or of a queue, before a time.
 
-    Prints the objects, entries and bytes that would go. Pass --yes to apply.
+    The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
 
     With --yes one log record hides the entries permanently, in every file and in the writer's buffer, also those that
-    arrive later. Their bytes go with the next merges. --now merges the objects that hold them at once, and deletes the
-    objects that records removed --grace ago. The certificate lists the changes, the result of a scan of the stored
-    bytes, and the places that the scan can't see.
+    arrive later. The next merges leave out their bytes. --now rewrites the objects that hold them at once, and deletes
+    the objects that were removed at least --grace ago. The certificate lists the changes, the result of a scan of the
+    stored bytes, and the places that the scan can't see.
 
-    Status erased: no byte is left. Status pending: bytes wait for the grace, for an unfinished upload or for a staged
-    file; run the command again later. Status remains: objects that the log names still hold some of it or can't be read
-    (exit code 1).
+    Status erased: no byte is left. Status pending: bytes stay until the end of --grace, of an unfinished upload or of a
+    staged file; run the command again later. Status remains: objects of the index still hold some of the bytes, or
+    can't be read (exit code 1).
 
-    An index knows a key by its hash and fingerprint, with preset rocketmq by its hash alone. There another key of the
-    topic with the same hash is erased too.
+    With preset rocketmq, the command also erases another key of the topic that has the same hash: such an index stores
+    no fingerprint.
 
     [bold]Examples[/bold]
 

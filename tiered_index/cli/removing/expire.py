@@ -16,14 +16,14 @@ from tiered_index.types import format_time
 def expire(session: Session, yes: Yes = False) -> int:
     """Expire entries that are older than a rule.
 
-    The rule is the setting `retention`, of --config, the environment or --set. Prints the objects, entries, bytes and
-    monthly cost that would go. Pass --yes to apply.
+    The rule is the setting `retention`, of --config, the environment or --set. The command prints the objects, entries,
+    bytes and monthly cost that it would remove. Pass --yes to apply.
 
-    With --yes one log record states the time before which entries have expired, permanently, and removes the objects
-    that hold no newer entry. From then on no lookup shows expired entries, and answers have expired_before_ms. The
-    command also deletes the bytes of objects that were removed retention.grace_s ago, as `tiered-index orphans` does.
-    The next merge leaves expired entries out. Mixed objects hold expired entries beside others. Writers and readers may
-    run meanwhile. A writer with the setting does the same by itself.
+    With --yes one log record states the time before which entries have expired, permanently. It also removes the
+    objects that have only expired entries. From then on no lookup shows expired entries, and answers have
+    expired_before_ms. Objects that also have other entries (mixed objects) stay until the next merge, which leaves
+    expired entries out. The command deletes the bytes of objects that were removed at least retention.grace_s ago, as
+    `tiered-index orphans` does. Writers and readers may run. A writer with the setting does the same by itself.
 
     [bold]Examples[/bold]
 

@@ -27,16 +27,16 @@ def orphans(
 ) -> int:
     """Find objects and unfinished uploads that the log does not name.
 
-    Crashes leave them, and merges replace them. Prints them. Pass --yes to delete them. Objects younger than
-    --older-than stay, and those that a merge removed since then: their upload may be under way, or a reader may still
-    use them.
+    Crashes and merges leave such orphans. The command prints them. Pass --yes to delete them. It leaves out objects
+    that were uploaded, or removed by a merge, after the time of --older-than: their upload may not have ended, or a
+    reader may still use them.
 
-    Jobs and writers publish nothing that they began to upload more than 23 hours ago, so the default of a day is always
-    safe. Use a shorter time only if no merge, build, writer or compaction runs that long, and no writer waits that long
-    for the storage. Otherwise it fails, or loses the objects that it publishes.
+    The default of a day is always safe: jobs and writers publish nothing that they began to upload more than 23 hours
+    ago. A shorter time is safe only if every merge, build and upload ends within it. Otherwise a job fails, or the
+    index loses objects.
 
-    Foreign objects in the index's folders (such as log/note.txt) are listed, whatever their age. The index ignores
-    them, and --yes does not delete them. Names that no object can have (with a blank or a % sign) are not listed.
+    The command also lists foreign objects in the index's folders (such as log/note.txt), whatever their age. The index
+    ignores them, and --yes does not delete them. Objects with a blank or a % sign in their name are not listed.
 
     [bold]Examples[/bold]
 

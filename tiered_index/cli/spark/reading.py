@@ -59,8 +59,8 @@ def lookup(
 ) -> int:
     """Look up every key of a file with Spark.
 
-    Each stored object that may hold a key is opened once, however many keys there are. A row has topic, key and
-    optionally begin_ms and end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. Other columns are kept.
+    The job opens each stored object once, whatever the number of keys. A row of the file has topic, key and optionally
+    begin_ms and end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. The answer keeps other columns.
 
     [bold]Examples[/bold]
 
@@ -154,7 +154,7 @@ def audit(
 ) -> int:
     """Check every byte of an index, and compare its entries with its source. Changes nothing.
 
-    With --source each entry of the source must be in the index, and no other. Without --source the command is
+    With --source the index must have each entry of the source, and no other. Without --source the command is
     `tiered-index verify --deep` on many machines. Exit code 1: something is wrong. Exit code 3: something could not be
     read.
 

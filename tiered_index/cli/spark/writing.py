@@ -44,10 +44,10 @@ def build(
 ) -> int:
     """Build window tables from files or a commit log with Spark.
 
-    One log record publishes all of them. Before it nothing is visible. --mode replace removes the tables of earlier
-    builds. It keeps the entries of live writers, also after a merge. The command prints the topics and entries that go
-    before Spark writes anything. Entries with an implausible time (settings max_late_s, max_early_s) go to windows of
-    their own, and are counted.
+    One log record publishes all tables at once. `--mode replace` removes the tables of earlier builds. It keeps the
+    entries of live writers, also after a merge. Before Spark writes anything, the command prints the topics and entries
+    that it will remove. Entries with an implausible time (settings max_late_s, max_early_s) get windows of their own,
+    and are counted.
 
     [bold]Examples[/bold]
 
@@ -109,9 +109,9 @@ def compact(
 ) -> int:
     """Compact the staged files of writers with compaction = "spark".
 
-    One log record publishes them. Run it by cron to take compaction off the writers' hosts. Exit code 4: a staged file
-    is damaged; its writer compacts it. Exit code 3: a file failed because of storage or disk; the others are published,
-    and the next run tries it again.
+    One log record publishes them. Run the command by cron, so that writers' hosts need not compact. Exit code 4: a
+    staged file is damaged; its writer compacts it. Exit code 3: a file failed because of storage or disk; the others
+    are published, and the next run tries it again.
 
     [bold]Examples[/bold]
 
@@ -144,7 +144,7 @@ def compact(
 def merge(
     session: Session,
     given: WindowOptions,
-    shard_bytes: int = Option(256 << 20, help="Approximate size of a shard. A task writes one."),
+    shard_bytes: int = Option(256 << 20, help="Approximate bytes of a shard. A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
@@ -184,16 +184,16 @@ def merge(
 def erase(
     session: Session,
     given: EraseOptions,
-    shard_bytes: int = Option(256 << 20, min=1, help="Approximate size of a shard. A task writes one."),
+    shard_bytes: int = Option(256 << 20, min=1, help="Approximate bytes of a shard. A task writes one."),
     *,
     on: SparkOptions,
 ) -> int:
     """Erase entries of a topic, as `tiered-index erase --now`, with Spark.
 
     Executors read the objects and archived segments, rewrite those that hold the entries, and read them again for the
-    certificate. The driver publishes and deletes. Without --yes nothing is changed, and this machine reads the objects
-    without Spark. Output and exit codes are those of `tiered-index erase --now`. Uploads of tasks that were killed or
-    lost a race are `pending` for a day.
+    certificate. The driver publishes and deletes. Without --yes the command changes nothing, and reads the objects
+    without Spark. Output and exit codes are those of `tiered-index erase --now`. Uploads of killed tasks are `pending`
+    for a day.
 
     [bold]Examples[/bold]
 
