@@ -1,6 +1,6 @@
-"""An archived segment: the bytes of a source's log file, perhaps queue offsets, and CRC32s. SPEC.md section 9.
+"""Archived segments: the bytes of a source's log file, optional queue offsets, and CRC32s. SPEC.md section 9.
 
-Offset o of the log is byte o - start of the object, so one range is one message. Pure.
+Offset o of the log is byte o - start of the object, so a reader gets a message with one range. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSIONS = (1, SEGMENT_VERSION, QUEUES_VERSION)
 PIECE_BYTES = 16 << 10
 """Bytes with one checksum. A lookup reads whole pieces; the table of a segment of 1 GiB takes 256 KiB."""
 HEAD_BYTES = 1 << 20
-"""How many bytes of a segment the log's `head_crc32` is about, at most."""
+"""Most bytes of a segment that the `head_crc32` of its log record covers."""
 DAMAGED_PIECE = "a piece of an archived segment does not match its CRC32"
 # 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
 # 40 zero | 44 CRC32 of bytes 0..43
@@ -37,7 +37,7 @@ def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int
 
 
 def queues_bytes_of(size_bytes: int, object_bytes: int) -> int:
-    """Return how many bytes of an object of `object_bytes` are queue offsets; 0: it has none."""
+    """Return the bytes of queue offsets in an object of `object_bytes`; 0: it has none."""
     return max(0, object_bytes - segment_object_bytes(size_bytes))
 
 
@@ -51,7 +51,7 @@ class SegmentTable:
     piece_bytes: int
     # CRC32 of each piece, in order; the last piece may be shorter
     pieces: npt.NDArray[np.uint32]
-    # bytes of queue offsets between the segment and this; 0: none
+    # bytes of queue offsets between the segment and the table; 0: none
     queues_bytes: int = 0
 
     def encode(self) -> bytes:
@@ -85,12 +85,12 @@ class SegmentTable:
         return cls(start, size_bytes, crc32, piece_bytes, pieces, queues_bytes)
 
     def whole_pieces(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the range of whole pieces that covers bytes [begin, end) of the segment."""
+        """Return the range (begin, end) of whole pieces that covers bytes [begin, end) of the segment."""
         length = self.piece_bytes
         return begin // length * length, min(-(-end // length) * length, self.size_bytes)
 
     def damage(self, file: str, position: int, data: bytes | memoryview) -> list[CorruptFile]:
-        """Return an error for each of the whole pieces in `data`, which begins at byte `position`, that is damaged."""
+        """Return an error for each damaged piece in `data`, which has whole pieces from byte `position` on."""
         found, view, length = [], memoryview(data), self.piece_bytes
         for at in range(0, len(view), length):
             if zlib.crc32(view[at : at + length]) != int(self.pieces[(position + at) // length]):
@@ -104,7 +104,7 @@ class SegmentSums:
     def __init__(self) -> None:
         self.size_bytes = 0
         self.crc32 = 0
-        # of the first MiB, or of all where there is less
+        # of the first MiB at most
         self.head_crc32 = 0
         self._pieces: list[int] = []
 

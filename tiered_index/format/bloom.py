@@ -1,7 +1,8 @@
 """The filter of compacted files: Parquet's split-block Bloom filter (`BloomFilter.md`). SPEC.md section 6.
 
-Its keys are a mix of key hash and fingerprint. A key sets, and a lookup tests, one bit in each of the 8 words of one
-block of 256 bits, so a lookup needs 32 bytes of a filter. No false negatives. Pure functions, safe under threads.
+A filter holds a 64-bit mix of each key's hash and fingerprint. A key sets one bit in each of the 8 words of one block
+of 256 bits, and a lookup tests these bits. So a lookup needs 32 bytes of a filter. There are no false negatives. Pure;
+any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.kernels import compiled
 
 FILTER_BLOCK_BYTES = 32
-# Bits a distinct key: some 1.1% false positives
+# Bits per distinct key: about 1.1% false positives
 BITS_PER_KEY = 10.5
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
@@ -27,17 +28,17 @@ _SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
 _WORDS = struct.Struct("<8I")
 # MurmurHash3's fmix64: shift and multiply, twice, then a last shift
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
-# Hashes masked at a time: their temporaries fit the cache, and other threads run in between
+# Hashes masked at a time: the temporaries fit the cache, and other threads run in between
 _MASKED = 1 << 14
 
 Array = npt.NDArray[Any]
 UInt64 = npt.NDArray[np.uint64]
 
 
-# a lookup asks the filter of each of its files
+# cached, because a lookup tests the filters of many files
 @lru_cache(64)
 def filter_hash(key_hash: int, fingerprint: int) -> int:
-    """Return the 64-bit number (u64) that a filter holds for a key; `fingerprint` is 0 where the schema has none."""
+    """Return the 64-bit number that a filter holds for a key. `fingerprint` is 0 if the schema has none."""
     value = (0 if key_hash == -(2**31) else key_hash) << 32 | fingerprint
     if (loops := compiled()) is not None:
         return loops.filter_hash(value)  # type: ignore[no-any-return]
@@ -48,7 +49,7 @@ def filter_hash(key_hash: int, fingerprint: int) -> int:
 
 
 def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
-    """Return `filter_hash` (u64, n) of stored columns (n, any byte order); `fingerprint` None: the schema has none."""
+    """Return the `filter_hash` (u64, n) of stored columns (n, any byte order). `fingerprint`: None if there is none."""
     values = normal_hashes(key_hash).astype(np.uint64)
     values <<= np.uint64(32)
     if fingerprint is not None:
@@ -61,9 +62,9 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 class FilterBuilder:
-    """Collects the hashes (about `capacity`) of one filter and builds it once. One thread.
+    """Collects the hashes (about `capacity`) of one filter and builds the filter once. One thread.
 
-    In order, equal hashes and those of one block are neighbours. Memory: 8 bytes a hash, in `build` 8 more.
+    Memory: 8 bytes per hash, and 8 more in `build`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -90,7 +91,7 @@ class FilterBuilder:
         else:
             found = np.empty_like(collected)
             ordered = found[: loops.distinct(collected, found)]
-        # it is as large as the filter
+        # frees memory before the filter is made
         del self._hashes, collected
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
         words = np.zeros((blocks, 8), "<u4")
@@ -106,12 +107,12 @@ class FilterBuilder:
 
 
 def block_number(hash64: int, blocks: int) -> int:
-    """Return which of a filter's `blocks` holds the bits of `hash64`."""
+    """Return the number of the block, of `blocks`, that has the bits of `hash64`."""
     return (hash64 >> 32) * blocks >> 32
 
 
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
-    """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
+    """Return whether `block` (32 bytes, the block of `block_number`) may hold `hash64`. False is certain."""
     low = hash64 & 0xFFFFFFFF
     if (loops := compiled()) is not None and type(block) is bytes:
         return loops.block_may_hold(block, low)  # type: ignore[no-any-return]
@@ -122,12 +123,12 @@ def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
 
 
 def block_numbers(hashes: UInt64, blocks: int) -> npt.NDArray[np.int64]:
-    """Return `block_number` (i64, n) of `hashes` (u64, n)."""
+    """Return the `block_number` (i64, n) of each of `hashes` (u64, n)."""
     return ((hashes >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
 
 
 def blocks_may_hold(words: npt.NDArray[np.uint32], hashes: UInt64) -> npt.NDArray[np.bool_]:
-    """Return `block_may_hold` (bool, n) of `hashes` (u64, n), given the words (u32, n x 8) of each one's block."""
+    """Return `block_may_hold` (bool, n) for `hashes` (u64, n), given the words (u32, n x 8) of the block of each."""
     masks = _masks(hashes).T
     held: npt.NDArray[np.bool_] = ((words & masks) == masks).all(axis=1)
     return held

@@ -1,8 +1,12 @@
-"""Compaction: rewrites a sealed file's chains into one contiguous array per slot, packed or not, and adds a trailer.
+"""Compaction: rewrites a sealed file's chains as one contiguous array per slot, packed or not, and adds a trailer.
 
-Memory: 12 bytes an entry, 32 a slot, one piece of less than 2 * `CHUNK` items, and 40 bytes an entry of the largest
-slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot, for the filter. Pure;
-one thread. SPEC.md sections 4, 6 and 11. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+Memory:
+
+- 12 bytes per entry, 32 per slot, and one piece of less than 2 * `CHUNK` items
+- native order: 40 bytes per entry of the largest slot, if that has more than `CHUNK` entries
+- at the end, for the filter: 16 bytes per entry and 16 per slot
+
+Pure; one thread. SPEC.md sections 4, 6 and 11. It follows RocketMQ's `IndexStoreFile.compactToNewFile`.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from tiered_index.kernels import compiled, crc32
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
-# Items gathered at a time (2 MiB of native items): fits the CPU cache and holds the interpreter lock only briefly
+# Items gathered at a time (2 MiB of native items): they fit the CPU cache and hold the interpreter lock only briefly
 CHUNK = 1 << 16
 # A slot group ends before the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB
 GROUP_BYTES = 16 * 1024
@@ -53,9 +57,9 @@ BLOCK_BYTES = 256 * 1024
 class Compaction:
     """The compacted form of one file's entries.
 
-    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `begin_ms` and
-    `end_ms` are the header's; `packed` files have no slot table. `filter_` is what `filter_of` made of them, if it is
-    known. Raises `InvalidArgument` for no entries, and for `packed` ones of preset ``rocketmq``.
+    `entries` (structured, n) are verified entries in order of insertion, in a memory map or in memory. `begin_ms` and
+    `end_ms` are those of the header. `packed` files have no slot table. `filter_` is the result of `filter_of` for the
+    entries, if it is known. Raises `InvalidArgument` for no entries, and for `packed` with preset ``rocketmq``.
     """
 
     def __init__(
@@ -63,9 +67,9 @@ class Compaction:
     ) -> None:
         n = len(entries)
         if not n:
-            raise InvalidArgument("an empty file is not compacted")
+            raise InvalidArgument("cannot compact a file without entries")
         if packed and layout.preset.newest_first:
-            raise InvalidArgument(f"files of preset {layout.preset.name} are not packed: RocketMQ reads them")
+            raise InvalidArgument(f"cannot pack a file of preset {layout.preset.name}: RocketMQ could not read it")
         self._entries = entries
         self.layout = layout
         self.count = n
@@ -94,7 +98,7 @@ class Compaction:
         self._order = newest_first(slots, self._first)
         del slots
         if not layout.preset.newest_first:
-            # slots that pieces may cut; other slots are sorted piece by piece
+            # sorted here because pieces may cut these slots; other slots are sorted piece by piece
             for slot in np.flatnonzero(counts > CHUNK):
                 rows = self._order[self._first[slot] : self._first[slot] + counts[slot]]
                 hashes = normal_hashes(entries["key_hash"][rows])
@@ -109,7 +113,7 @@ class Compaction:
         self.filter_bytes = filter_
 
     def slot_table(self) -> memoryview:
-        """Return the slot table's bytes: position and length of each slot's array, also where that is empty."""
+        """Return the slot table's bytes: position and length of each slot's array, even if it is empty."""
         table = np.empty((self.layout.slots, 2), ">i4")
         item_size = self.layout.schema.item.itemsize
         table[:, 0] = self._first * item_size + self.layout.items_position
@@ -117,18 +121,19 @@ class Compaction:
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def arrays(self) -> Iterator[memoryview | bytes]:
-        """Yield the arrays' bytes, as much at a time as less than 2 * `CHUNK` items. Once only; then `directory` and
-        `filter_bytes` are set.
+        """Yield the bytes of the arrays, less than 2 * `CHUNK` items at a time. Call it once.
+
+        At the end it sets `directory` and `filter_bytes`.
         """
         held = None if self.filter_bytes else FilterBuilder(self.count)
         yield from self._written(self._ordered(held))
-        # frees 4 bytes an entry before the filter is built
+        # frees 4 bytes per entry before the filter is built
         del self._order
         if held is not None:
             self.filter_bytes = held.build()
 
     def pieces(self, **about: Any) -> Iterator[bytes | memoryview]:
-        """Yield the whole file: header, slot table, arrays and trailer; `about` are the metadata's other fields."""
+        """Yield the whole file: header, slot table, arrays and trailer. `about` has further fields of the metadata."""
         header, slots_crc32 = self.header.pack(), 0
         more = {**about.pop("more", {}), "topic_stats": list(map(astuple, self._topic_stats))}
         yield header
@@ -158,8 +163,9 @@ class Compaction:
         yield build_trailer(int(last["offset"]) + int(last["length"]), self.directory, metadata, self.filter_bytes)
 
     def _ordered(self, held: FilterBuilder | None) -> Iterator[Array]:
-        """Yield the items in their order in the file, in pieces of less than 2 * `CHUNK`; `held` gets their keys. A
-        gather with `take` on a void dtype copies whole records and lets other threads run between chunks.
+        """Yield the items in the order of the file, in pieces of less than 2 * `CHUNK`. `held` gets their keys.
+
+        `take` on a void dtype copies whole records, and lets other threads run between pieces.
         """
         schema = self.layout.schema
         records = self._entries.view(np.dtype((np.void, schema.entry.itemsize)))
@@ -174,8 +180,9 @@ class Compaction:
             yield items
 
     def _written(self, pieces: Iterator[Array]) -> Iterator[bytes | memoryview]:
-        """Yield the runs of each piece, packed or as they are; the items behind its last whole run wait for the next
-        piece. Sets `directory`.
+        """Yield the runs of each piece, packed or plain. Sets `directory`.
+
+        The items behind the last whole run of a piece wait for the next piece.
         """
         schema, line = self.layout.schema, self._line
         packing = None if line is None else Packing(schema, self.layout.slots, line)
@@ -216,10 +223,9 @@ class Compaction:
         self.directory = Directory(groups, block_table(blocks))
 
     def _runs(self) -> tuple[Array, Int64, Int64]:
-        """Return the group table, without places and CRCs; and of each run (i64, m) its group and its first item."""
-        # A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more: no loop over slots,
-        # and a giant slot never drags neighbours along.
-        # Only at slots in use, and behind them: empty slots begin where the one before them ends.
+        """Return the group table without places and CRCs, each run's group (i64, m), and its first item (i64, m)."""
+        # A group starts where floor(start / 16 KiB) changes, and at each slot of 16 KiB or more, so that a giant slot
+        # shares no group with others. Only slots in use, and slots behind one, can start a group.
         item_size = self.layout.schema.item.itemsize
         in_use = self._counts != 0
         looked_at = in_use.copy()
@@ -243,7 +249,7 @@ class Compaction:
 
 
 def filter_of(entries: Array, schema: Schema) -> bytes:
-    """Return the filter of the keys of entries, whose compacted form has the same. Memory: 16 bytes an entry."""
+    """Return the filter of the keys of entries: that of their compacted file. Memory: 16 bytes per entry."""
     held = FilterBuilder(len(entries))
     for start in range(0, len(entries), CHUNK):
         part = entries[start : start + CHUNK]
@@ -253,10 +259,10 @@ def filter_of(entries: Array, schema: Schema) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class SealedFile:
-    """A sealed file apart from its entries: everything else that its compacted form is made of.
+    """The parts of a sealed file, other than its entries, that compaction needs.
 
-    Times are epoch milliseconds, `created_ms` that of the file's begin. `log_number` is that of a record of the
-    storage's log before any that names the file; 0: unknown. `packed`: how it is compacted.
+    Times are epoch milliseconds. `created_ms` is the time when the file was created. `log_number` is the number of a
+    log record before all records that name the file; 0: unknown. `packed`: whether its compacted form is packed.
     """
 
     file_id: str
@@ -277,8 +283,9 @@ class SealedFile:
 
     @classmethod
     def of(cls, metadata: Metadata, *, count: int, sequence: int, created_ms: int) -> SealedFile:
-        """Return the sealed file that was compacted to a whole file of `metadata`, with `count` of its entries; its
-        writer is this version. `sequence` is the record's; `created_ms` is for files that don't say it.
+        """Return the sealed file from which a whole file of `metadata` was compacted, but with `count` entries.
+
+        Its writer is this version. `sequence` is that of the log record. `created_ms` is used if the metadata has none.
         """
         more = metadata.more
         predecessor = more.get("predecessor")
@@ -301,7 +308,7 @@ class SealedFile:
         )
 
     def compacted(self, entries: npt.NDArray[Any], filter_: bytes = b"") -> Iterator[bytes | memoryview]:
-        """Yield the compacted file in pieces, the trailer last; `entries` and `filter_` as `Compaction` takes them."""
+        """Yield the compacted file in pieces, the trailer last. `entries` and `filter_` are those of `Compaction`."""
         times = self.begin_ms, self.end_ms
         return Compaction(entries, self.layout, *times, packed=self.packed, filter_=filter_).pieces(
             file_id=self.file_id,
@@ -314,18 +321,18 @@ class SealedFile:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes once it is JSON; without `log_number` where that is unknown."""
+        """Return a document for `from_json`; without `log_number` if that is unknown."""
         stored = {each.name: getattr(self, each.name) for each in fields(self)}
         stored["layout"] = self.layout.to_json()
         return {name: value for name, value in stored.items() if value or name not in ("log_number", "packed")}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SealedFile:
-        """Return what `to_json` described. Raises `Malformed`, `ConfigError`."""
+        """Return the sealed file of a document of `to_json`. Raises `Malformed` and `ConfigError`."""
         return _READ(document)
 
 
-# Members of the metadata that only whole files have
+# Fields of the metadata that only whole files have
 _MORE = ("sequence", "predecessor", "created_ms", "log_number")
 
 

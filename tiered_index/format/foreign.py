@@ -1,8 +1,8 @@
-"""Index files without a journal or trailer, as RocketMQ writes them. SPEC.md sections 3 and 4.
+"""Reads index files without a journal or trailer, as RocketMQ writes them. SPEC.md sections 3 and 4.
 
-An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); its slots and `previous`
-fields are only compared with its entries. Pure: bytes (or a `read(position, length)`) in, copies out, hashes
-normalised; safe under threads. Source: RocketMQ's `IndexStoreFile`.
+The caller gives the geometry of an unsealed file (RocketMQ has it in its configuration). Slots and `previous` fields
+are only compared with the entries. Results are copies with normal hashes. Pure; any thread. It follows RocketMQ's
+`IndexStoreFile`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
 from tiered_index.format.unsealed import entries_view
 
 Array = npt.NDArray[Any]
-# ``read(position, length)`` returns exactly these bytes of one file; it may be a range GET
+# ``read(position, length)`` returns exactly these bytes of one file, for example by a range GET
 Read = Callable[[int, int], bytes]
 # Bytes from the start of a file that `recognise` and `ForeignCompacted.open` need
 HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
-_NO_BYTES = "no bytes at all; RocketMQ uploads such an object for an index file without entries"
+_NO_BYTES = "the file is empty; RocketMQ uploads such an object for an index file without entries"
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A file's state, its preset (of shards `NATIVE`: the trailer has the true one), whether it has a trailer."""
+    """A file's state, its preset, and whether it has a trailer. For shards only the trailer has the true preset."""
 
     state: Literal["unsealed", "compacted", "shard"]
     preset: Preset
@@ -52,10 +52,10 @@ class FileKind:
 
 
 def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
-    """Return what a file of `file_size` bytes is, from its first `HEAD_SIZE` and last `TAIL_SIZE` bytes.
+    """Return the kind of a file of `file_size` bytes, from its first `HEAD_SIZE` and last `TAIL_SIZE` bytes.
 
-    Raises `CorruptFile` for a file that is neither ours nor RocketMQ's, or whose tail is damaged; `UnsupportedVersion`
-    for a later version.
+    Raises `CorruptFile` for a file that is neither ours nor RocketMQ's, and for a damaged tail. Raises
+    `UnsupportedVersion` for a later version.
     """
     if not file_size:
         raise CorruptFile(file, _NO_BYTES)
@@ -72,16 +72,16 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     if preset is NATIVE:
         # a compacted native file always has a trailer, so this is a full unsealed file
         return FileKind("unsealed", preset, False)
-    # A full unsealed file has the end magic, too. Its slot 0 holds an entry's index, at most `items`, and the file is
-    # longer than 28 * items + items; in a compacted file slot 0 holds a position p with p + 28 * items >= size. The two
-    # exclude each other.
+    # A full unsealed file has the end magic, too. Its slot 0 has an entry's index, at most `items`, and the file is
+    # longer than 28 * items + items. In a compacted file slot 0 has a position p with p + 28 * items >= size. These
+    # conditions exclude each other.
     first = int.from_bytes(head[HEADER_SIZE : HEADER_SIZE + 4], "big", signed=True)
     reaches_end = first + preset.schema.item.itemsize * header.items >= file_size
     return FileKind("compacted" if reaches_end else "unsealed", preset, False)
 
 
 def items_of(entries: Array, schema: Schema) -> Array:
-    """Return unsealed entries (n) as compacted items (a copy, n), hashes normalised. Memory: 60 bytes an entry."""
+    """Return unsealed entries (n) as compacted items (a copy, n) with normal hashes. Memory: 60 bytes per entry."""
     raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
     items = raw[:, : schema.item.itemsize].copy().reshape(-1).view(schema.item)
     items["key_hash"] = normal_hashes(items["key_hash"])
@@ -89,7 +89,7 @@ def items_of(entries: Array, schema: Schema) -> Array:
 
 
 def read_exactly(read: Read, position: int, length: int, file: str) -> bytes:
-    """Return `read(position, length)`; raises `CorruptFile` where it has not exactly `length` bytes."""
+    """Return `read(position, length)`. Raises `CorruptFile` unless it has exactly `length` bytes."""
     data = read(position, length)
     if len(data) != length:
         raise CorruptFile(file, "file is cut off", offset=position, expected=length, found=len(data))
@@ -97,11 +97,11 @@ def read_exactly(read: Read, position: int, length: int, file: str) -> bytes:
 
 
 class ForeignUnsealed:
-    """An unsealed file's bytes (a memory map will do) with the geometry that `layout` declares.
+    """An unsealed file's bytes or memory map, with the geometry of `layout`.
 
-    Raises `CorruptFile` for a wrong magic, a size that isn't the geometry's, a count beyond it, or slots that
-    contradict the entries. Its header's end timestamp may be wrong (RocketMQ's recovery overwrites it): `interval_ms`
-    is computed from the entries.
+    Raises `CorruptFile` for a wrong magic, for a size or count that does not fit the geometry, and for slots that
+    contradict the entries. The end timestamp of the header may be wrong, because RocketMQ's recovery overwrites it, so
+    `interval_ms` is computed from the entries.
     """
 
     def __init__(self, data: Any, layout: Layout, file: str) -> None:
@@ -125,7 +125,7 @@ class ForeignUnsealed:
         self._check_heads(view)
 
     def _check_heads(self, view: memoryview) -> None:
-        """Refuse a geometry of the right size but a wrong split, where hardly any head names an entry of its slot."""
+        """Raise `CorruptFile` if most heads name no entry of their slot: the numbers of slots and items are wrong."""
         layout = self.layout
         if any(view[layout.entry_position(0) : layout.entry_position(1)]):
             raise CorruptFile(self.file, "entry 0 is not empty: the geometry is wrong", offset=layout.entry_position(0))
@@ -141,7 +141,7 @@ class ForeignUnsealed:
 
     @cached_property
     def interval_ms(self) -> tuple[int, int] | None:
-        """True smallest and greatest stored time, inclusive, in epoch milliseconds; None without entries."""
+        """The smallest and greatest time of the entries, inclusive, in epoch milliseconds; None without entries."""
         if not self.count:
             return None
         differences = self.entries["time_diff_s"]
@@ -157,8 +157,8 @@ class ForeignUnsealed:
 def bare_slots(first_slot_item: bytes, file: str) -> int:
     """Return the slot count of a compacted file without a trailer.
 
-    Slot 0's position is where the slot table ends; the header holds only the slots *in use*, and the configuration may
-    have changed since. `first_slot_item` is the 8 bytes at position 28. Raises `CorruptFile`.
+    `first_slot_item` is the 8 bytes at position 28. The position in slot 0 is the end of the slot table. The header has
+    only the number of slots *in use*, and the configuration may have changed since. Raises `CorruptFile`.
     """
     if len(first_slot_item) < SLOT_SIZE:
         raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
@@ -173,8 +173,8 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
 class ForeignCompacted:
     """A compacted RocketMQ file without a trailer.
 
-    `count` is how many items it holds; its header may count more, since entries whose hash was `Integer.MIN_VALUE` get
-    lost in RocketMQ's compaction. The header's slots are those *in use*.
+    `count` is the number of its items. The count in its header may be greater, because RocketMQ's compaction loses
+    entries whose hash is `Integer.MIN_VALUE`. The slots in the header are those *in use*.
     """
 
     layout: Layout
@@ -185,7 +185,7 @@ class ForeignCompacted:
 
     @classmethod
     def open(cls, read: Read, file_size: int, file: str) -> ForeignCompacted:
-        """Return the file behind `read`, by two small reads. Raises `CorruptFile` where what they say can't be."""
+        """Open a file with two small reads. Raises `CorruptFile` if header and slots contradict each other."""
         damage = partial(CorruptFile, file)
         if not file_size:
             raise damage(_NO_BYTES)
@@ -197,14 +197,14 @@ class ForeignCompacted:
         slots = bare_slots(head[HEADER_SIZE:], file)
         items_position = HEADER_SIZE + SLOT_SIZE * slots
         if items_position > file_size:
-            problem = "slot 0 points behind the file's end"
+            problem = "slot 0 has a position behind the file's end"
             raise damage(problem, offset=HEADER_SIZE, expected=file_size, found=items_position)
         count, rest = divmod(file_size - items_position, ROCKETMQ.schema.item.itemsize)
         last_at = items_position - SLOT_SIZE
         last = read_exactly(read, last_at, SLOT_SIZE, file)
         end = int.from_bytes(last[:4], "big", signed=True) + int.from_bytes(last[4:], "big", signed=True)
         if end != file_size or rest:
-            problem = "the last slot's array does not end the file"
+            problem = "the array of the last slot does not end at the file's end"
             raise damage(problem, offset=last_at, expected=file_size, found=end)
         if not header.slots_in_use <= slots or not count <= header.items:
             problem, found_both = "header and slot table contradict each other", (header.slots_in_use, header.items)
@@ -216,7 +216,7 @@ class ForeignCompacted:
         return cls(layout, header, count, file_size, file)
 
     def items(self, read: Read) -> Iterator[Array]:
-        """Yield all items in order of slot, newest insertion first within a slot, at most `CHUNK` at a time."""
+        """Yield all items by slot, the newest first within a slot, at most `CHUNK` at a time."""
         size = CHUNK * self.layout.schema.item.itemsize
         for position in range(self.layout.items_position, self.file_size, size):
             data = read_exactly(read, position, min(size, self.file_size - position), self.file)

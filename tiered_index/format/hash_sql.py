@@ -1,4 +1,4 @@
-"""The hash of a key as a function of SQL, for joins. Pure."""
+"""The hash of a key as an SQL function, for joins. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import known_rule
 
-# The appended element -1 makes the fold's last step take the hash rule's, so that the text holds the fold once
+# The appended element -1 makes the last step of the fold apply the hash rule, so that the fold is written only once
 _DUCKDB = """\
 CREATE OR REPLACE MACRO hash_key(topic, key) AS
   CASE WHEN topic IS NULL OR key IS NULL THEN NULL ELSE
@@ -45,9 +45,10 @@ _RULES = {
 def hash_key_sql(dialect: str, rule: Literal["abs", "mask"] = "abs") -> str:
     """Return a SQL statement that defines the function `hash_key(topic, key)` in `dialect`.
 
-    Dialects: ``duckdb`` (1.3 or later), ``spark`` (4.0 or later). Its value is that of `tiered_index.hash_key` with
-    `rule`; null where an argument is null. Raises `InvalidArgument` for another dialect or rule.
+    Dialects: ``duckdb`` (1.3 or later), ``spark`` (4.0 or later). The function returns the same value as
+    `tiered_index.hash_key` with `rule`, or null if an argument is null. Raises `InvalidArgument` for another dialect or
+    rule.
     """
     if dialect not in _TEXTS:
-        raise InvalidArgument(f"hash_key is written for {', '.join(sorted(_TEXTS))}, not for {dialect!r}")
+        raise InvalidArgument(f"hash_key_sql supports {', '.join(sorted(_TEXTS))}, not {dialect!r}")
     return _TEXTS[dialect].replace("{rule}", _RULES[known_rule(rule)])

@@ -1,13 +1,16 @@
 """Key hash and fingerprint of ``topic + "#" + key``, vectorised and equal to Java's. SPEC.md section 5.
 
-Two polynomials over UTF-16 code units modulo 2**32: sum(unit[i] * m**(length-1-i)). With m = 31 it is
-`java.lang.String.hashCode`; with the other multiplier, finished by MurmurHash3's 32-bit mix, it is the fingerprint. By
-Horner's rule a key continues the sum of its topic#, which is known for all keys of a topic. Pure functions, safe under
-threads.
+Both are polynomials over UTF-16 code units modulo 2**32: sum(unit[i] * m**(length-1-i)). With m = 31 it is
+`java.lang.String.hashCode`. With another multiplier, and MurmurHash3's 32-bit mix at the end, it is the fingerprint. By
+Horner's rule a key continues the sum of its topic#, which all keys of the topic share. Pure; any thread.
 
-How Java's hash, a signed number, becomes the key's is a file's *hash rule*: ``abs``, its absolute value (RocketMQ's
-files up to release 5.5.0, and ours), or ``mask``, its lower 31 bits (RocketMQ's from 5.5.1 on). They agree where Java's
-hash is not negative, else they add up to 2**31. ``both``: a table merged out of files of both rules.
+The *hash rule* of a file makes the key's hash of Java's hash, which is signed:
+
+- ``abs``: its absolute value (our files, and those of RocketMQ up to release 5.5.0)
+- ``mask``: its lower 31 bits (RocketMQ from 5.5.1 on)
+- ``both``: for a table that was merged from files of both rules
+
+The two hashes are equal if Java's hash is not negative. Otherwise their sum is 2**31.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _JAVA = 31
-# Odd, and 1 modulo 4: all but one bit of the fingerprint are independent of the polynomial in 31
+# It is 1 modulo 4, so that all but one bit of the fingerprint are independent of the polynomial in 31
 _FINGERPRINT = 0x9E3779B1
 HashRule = Literal["abs", "mask", "both"]
 HASH_RULES: tuple[HashRule, ...] = ("abs", "mask", "both")
@@ -37,7 +40,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class CodeUnits:
-    """A column of n strings: `units` (u8 where all are ASCII, else u16) and `offsets` (i64, n + 1) into it."""
+    """A column of n strings: `units` (u8 if all are ASCII, else u16), and `offsets` (i64, n + 1) into it."""
 
     units: npt.NDArray[Any]
     offsets: Int64
@@ -52,7 +55,7 @@ class CodeUnits:
 
 
 def _polynomials(text: str, java: int = 0, second: int = 0) -> tuple[int, int]:
-    """Return the two polynomials of a string whose beginning has the polynomials `java` and `second`."""
+    """Return the two polynomials of a string that continues one with the polynomials `java` and `second`."""
     units = text.encode() if text.isascii() else memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
     for unit in units:
         java = java * _JAVA + unit & 0xFFFFFFFF
@@ -62,7 +65,7 @@ def _polynomials(text: str, java: int = 0, second: int = 0) -> tuple[int, int]:
 
 @lru_cache(maxsize=4_096)
 def _of_prefix(topic: str) -> tuple[int, int]:
-    """Return the two polynomials of topic#: each key of the topic continues them."""
+    """Return the two polynomials of topic#, which each key of the topic continues."""
     return _polynomials(f"{topic}#")
 
 
@@ -75,16 +78,16 @@ def java_string_hash(text: str) -> int:
 def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
     """Return the hash of a key, 0 to 2**31 - 1, from Java's string hash of topic#key by `rule`.
 
-    ``abs`` is its absolute value (0 if there is none), ``mask`` its lower 31 bits. Raises `InvalidArgument` for another
-    rule.
+    ``abs`` is the absolute value of Java's hash (0 for -2**31), ``mask`` its lower 31 bits. Raises `InvalidArgument`
+    for another rule.
     """
     return lookup_numbers(topic, key)[known_rule(rule) == "mask"]
 
 
 def known_rule(rule: str) -> str:
-    """Return `rule`; raise `InvalidArgument` where no single hash is made by it."""
+    """Return `rule` if it is ``abs`` or ``mask``. Raises `InvalidArgument` for any other."""
     if rule not in ("abs", "mask"):
-        raise InvalidArgument(f"a key is hashed by rule 'abs' or 'mask', not by {rule!r}")
+        raise InvalidArgument(f"the hash rule of a key must be 'abs' or 'mask', not {rule!r}")
     return rule
 
 
@@ -92,14 +95,14 @@ def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
     """Return a key's hash by rule ``abs`` and by rule ``mask``, and its fingerprint."""
     java, second = _of_prefix(topic)
     if (loops := compiled()) is not None:
-        # the core takes no subclass
+        # the core accepts no subclass of str
         value = loops.hash_key(key if type(key) is str else str.__str__(key), java, second)
         java, second = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
     else:
         java, second = _polynomials(key, java, second)
         second = int(_mix(np.array([second], np.uint32))[0])
     mask = java & 0x7FFFFFFF
-    # the absolute value of a negative number, modulo 2**31: Integer.MIN_VALUE, which has none, becomes 0
+    # the absolute value modulo 2**31: Integer.MIN_VALUE becomes 0
     return mask if java == mask else -java & 0x7FFFFFFF, mask, second
 
 
@@ -111,8 +114,8 @@ def fingerprint(topic: str, key: str) -> int:
 def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept.
 
-    An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text temporaries of some 8 bytes a
-    byte. Raises `TypeError` for a Python sequence that holds anything but text.
+    An Arrow array must have no nulls. Memory for non-ASCII text: about 8 more bytes per byte. Raises `TypeError` for a
+    Python sequence with anything other than text.
     """
     # Imported on use: a lookup of one key needs no Arrow
     import pyarrow as pa
@@ -130,8 +133,8 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     offsets = raw - start
     if not len(data) or int(data.max()) < 0x80:
         return CodeUnits(data, offsets)
-    # The first byte of a character of 1 to 3 bytes counts one code unit, of 4 bytes two, a continuation byte none; so a
-    # string's offset in units is the running sum at its offset in bytes. Memory: 9 bytes a byte.
+    # The first byte of a character counts two code units if the character has 4 bytes, else one; other bytes count 0.
+    # A string's offset in units is the running sum at its offset in bytes.
     units_before = np.zeros(len(data) + 1, np.int64)
     np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
@@ -139,7 +142,7 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
 
 
 def _units_of_text(strings: Sequence[str]) -> CodeUnits:
-    # not by Arrow, which refuses lone surrogates and imports pandas, where installed, to inspect a Python sequence
+    # without Arrow, which refuses lone surrogates, and which imports pandas to inspect a Python sequence
     text = "".join(strings)
     offsets = np.zeros(len(strings) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
@@ -147,8 +150,8 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
         return CodeUnits(np.frombuffer(text.encode(), np.uint8), offsets)
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
     if len(units) > len(text):
-        # A character above U+FFFF represents two units, so a string's offset in units is the running sum at its offset
-        # in characters.
+        # A character above U+FFFF is two units. A string's offset in units is the running sum at its offset in
+        # characters.
         units_before = np.zeros(len(text) + 1, np.int64)
         np.cumsum(
             (np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") > 0xFFFF).astype(np.int8) + 1,
@@ -159,9 +162,9 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
 
 
 def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """Return stored hashes (n, any byte order) as native i32 (n), `Integer.MIN_VALUE` replaced by 0.
+    """Return stored hashes (n, any byte order) as normal ones (native i32, n): `Integer.MIN_VALUE` becomes 0.
 
-    RocketMQ stores that one negative value where a key's hash has no absolute value; all others are *normal* already.
+    RocketMQ stores that negative value for a key whose hash has no absolute value. All other hashes are *normal*.
     """
     native: npt.NDArray[np.int32] = hashes.astype(np.int32)
     native[native == -(2**31)] = 0
@@ -171,22 +174,22 @@ def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 def key_hashes(
     java: npt.NDArray[np.int32], rule: HashRule, out: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.int32]:
-    """Return `key_hash` (i32, n) by `rule`, ``abs`` or ``mask``, of Java's hashes (i32, n)."""
+    """Return the `key_hash` (i32, n) by `rule`, ``abs`` or ``mask``, for Java's hashes (i32, n)."""
     if rule == "mask":
         return np.bitwise_and(java, np.int32(2**31 - 1), out=out)
-    # abs() of the most negative number is itself; the format says 0
+    # abs() of the most negative number is that number; the format requires 0
     hashes: npt.NDArray[np.int32] = np.abs(java, out=out)
     hashes[hashes == np.int32(-(2**31))] = 0
     return hashes
 
 
 def folded_hashes(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return what a key's hash (i32, n; normal) by either rule becomes alike: the smaller of h and 2**31 - h."""
+    """Return a number (i32, n) that is the same for a key's hash (normal, n) by either rule: min(h, 2**31 - h)."""
     return np.minimum(hashes, (1 << 31) - hashes.astype(np.int64)).astype(np.int32)
 
 
 def joint_rule(rules: Iterable[HashRule]) -> HashRule:
-    """Return the hash rule of a table made of files of `rules`: theirs where they agree."""
+    """Return the hash rule of a table that is merged from files of `rules`: their common rule, or ``both``."""
     met = set(rules)
     return "both" if len(met) > 1 else met.pop() if met else "abs"
 
@@ -199,7 +202,7 @@ def hash_batch(
     fingerprints: bool = True,
     rule: HashRule = "abs",
 ) -> tuple[npt.NDArray[np.int32], UInt32]:
-    """Return `key_hash` (i32, n) by `rule` and `fingerprint` (u32, n) of n rows; arguments as `java_hash_batch`."""
+    """Return `key_hash` (i32, n) by `rule` and `fingerprint` (u32, n) of n rows. Arguments: see `java_hash_batch`."""
     java, second = java_hash_batch(topics, topic_index, keys, fingerprints=fingerprints)
     return key_hashes(java, rule, java), second
 
@@ -209,20 +212,20 @@ def java_hash_batch(
 ) -> tuple[npt.NDArray[np.int32], UInt32]:
     """Return Java's hash (i32, n) of topic#key and `fingerprint` (u32, n; empty unless `fingerprints`) of n rows.
 
-    `topics` are the distinct topics, `topic_index` (n) says which one each row has, `keys` are the n keys. Memory
-    beyond the result, in NumPy: 40 bytes a row.
+    `topics` are the distinct topics, `topic_index` (n) is the number of each row's topic, `keys` are the n keys. Memory
+    in addition to the result: none in the core, 40 bytes per row in NumPy.
     """
     prefixes = np.array(list(map(_of_prefix, topics)), np.int64).reshape(-1, 2).astype(np.uint32)
     java, second = np.ascontiguousarray(prefixes.T)
     count, offsets = len(keys), keys.offsets
-    # an index beyond the topics is an error, which NumPy raises; the core has another error for it
+    # for an index beyond the topics the code below raises NumPy's error; the core would raise another one
     within = count and topic_index.min() >= 0 and topic_index.max() < len(topics)
     if within and (loops := compiled()) is not None:
         hashes, fingerprint = np.empty(count, np.int32), np.empty(count if fingerprints else 0, np.uint32)
         rows = np.ascontiguousarray(topic_index, np.int64)
         loops.hash_rows(keys.units, offsets, rows, java, second, hashes.view(np.uint32), fingerprint)
         return hashes, fingerprint
-    # one unit of all rows at a time: longest rows first, so that those that go on are the first `going`
+    # one unit of all rows at a time; the longest rows come first, so the first `going` rows have a unit
     falling = np.argsort(-keys.lengths, kind="stable")
     begins, topic = offsets[falling], topic_index[falling]
     polynomials = [(_JAVA, java[topic])] + ([(_FINGERPRINT, second[topic])] if fingerprints else [])
@@ -237,7 +240,7 @@ def java_hash_batch(
 
 
 def _mix(values: UInt32) -> UInt32:
-    """MurmurHash3's fmix32: every input bit changes every output bit with a chance of one half."""
+    """Return MurmurHash3's fmix32 (n) of values (n)."""
     values = values ^ (values >> np.uint32(16))
     values *= np.uint32(0x85EBCA6B)
     values ^= values >> np.uint32(13)

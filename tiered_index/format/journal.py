@@ -1,7 +1,7 @@
 """The journal beside an unsealed file: its durable entries, topics and source positions. SPEC.md section 7.
 
-Each record is appended and synced by one write, after the entries that it describes, so a crash can tear only the last
-record. Pure.
+Each record is one write and one sync, after the entries that it describes. So a crash can tear only the last record.
+Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """`count` entries from `first` on are durable; `crc32` is their bytes'. Seconds are inclusive epoch seconds."""
+    """States that `count` entries from `first` on, with `crc32`, are durable. Seconds are inclusive epoch seconds."""
 
     first: int
     count: int
@@ -59,11 +59,12 @@ _BATCH_FIELDS = tuple(each.name for each in fields(BatchRecord))
 
 @dataclass
 class Journal:
-    """A journal's content up to its last whole record, which ends at byte `valid_length`.
+    """The content of a journal up to its last whole record, which ends at byte `valid_length`.
 
-    `sequence` orders the files of one root by creation. `predecessor` is the file before this one in its lane (the
-    sequence of files of one appender) and how many durable entries it had, which reveals a journal that lost records
-    since. `log_number` is that of a record of the storage's log before any that names the file; 0: unknown.
+    - `sequence` orders the files of one root by creation.
+    - `predecessor` is the file before this one in its lane, and its number of durable entries. It shows whether that
+      file's journal has lost records since.
+    - `log_number` is the number of a log record before all records that name the file; 0: unknown.
     """
 
     file_id: str
@@ -83,18 +84,18 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """Durable entries."""
+        """The number of durable entries."""
         return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
 
     @property
     def seconds(self) -> tuple[int, int] | None:
-        """True interval of the durable entries, inclusive, or None where there are none."""
+        """First and last second of the durable entries, inclusive; None without entries."""
         filled = [batch for batch in self.batches if batch.count]
         return (min(b.second_min for b in filled), max(b.second_max for b in filled)) if filled else None
 
     @property
     def end_ms(self) -> int:
-        """Greatest timestamp of the durable entries as the header holds it; 0 where there are none."""
+        """The greatest timestamp of the durable entries, for the header; 0 without entries."""
         return max((batch.end_ms for batch in self.batches), default=0)
 
 
@@ -118,10 +119,10 @@ def encode_open(journal: Journal) -> bytes:
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
-    """Return the record of a durable batch, which may have no entries; `positions` are durable with it.
+    """Return the record of a durable batch, which may have no entries. `positions` become durable with it.
 
-    `topics` are the (id, name) pairs that this batch is the first to use. They are part of its record: a crash may
-    lose the first page of a write alone, and two records in one write would then look like damage.
+    `topics` are the (id, name) pairs that this batch uses first. They have no record of their own, because a crash may
+    lose only the first page of a write. Two records in one write would then look like damage.
     """
     document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
     return _record(document | {"topics": topics} if topics else document)
@@ -133,13 +134,13 @@ def encode_seal() -> bytes:
 
 
 def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal | None:
-    """Return the journal in `data`, or None where even its first record is torn (a crash while it was created).
+    """Return the journal in `data`; None if a crash has torn its first record.
 
     `file_id` is the id in the journal's name. A torn last record is dropped. Raises `CorruptFile` for a damaged record
-    before a whole one, which no crash leaves, and for a journal of another file; `UnsupportedVersion`.
+    before a whole one, which no crash can leave, and for a journal of another file. Raises `UnsupportedVersion`.
     """
     if len(data) < _START.size or not data.strip(b"\0"):
-        # empty, or zeros: after a crash a file system may have kept the length but not the bytes
+        # after a crash, a file system may have kept the length of a file but not its bytes, which are then zeros
         return None
     magic, version = _START.unpack_from(data)
     if magic != _MAGIC:
@@ -152,14 +153,16 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
     while (payload := _payload_at(data, position)) is not None:
         journal = _apply(journal, load(payload, file, "journal record"), file, position)
         position += _FRAME.size + len(payload)
-    # every payload starts with a brace, so only the bytes 8 before one can start a later record
+    # a payload starts with a brace, so a later record can start only 8 bytes before a brace
     brace = data.find(b"{", position + _FRAME.size + 1)
     while brace >= 0:
         if _payload_at(data, brace - _FRAME.size) is not None:
             raise CorruptFile(file, "damaged record before a whole one", offset=position)
         brace = data.find(b"{", brace + 1)
     if journal is not None and file_id not in (None, journal.file_id):
-        raise CorruptFile(file, "journal is of another file than its name", expected=file_id, found=journal.file_id)
+        raise CorruptFile(
+            file, "the journal's name has the id of another file", expected=file_id, found=journal.file_id
+        )
     if journal is not None:
         journal.valid_length = position
     return journal
@@ -203,7 +206,7 @@ _BATCH: Check[dict[str, Any]] = record(
 
 
 def _apply(journal: Journal | None, document: Any, file: str, position: int) -> Journal:
-    """Return the journal after a record; `position` is where it begins."""
+    """Apply a record that begins at byte `position`, and return the journal."""
 
     def read(check: Check[T]) -> T:
         return checked(check, document, file, "journal record", offset=position)
@@ -224,7 +227,7 @@ def _apply(journal: Journal | None, document: Any, file: str, position: int) -> 
         if batch.second_min > batch.second_max:
             raise damage("a batch ends before it begins", expected=batch.second_min, found=batch.second_max)
         if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):
-            raise damage("a topic id gets another name")
+            raise damage("a topic id has two names")
         journal.batches.append(batch)
         journal.positions.update(positions)
     elif kind == "seal":

@@ -1,4 +1,4 @@
-"""Positions, magics and limits of an index file, stated once, big-endian; SPEC.md sections 2 to 4. Pure."""
+"""Positions, magics and limits of index files. All numbers are big-endian. SPEC.md sections 2 to 4. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOT_SIZE = 8
 # Slots hold byte positions as i32
 _MAX_POSITION = 2**31 - 1
 MOST_ITEMS = 1 << 14
-"""Items of a packed run, at most: one of 256 KiB of unpacked items has less."""
+"""Most items of a packed run: 256 KiB of unpacked items are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Preset:
     items: int
 
 
-# RocketMQ's bytes exactly (`IndexStoreFile`): within a slot the entry inserted last comes first.
+# The same bytes as RocketMQ's (`IndexStoreFile`): within a slot the entry that was inserted last comes first.
 ROCKETMQ = Preset("rocketmq", 0xBCC50289, 0xBCC50285, True, ROCKETMQ_SCHEMA, 5_000_000, 20_000_000)
-# Ours: magics "TIXU" and "TIXC"; within a slot by hash, within a hash in answer order.
+# Magics "TIXU" and "TIXC". Entries are by hash within a slot, and in answer order within a hash.
 NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000, 4_000_000)
 PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
-# The magic of shards of window tables, whatever the preset: "TIXS".
+# The magic of shards of window tables, with any preset: "TIXS".
 SHARD_MAGIC = 0x54495853
 _MAGICS = {SHARD_MAGIC, *(magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic))}
 
@@ -62,9 +62,9 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of one file: `slots` hash slots, and room for `items` entries. Entry 0 is never used.
+    """The geometry of one file: `slots` hash slots and space for `items` entries. Entry 0 is never used.
 
-    `hash` is the rule by which its entries' keys are hashed; of an index, that of the files it begins.
+    `hash` is the hash rule of its keys. In the layout of an index it is the rule of new files.
     """
 
     preset: Preset
@@ -83,7 +83,9 @@ class Layout:
                 f"preset rocketmq stores IndexItem only, not {self.schema.name}: RocketMQ could not read the file"
             )
         if self.hash != "abs" and self.preset is not ROCKETMQ:
-            raise ConfigError(f"hash = {self.hash} is for preset rocketmq; give that, too: {self.preset.name} has abs")
+            raise ConfigError(
+                f"hash = {self.hash} is for preset rocketmq: set that, too, since {self.preset.name} has abs"
+            )
         if self.compacted_size(self.capacity) > _MAX_POSITION:
             raise ConfigError(
                 f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a compacted "
@@ -92,12 +94,12 @@ class Layout:
 
     @property
     def version(self) -> int:
-        """Version of the files' tail and journal: 2 where a reader that knows only rule ``abs`` would miss keys."""
+        """The version in tail and journal: 2 if a reader that knows only rule ``abs`` would miss keys, else 1."""
         return 1 if self.hash == "abs" else 2
 
     @property
     def capacity(self) -> int:
-        """Entries that fit: one less than `items`, since index 0 ends every chain."""
+        """Most entries: one less than `items`, because index 0 ends every chain."""
         return self.items - 1
 
     @cached_property
@@ -107,25 +109,25 @@ class Layout:
 
     @cached_property
     def unsealed_size(self) -> int:
-        """Bytes of an unsealed file."""
+        """The size of an unsealed file in bytes."""
         return self.items_position + self.schema.entry.itemsize * self.items
 
     def entry_position(self, index: int) -> int:
-        """Byte position of entry `index` of an unsealed file."""
+        """Return the byte position of entry `index` of an unsealed file."""
         return self.items_position + self.schema.entry.itemsize * index
 
     def compacted_size(self, count: int) -> int:
-        """Bytes of header, slots and arrays of a compacted file of `count` entries, without its trailer."""
+        """Return the bytes of header, slots and arrays of a compacted file of `count` entries, without the trailer."""
         return self.items_position + self.schema.item.itemsize * count
 
     def to_json(self) -> dict[str, Any]:
-        """Return geometry, preset, schema and, except for ``abs``, hash rule as stored in journals and trailers."""
+        """Return the layout as stored in journals and trailers; without the hash rule if that is ``abs``."""
         stored = {"preset": self.preset.name, "schema": self.schema.to_json(), "slots": self.slots, "items": self.items}
         return stored if self.hash == "abs" else {**stored, "hash": self.hash}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Layout:
-        """Return the layout that `to_json` described; raises `ConfigError` or `SchemaMismatch` for what can't be."""
+        """Return the layout of a document of `to_json`. Raises `ConfigError` or `SchemaMismatch` if it is invalid."""
         try:
             return _READ(document)
         except Malformed as error:
@@ -143,7 +145,7 @@ _READ = record(
 
 
 def read_header(data: bytes | memoryview, file: str) -> Header:
-    """Return the header at the start of `data`; raises `CorruptFile` where it is too short or has no magic of ours."""
+    """Return the header at the start of `data`. Raises `CorruptFile` if `data` is too short or the magic is unknown."""
     if len(data) < HEADER_SIZE:
         raise CorruptFile(file, "shorter than a header", expected=HEADER_SIZE, found=len(data))
     header = Header(*_HEADER.unpack_from(data))

@@ -39,7 +39,7 @@ from tiered_index.format.time_line import read_line
 
 Array = npt.NDArray[Any]
 
-# A file's id, which becomes part of paths and of objects' names.
+# A file's id, which is part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
 TOPIC_ID = integer(-(2**31), 2**31 - 1)
 # Durable position of each source
@@ -49,7 +49,7 @@ PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
 
 
 def topic_table(value: Any) -> tuple[tuple[int, str], ...]:
-    """Check a topic table: pairs of an id and its one name."""
+    """Check a topic table: pairs (id, name), each id once."""
     pairs = _PAIRS(value)
     if len({topic_id for topic_id, _ in pairs}) != len(pairs):
         raise Malformed("a list of ids that differ, with their names", value)
@@ -63,10 +63,12 @@ _PAIRS = list_of(tuple_of(TOPIC_ID, text()))
 class Metadata:
     """The metadata of a compacted file, stored as JSON.
 
-    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds); `begin_ms` and
-    `end_ms` are the header's. `topics` are the (id, name) pairs used in this file. `slot_base` and the half-open
-    `slot_range` say which slots a shard holds; of a whole file they are all. `lane` is the sequence of files (main or
-    quarantine) it belongs to. `more` holds the other members of the document.
+    - `second_min` and `second_max` are the true interval of the entries (inclusive, epoch seconds).
+    - `begin_ms` and `end_ms` are those of the header.
+    - `topics` are the (id, name) pairs of the file.
+    - `slot_base` and the half-open `slot_range` say which slots a shard holds. A whole file holds all.
+    - `lane` is ``main`` or ``quarantine``.
+    - `more` has the other fields of the document.
     """
 
     file_id: str
@@ -95,14 +97,14 @@ class Metadata:
 
     @cached_property
     def ids_by_topic(self) -> dict[str, frozenset[int]]:
-        """The ids that mean each topic."""
+        """The ids of each topic, by name."""
         ids: dict[str, list[int]] = {}
         for topic_id, name in self.topics:
             ids.setdefault(name, []).append(topic_id)
         return {name: frozenset(of_name) for name, of_name in ids.items()}
 
     def stats_by_topic(self) -> NamedStats:
-        """Return the name of each topic and what the file holds of it; None: it doesn't say."""
+        """Return the name and the stats of each topic; stats are None if the file has none."""
         names = dict(self.topics)
         if "topic_stats" not in self.more:
             return [(name, None) for name in names.values()]
@@ -110,18 +112,18 @@ class Metadata:
 
     @cached_property
     def slot_map(self) -> SlotMap:
-        """How hashes map to slots: a shard stores it; in a whole file a slot is the hash modulo the slots."""
+        """The map of hashes to slots. A shard stores it; in a whole file the slot is the hash modulo the slots."""
         return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
 
     @cached_property
     def packing(self) -> Packing | None:
-        """How the runs are packed; None: they are items as they are."""
+        """The packing of the runs; None: they are plain."""
         if "packed" not in self.more:
             return None
         return Packing(self.layout.schema, self.slot_map.base, read_line(self.more["packed"]))
 
     def items_of(self, data: bytes | memoryview, count: int, file: str) -> Array:
-        """Return the items (structured, n) of a run's verified bytes. Raises `CorruptFile`."""
+        """Return the `count` items (structured) of a run's verified bytes. Raises `CorruptFile`."""
         if self.packing is None:
             return np.frombuffer(data, self.layout.schema.item)
         return self.packing.unpack([data], np.array([count]), file)[0]
@@ -140,12 +142,12 @@ class Metadata:
 
     @property
     def order(self) -> str:
-        """The entries' order within a slot, as stored; shards are always in answer order."""
+        """The order of entries within a slot, as stored. Shards are always in answer order."""
         return "newest_first" if self.layout.preset.newest_first and not self.is_shard else "answer"
 
     @cached_property
     def in_answer_order(self) -> bool:
-        """Whether a lookup may stop behind the last entry of a hash that it needs."""
+        """Whether entries of a hash are in answer order, so that a lookup may stop early."""
         return self.order == "answer"
 
     def encode(self) -> bytes:
@@ -156,9 +158,10 @@ class Metadata:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str) -> Metadata:
-        """Return the metadata in `data`, which has passed its CRC; unknown fields are kept in `more`.
+        """Return the metadata in `data`, which has passed its CRC. Unknown fields are kept in `more`.
 
-        Raises `CorruptFile` for fields of the wrong type or range, or that contradict each other; `UnsupportedVersion`.
+        Raises `CorruptFile` for fields of the wrong type or range and for fields that contradict each other. Raises
+        `UnsupportedVersion` for an unknown order.
         """
         metadata, order = checked(_metadata, load(data, file, "metadata"), file, "metadata")
         if order != metadata.order:
@@ -167,9 +170,7 @@ class Metadata:
         return metadata
 
     def end_of_items(self) -> int | None:
-        """Return the byte position where the arrays end, by geometry and count (a shard has no slot table); None where
-        they are packed.
-        """
+        """Return the byte position of the end of the arrays, by geometry and count; None if they are packed."""
         if self.packing is not None:
             return None
         size = self.layout.schema.item.itemsize
@@ -178,7 +179,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """Entries, their messages' bytes, and first and last second (epoch, inclusive) of one topic id."""
+    """The entries of one topic id: their number, their messages' bytes, first and last epoch second (inclusive)."""
 
     topic_id: int
     entries: int
@@ -191,12 +192,12 @@ NamedStats = list[tuple[str, TopicStats | None]]
 
 
 def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedStats:
-    """Return each topic's name with its stats; an id without a name is its own name, ``#17``."""
+    """Return each topic's name with its stats. An id without a name gets a name such as ``#17``."""
     return [(names.get(one.topic_id, f"#{one.topic_id}"), one) for one in stats]
 
 
 def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicStats]:
-    """Return what columns (integers of any order of bytes, n each) hold of each topic id, by id."""
+    """Return the stats of each topic id in columns (integers in any byte order, n each), sorted by id."""
     # Imported on use: a lookup of one key needs no Arrow
     import pyarrow as pa
 
@@ -210,7 +211,7 @@ def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicSta
 
 
 def add_topic_stats(stats: Iterable[TopicStats]) -> list[TopicStats]:
-    """Return the sums by topic id."""
+    """Return the stats added up by topic id, sorted by id."""
     sums: dict[int, TopicStats] = {}
     for one in stats:
         other = sums.get(one.topic_id)
@@ -272,7 +273,7 @@ _FIELDS: Check[dict[str, Any]] = record(
     slot_range=tuple_of(_SLOT, _SLOT),
     writer=text(),
 )
-# Members of `more` that this version knows; others are kept unchecked except for their depth
+# Fields of `more` that this version knows; of others only the depth is checked
 _MORE: Check[dict[str, Any]] = record(
     dict,
     sequence=Optional(COUNT, 0),

@@ -19,12 +19,12 @@ LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX = "log/", "checkpoint/", "epoch/"
 LEASE_PREFIX, DATA_PREFIX = "lease/", "data/"
 SEGMENTS_PREFIX, SEGMENT_SUFFIX = "segments/", ".log"
 STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
-# Characters of an id that tell it from others, its last ones
+# The number of last characters of an id that are enough to distinguish it
 SHORT_ID = 8
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
-# of a record's digest, in the name of its checkpoint
+# digits of a record's digest in the name of its checkpoint
 DIGEST_DIGITS = 16
 _WHOLE = rf"[0-9]{{20}}-[0-9a-f]{{{DIGEST_DIGITS}}}"
 _CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGITS}}})(?:\.({_WHOLE}))?)?")
@@ -39,18 +39,18 @@ _MAX_STORE_BYTES = 128
 
 
 def new_file_id(begin_ms: int) -> str:
-    """Return a fresh file id: begin timestamp in epoch milliseconds (15 digits) and 48 random bits."""
+    """Return a new file id: begin timestamp in epoch milliseconds (15 digits) and 48 random bits."""
     return f"{begin_ms:015d}-{secrets.token_hex(6)}"
 
 
 def file_id_of(name: str) -> str | None:
-    """Return the id in a local file name such as ``ID.index`` or ``ID.journal``, or None where it isn't one of ours."""
+    """Return the id in a local file name such as ``ID.index`` or ``ID.journal``; None for other names."""
     stem, dot, suffix = name.partition(".")
     return stem if _FILE_ID.fullmatch(stem) and dot + suffix in (INDEX_SUFFIX, JOURNAL_SUFFIX) else None
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether no index makes an object of this name: somebody else put it there."""
+    """Return whether no index uses an object of this name, so that another program has put it there."""
     return _OBJECT.fullmatch(name) is None
 
 
@@ -60,16 +60,18 @@ def log_name(number: int) -> str:
 
 
 def checkpoint_name(number: int, digest: str = "", base: str = "") -> str:
-    """Return the name of the checkpoint of log records 1..`number`. `digest` is that of record `number`, so that
-    two histories never overwrite each other's checkpoints. Earlier versions wrote it without the digest. `base` is the
-    name of the checkpoint that this one has the changes since; empty: it is whole.
+    """Return the name of the checkpoint of log records 1..`number`.
+
+    `digest` is that of record `number`, so that two histories never overwrite each other's checkpoints; names of
+    earlier versions have none. `base` is the name of the checkpoint to which this one has the changes; empty: it is
+    whole.
     """
     own = CHECKPOINT_PREFIX + f"{number:020d}" + (f"-{digest[:DIGEST_DIGITS]}" if digest else "")
     return f"{own}.{base.removeprefix(CHECKPOINT_PREFIX)}" if base else own
 
 
 def base_of(name: str) -> str:
-    """Return the `base` in a `checkpoint_name`; empty: it is whole."""
+    """Return the `base` in a `checkpoint_name`; empty if the checkpoint is whole."""
     match = _CHECKPOINT.fullmatch(name)
     return f"{CHECKPOINT_PREFIX}{match[3]}" if match and match[3] else ""
 
@@ -85,14 +87,14 @@ def is_summary(name: str) -> bool:
 
 
 def checkpoint_of(name: str) -> tuple[int, str]:
-    """Return number and digest of a `checkpoint_name`; raises `CorruptFile` for any other name."""
+    """Return the number and the digest in a `checkpoint_name`. Raises `CorruptFile` for any other name."""
     if not (match := _CHECKPOINT.fullmatch(name)):
         raise CorruptFile(name, "not a checkpoint of an index")
     return int(match[1]), match[2] or ""
 
 
 def epoch_name(epoch: int) -> str:
-    """Return the name of the claim of writer epoch `epoch` (from 1)."""
+    """Return the name of the object that claims writer epoch `epoch` (from 1)."""
     return EPOCH_PREFIX + f"{epoch:020d}"
 
 
@@ -112,20 +114,20 @@ def data_name(file_id: str, attempt: str) -> str:
 
 
 def staged_name(file_id: str, attempt: str) -> str:
-    """Return the object name of a sealed file's entries, uploaded for the job that compacts them."""
+    """Return the object name of a sealed file's entries, which are uploaded for the job that compacts them."""
     return f"{STAGING_PREFIX}{file_id}/{attempt}.entries"
 
 
 def ticket_name(file_id: str, epoch: int) -> str:
-    """Return the object name of the ticket by which the writer of `epoch` asks for a staged file to be compacted."""
+    """Return the object name of the ticket by which the writer of `epoch` requests that a staged file is compacted."""
     return f"{STAGING_PREFIX}{file_id}/{epoch:020d}{TICKET_SUFFIX}"
 
 
 def store_prefix(store: str) -> str:
-    """Return the prefix of a store's archived segments.
+    """Return the prefix of a store's archived segments. Raises `InvalidArgument` for an empty name.
 
-    Bytes that an object's name can't hold are written as ``=`` and two hexadecimal digits; a name of more than 128
-    bytes becomes ``==`` and its digest. Raises `InvalidArgument` for an empty one.
+    Bytes that are not plain are written as ``=`` and two hexadecimal digits. A name of more than 128 bytes becomes
+    ``==`` and its digest.
     """
     named = store.encode("utf-8", "surrogatepass")
     if not named:
@@ -138,12 +140,12 @@ def store_prefix(store: str) -> str:
 
 
 def segment_name(store: str, start: int, epoch: int) -> str:
-    """Return a fresh object name for one upload attempt of the segment of `store` that begins at offset `start`."""
+    """Return a new object name for one upload attempt of the segment of `store` that begins at offset `start`."""
     return f"{store_prefix(store)}{start:020d}/{epoch:020d}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
 
 
 def segment_epoch(name: str) -> int:
-    """Return the epoch of the writer that made a `segment_name`; raises `CorruptFile` for any other name."""
+    """Return the epoch of the writer in a `segment_name`. Raises `CorruptFile` for any other name."""
     attempt = name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)
     if not (match := _ATTEMPT.fullmatch(attempt)) or not name.startswith(SEGMENTS_PREFIX):
         raise CorruptFile(name, "not an archived segment of an index")
@@ -151,7 +153,7 @@ def segment_epoch(name: str) -> int:
 
 
 def number_of(name: str) -> int:
-    """Return the number of a log, checkpoint, epoch or lease name; raises `CorruptFile` for any other name."""
+    """Return the number in a log, checkpoint, epoch or lease name. Raises `CorruptFile` for any other name."""
     if name.startswith(CHECKPOINT_PREFIX):
         return checkpoint_of(name)[0]
     digits = name.rpartition("/")[2]

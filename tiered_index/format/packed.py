@@ -1,9 +1,11 @@
-"""Packed runs: the items of a slot group or block, column-wise in as many bits as they need. SPEC.md section 11.
+"""Packed runs: the items of a slot group or block by column, in as many bits as they need. SPEC.md section 11.
 
-What the entries of a key share is stored once a key. A hash is stored as the step from the key before, since a table's
-entries rise by `hash_rank`. A time is stored as its distance from a line through the file's offsets and times, since
-both grow together. Unpacked items are the packed ones byte for byte, in whatever order they were. The compiled core
-packs and unpacks; `packed_numpy` does so without it, and names damage. Pure; safe under threads.
+- Columns that the entries of a key share are stored once per key.
+- A hash is stored as the step from the key before, because entries rise by `hash_rank`.
+- A time is stored as its distance from a line through the file's offsets and times, because both grow together.
+
+Unpacking returns the packed items byte for byte, in any order in which they were. The compiled core packs and unpacks.
+`packed_numpy` does so without the core, and reports damage. Pure; any thread.
 """
 
 from __future__ import annotations
@@ -26,28 +28,28 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
-# stored once a key, beside the hash
+# stored once per key, beside the hash
 _OF_KEYS = ("topic_id", "fingerprint")
-# bytes of an item's 28 that are about saved: of hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
+# bytes saved of an item's 28, about: hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
 _SAVED = 19
-# runs that are unpacked together: what they take fits the cache
+# runs that are unpacked together: their memory fits the cache
 _TOGETHER = 64
-# ... where nothing is copied
+# the same if nothing is copied
 _MAPPED_TOGETHER = 1 << 12
-# behind data of n bytes from n % 8 on: words that can be read with the one behind
+# padding behind data of n bytes, from n % 8 on: then each word and the one behind it can be read
 _PADDING = bytes(16)
 
 
 def packed_bytes(schema: Schema, count: int) -> int:
-    """Return about how many bytes packed items have, for estimates: fingerprints, offsets and extra columns most."""
+    """Return an estimate of the bytes of `count` packed items."""
     return count * (schema.item.itemsize - _SAVED)
 
 
 class Packing:
-    """The packing of the runs of one file: `base` are the base slots, by which hashes have their rank, of `ranks`.
+    """The packing of the runs of one file. `base` is the number of base slots, which decides the `ranks` of hashes.
 
-    A run is a header (`header_dtype`), its keys, marks of their first items unless each has one, its items. `order` are
-    its columns. The first `of_keys` of them are stored once a key.
+    A run has a header (`header_dtype`), its keys, marks at the first item of each key (unless each key has one item),
+    and its items. `order` has the names of the columns. The first `of_keys` of them are stored once per key.
     """
 
     def __init__(self, schema: Schema, base: int, line: TimeLine) -> None:
@@ -60,7 +62,7 @@ class Packing:
         self.of_keys = len(keys)
         self.quotients = SlotMap(base).quotients
         self.ranks = self.quotients * base
-        # kind of hashes | keys | for each column its bits and its smallest value
+        # whether hashes are steps | keys | for each column its bits and its smallest value
         wide = ("key_hash", "offset", "time_diff_s")
         least = {name: ">i8" if name in wide else f">{self.words[name].str[1:]}" for name in self.order}
         columns = [pair for name in self.order for pair in ((f"width {name}", "u1"), (f"least {name}", least[name]))]
@@ -76,9 +78,7 @@ class Packing:
         return np.array([(size, *place) for size, place in zip(signed, places, strict=True)])
 
     def pack(self, items: Array, counts: Sequence[int]) -> list[bytes]:
-        """Return the packed forms of runs. `items` (structured as the schema's, n) are theirs, one behind the other,
-        `counts` of each, which is one at least.
-        """
+        """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1)."""
         if not counts:
             return []
         if (loops := compiled()) is None:
@@ -86,7 +86,7 @@ class Packing:
             return [packed_numpy.pack(self, items[stop - n : stop]) for stop, n in zip(stops, counts, strict=True)]
         starts = np.cumsum([0, *counts])
         columns = self.for_loops
-        # 64 bits a column and item, a mark, and what is left of a byte behind keys, marks and items
+        # 64 bits per column and item, a mark, and the rest of a byte behind keys, marks and items
         room = len(items) * (8 * len(columns) + 1) + len(counts) * (self.header_dtype.itemsize + 3)
         packed, ends = np.empty(room, np.uint8), np.empty(len(counts), np.int64)
         data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)
@@ -96,13 +96,13 @@ class Packing:
         return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
     def ranks_of(self, hashes: npt.NDArray[np.int32]) -> Int64:
-        """Return normal hashes (n), in any order, as `unpack` takes them: ranks (m), rising, each once."""
+        """Return the distinct ranks (m), rising, of normal hashes (n). They are an argument of `unpack`."""
         return np.unique(hash_rank(hashes, self.base)).astype(np.int64)
 
     def find(
         self, data: bytes | memoryview, count: int, file: str, key_hash: int, words: UInt64 | None, at: int
     ) -> Array:
-        """Return the items of one normal hash in one run; as `unpack`, in less time."""
+        """Return the items of one normal hash in one run, faster than `unpack`."""
         if (loops := compiled()) is not None:
             if words is None:
                 words, at = _padded([data], len(data)), 0
@@ -123,13 +123,13 @@ class Packing:
         ranks: Int64 | None = None,
         mapped: tuple[UInt64, Int64] | None = None,
     ) -> tuple[Array, Int64]:
-        """Return the items (structured, n, a new array) of runs (m), each given by its data and count, one behind the
-        other; and how many each run has (m). With `ranks` (`ranks_of`), only those of these hashes.
+        """Return the items (structured, n, a new array) of runs (m) in order, and the number of items of each run (m).
 
-        `mapped`: a file's words, and where in its bytes the runs begin, so that they needn't be copied. Raises
-        `CorruptFile` where data is no packed run of so many items.
+        `pieces` has the bytes of each run, `counts` (m) its items. `ranks` (of `ranks_of`): only items of these hashes.
+        `mapped`: the words of a file and the byte at which each run begins, so that runs needn't be copied. Raises
+        `CorruptFile` for data that is not a packed run of that many items.
         """
-        # what nothing is written to takes no memory
+        # pages that are never written take no memory
         items = np.empty((int(counts.sum()), self.schema.item.itemsize), np.uint8)
         of_runs = np.empty(len(pieces), np.int64)
         loops, total = compiled(), 0
@@ -149,7 +149,7 @@ class Packing:
                     *(items[total:], of_runs[some]),
                 )
             if found < 0:
-                # the core takes only sound runs whose hashes are by rank
+                # the core accepts only sound runs whose hashes are by rank
                 each = zip(pieces[some], counts[some].tolist(), strict=True)
                 parts = [packed_numpy.unpack(self, piece, count, file, ranks) for piece, count in each]
                 of_runs[some], found = list(map(len, parts)), sum(map(len, parts))
@@ -159,12 +159,12 @@ class Packing:
 
 
 def _padded(pieces: Sequence[bytes | memoryview], size: int) -> UInt64:
-    """Return words that have all data, of `size` bytes, and one behind it."""
+    """Return the data of all pieces (`size` bytes) as words, and at least one word behind them."""
     return np.frombuffer(b"".join([*pieces, _PADDING[size & 7 :]]), "<u8")
 
 
 def _words_of(schema: Schema) -> np.dtype[Any]:
-    """Return a dtype of the same bytes whose columns are numbers: floats by their bits, bytes 8 at a time and less."""
+    """Return a dtype of the same bytes whose columns are integers: also for floats, and for bytes in parts of <= 8."""
     names, formats, offsets = [], [], []
     for name, (dtype, at, *_) in (schema.item.fields or {}).items():
         if dtype.kind in "iu":

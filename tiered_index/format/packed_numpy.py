@@ -1,6 +1,6 @@
-"""Packed runs in plain NumPy: the reference of the compiled core, its substitute, and the errors that name damage.
+"""Packed runs in plain NumPy: the reference and substitute of the compiled core. It also reports damage.
 
-One run at a time, bit by bit. Memory: some 100 bytes an item of a run. Pure; safe under threads.
+It handles one run at a time, bit by bit. Memory: about 100 bytes per item of a run. Pure; any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 
 def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ranks: Int64 | None) -> Array:
-    """Return the items of one run, as `Packing.unpack`."""
+    """Return the items of one run, as `Packing.unpack` does."""
     dtype, of_keys = packing.header_dtype, packing.of_keys
     if len(data) < dtype.itemsize:
         raise CorruptFile(file, "a packed run is too short", expected=dtype.itemsize, found=len(data))
@@ -38,7 +38,7 @@ def unpack(packing: Packing, data: bytes | memoryview, count: int, file: str, ra
         raise CorruptFile(file, f"not a packed run of {count} items", expected=end, found=len(data))
     key_bits = _bits(data[dtype.itemsize : marks_at], keys * sum(widths[:of_keys])).reshape(keys, sum(widths[:of_keys]))
     codes = _numbers(key_bits[:, : widths[0]]).view(np.int64)
-    # ranks are stored as steps from the one before
+    # ranks are stored as steps from the rank before
     codes = (np.cumsum(codes) if is_ranked else codes) + least[0]
     limit = packing.ranks if is_ranked else 2**31
     if widths[0] > 32 or not -(2**31) <= least[0] < limit or (codes >= limit).any():
@@ -82,7 +82,7 @@ def _numbers(bits: Array) -> UInt64:
 
 
 def pack(packing: Packing, items: Array) -> bytes:
-    """Return the packed form of one run, as `Packing.pack`."""
+    """Return one packed run, as `Packing.pack` does."""
     words = items.view(packing.words)
     columns: list[Array] = [
         words[name].astype(np.int64 if words[name].dtype.kind == "i" else np.uint64) for name in packing.order
@@ -105,7 +105,7 @@ def pack(packing: Packing, items: Array) -> bytes:
 
 
 def _rows(columns: Sequence[Array]) -> tuple[list[int], bytes]:
-    """Return of each column the bits that its values need and the smallest one; and the rows, bit behind bit."""
+    """Return a list with the bits and the least value of each column, and the bytes of the rows, bit by bit."""
     about: list[int] = []
     bits = []
     for column in columns:

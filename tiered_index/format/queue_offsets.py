@@ -1,7 +1,7 @@
-"""Queue offsets of an archived segment: where the messages of each queue lie in it. SPEC.md section 9. Pure.
+"""Queue offsets of an archived segment: the places of each queue's messages in it. SPEC.md section 9. Pure.
 
-The entries of a queue are in the order of the segment. They are cut into runs, whose queue offsets rise by one. Each
-run has a checksum, and the directory names the runs by topic and queue.
+The entries of a queue are in the order of the segment. They are cut into runs, in which queue offsets rise by one. Each
+run has a checksum. The directory lists the runs by topic and queue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
 
-# Where a message is in the segment, how many bytes it has, and its store timestamp.
+# The place of a message in the segment, its bytes, and its store timestamp.
 ENTRY = np.dtype([("position", ">u4"), ("size", ">u4"), ("store_ms", ">i8")])
-# Entries of a run, at most: a pull reads whole runs.
+# Most entries of a run: a pull reads whole runs.
 RUN_ENTRIES = 2048
 _RUN = np.dtype([("queue_id", ">i4"), ("first", ">i8"), ("count", ">u4"), ("crc32", ">u4"), ("newest_ms", ">i8")])
 _START = struct.Struct(">q")
@@ -37,18 +37,18 @@ class QueueRun:
     crc32: int
     # The greatest store timestamp of them.
     newest_ms: int
-    # Where the entries begin, in bytes from the end of the segment on.
+    # The place of the entries, in bytes from the end of the segment.
     begin: int
 
     @property
     def end(self) -> int:
-        """The queue offset behind the last one."""
+        """The queue offset behind the last entry."""
         return self.first + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDirectory:
-    """The runs of a segment by topic, in the order of queues, those of a queue in the order of the segment."""
+    """The runs of a segment by topic: in the order of queues, and within a queue in the order of the segment."""
 
     start: int
     topics: Mapping[str, tuple[QueueRun, ...]]
@@ -63,9 +63,9 @@ def encode_queues(
     queue_offset: npt.NDArray[Any],
     entries: npt.NDArray[np.void],
 ) -> bytes:
-    """Return entries and directory of a segment that begins at offset `start` of its log.
+    """Return the entries and the directory, as bytes, of a segment that begins at offset `start` of its log.
 
-    `topic` (i32, an index of `topics`), `queue_id` (i32), `queue_offset` (i64) and `entries` (`ENTRY`) are of the
+    `topic` (i32, an index of `topics`), `queue_id` (i32), `queue_offset` (i64) and `entries` (`ENTRY`) describe the
     messages (n each), in the order of the segment.
     """
     order = np.lexsort((queue_id, topic))  # stable: the messages of a queue stay in order
@@ -97,7 +97,7 @@ def encode_queues(
 
 
 def directory_bytes(data: bytes) -> int:
-    """Return how many bytes at the end of the queue offsets the directory takes; `data` are some of the last."""
+    """Return the bytes of the directory at the end of the queue offsets. `data` are some of their last bytes."""
     return _END.unpack(data[-_END.size :])[0] + _END.size if len(data) >= _END.size else _END.size
 
 
@@ -145,7 +145,7 @@ def decode_entries(data: bytes, run: QueueRun, segment_bytes: int, file: str) ->
 
 
 def check_queues(data: bytes, start: int, segment_bytes: int, file: str) -> None:
-    """Raise `CorruptFile` where queue offsets, `data`, don't match their checksums, or are another segment's."""
+    """Raise `CorruptFile` if the queue offsets `data` don't match their checksums or belong to another segment."""
     directory = decode_directory(data, len(data), file)
     CorruptFile.unless_equal(file, "queue offsets are of a segment that begins elsewhere", start, directory.start)
     for runs in directory.topics.values():

@@ -1,7 +1,7 @@
-"""The schema of an entry: its columns, as NumPy dtypes and as the declaration stored in every file. Pure.
+"""The schema of entries: their columns, as NumPy dtypes and as the declaration in every file. Pure.
 
-The first six columns are RocketMQ's; a subclass's columns follow in order of declaration. *Identity* columns decide
-whether two entries are the same answer.
+The first six columns are RocketMQ's. The columns of a subclass follow in order of declaration. *Identity* columns
+decide whether two entries are the same answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One stored column: name, big-endian NumPy type string, and whether it takes part in identity."""
+    """One stored column: its name, its big-endian NumPy type string, and whether it is part of the identity."""
 
     name: str
     dtype: str
@@ -44,7 +44,7 @@ BASE_COLUMNS = (
 _NOT_STORED = {"topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
 _FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "bhiqBHIQefd", strict=True))
 _RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
-# in the order in which tables have them: of a lookup, of an answer, of its messages; the last line of a stream
+# in the order of tables: fields of a lookup, of an answer, of its messages
 _TABLE_FIELDS = "lookup _lookup position entries to_dict as_of_ms error message_state message_body message_tags"
 _TABLE_FIELDS += " message_properties message_problem"
 ANSWER_FIELDS = frozenset(
@@ -54,36 +54,36 @@ ANSWER_FIELDS = frozenset(
         *(f.name for kind in (Lookup, QueryResult) for f in dataclasses.fields(kind)),
     ]
 )
-"""The names that answers have beside those of entries: in JSON, streams and tables they stand side by side."""
+"""Names that answers have in JSON, streams and tables beside the columns of entries."""
 
 
 def struct_format(dtype: np.dtype[Any]) -> str:
-    """Return how `struct` names the type of a column."""
+    """Return the `struct` format of a column's type."""
     return f"{dtype.itemsize}s" if dtype.kind == "S" else _FORMATS[f"{dtype.kind}{dtype.itemsize}"]
 
 
 def of_width(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type whose values are all bytes of a column of bytes; any other type as it is."""
+    """Return the type for reading a column at its full width: V in place of S. Other types are unchanged."""
     return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "S" else dtype
 
 
 def listed(values: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
-    """Return the values of a stored column, bytes at their width."""
+    """Return the values of a stored column as a list; bytes have their full width."""
     return list(values.astype(of_width(values.dtype), copy=False).tolist())
 
 
 def _declared(owner: type) -> set[str]:
-    """Return the names that a class declares as fields, whether or not it was made a dataclass."""
+    """Return the names of the fields that a class declares, even if it is not a dataclass."""
     named = {name for name, value in vars(owner).items() if isinstance(value, dataclasses.Field)}
     if not issubclass(owner, IndexItem):
-        # annotations of a mixin are its own affair
+        # annotations of a mixin are not fields
         return named
     return named | {name for name, kind in inspect.get_annotations(owner).items() if "ClassVar" not in str(kind)}
 
 
 @dataclass(frozen=True)
 class Schema:
-    """A declared record. `extra` are the columns after `BASE_COLUMNS`; equality is equality of declarations."""
+    """The declared columns of entries. `extra` are the columns after `BASE_COLUMNS`."""
 
     name: str
     extra: tuple[Column, ...] = ()
@@ -110,7 +110,8 @@ class Schema:
     def of(cls, item_type: type[IndexItem]) -> Schema:
         """Return the schema that `item_type` declares.
 
-        Raises `ConfigError` for a field without `column(...)` or declared again, and for fields in no dataclass.
+        Raises `ConfigError` for a field without `column(...)`, for a field that is declared twice, and for fields in a
+        class that is not a dataclass.
         """
         base = {f.name for f in dataclasses.fields(IndexItem)}
         for owner in item_type.__mro__[: item_type.__mro__.index(IndexItem)]:
@@ -139,7 +140,7 @@ class Schema:
 
     @cached_property
     def _hash(self) -> int:
-        # each lookup asks for what is kept by schema
+        # cached, because each lookup uses a schema as a key
         return hash((self.name, self.extra))
 
     @cached_property
@@ -154,9 +155,9 @@ class Schema:
 
     @cached_property
     def row(self) -> np.dtype[Any]:
-        """Dtype of an answer's row, whatever file it came from: native order, epoch `second` for `time_diff_s`.
+        """Dtype of an answer's row: native byte order, and the epoch `second` in place of `time_diff_s`.
 
-        Bytes are of kind V, since NumPy takes NUL bytes at the end of an S for filling.
+        Bytes are of kind V, because NumPy drops NUL bytes at the end of kind S.
         """
         columns = [("second", "i8"), *((c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra))]
         stored = [(name, of_width(np.dtype(dtype))) for name, dtype in columns if name != "time_diff_s"]
@@ -164,31 +165,31 @@ class Schema:
 
     @cached_property
     def no_rows(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """The empty array of rows."""
+        """An empty array of rows."""
         return np.empty(0, self.row)
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether entries carry the fingerprint of the key."""
+        """Whether entries have the fingerprint of the key."""
         return any(c.name == "fingerprint" and c.dtype == ">u4" for c in self.extra)
 
     @cached_property
     def fingerprint_place(self) -> int:
-        """Which column of an item is the fingerprint; -1: none."""
+        """The number of the fingerprint column of an item; -1: none."""
         return self.item.names.index("fingerprint") if self.keyed and self.item.names else -1
 
     @cached_property
     def identity_extra(self) -> tuple[str, ...]:
-        """Names of further identity columns, in order of declaration."""
+        """The names of the extra identity columns, in order of declaration."""
         return tuple(c.name for c in self.extra if c.identity)
 
     def clashing(self, names: Collection[str] = ANSWER_FIELDS) -> str | None:
-        """Return the first further column that has one of these lower-case names, in any case; None: no column has."""
+        """Return the first extra column whose name, in lower case, is one of `names`; None: there is none."""
         return next((c.name for c in self.extra if c.name.lower() in names), None)
 
     @cached_property
     def caller_columns(self) -> tuple[Column, ...]:
-        """The columns that a caller of `put` supplies: the extra ones without the computed fingerprint."""
+        """The extra columns that a caller of `put` supplies: all but the fingerprint, which is computed."""
         return tuple(c for c in self.extra if c.name != "fingerprint")
 
     def to_json(self) -> dict[str, Any]:
@@ -197,7 +198,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Schema:
-        """Return the schema of a stored declaration; raises `SchemaMismatch` where its base differs from ours."""
+        """Return the schema of a stored declaration. Raises `SchemaMismatch` unless it begins with `BASE_COLUMNS`."""
         try:
             name, columns = _READ(document)
         except Malformed as error:
@@ -207,7 +208,7 @@ class Schema:
         return _shared(name, columns[len(BASE_COLUMNS) :])
 
     def item_type(self) -> type[IndexItem]:
-        """Return a class of answers for this schema: the built-in one, or one made from the declaration."""
+        """Return a class of entries for this schema: a built-in class, or a new one from the declaration."""
         if self == ROCKETMQ_SCHEMA:
             return IndexItem
         if self == KEYED_SCHEMA:
@@ -219,9 +220,9 @@ class Schema:
 
 @lru_cache(maxsize=64)
 def row_form(schema: Schema) -> Any:
-    """Return rows and items of a schema as the compiled core, which must be there, writes and reads them.
+    """Return the `RowForm` of a schema for the compiled core, which must be available.
 
-    It is no part of the schema, which is pickled and sent to other processes.
+    It is not part of the schema, because schemas are pickled for other processes.
     """
     core = compiled_views()
     assert core is not None
@@ -233,13 +234,13 @@ def row_form(schema: Schema) -> Any:
 
 @lru_cache(maxsize=1_024)
 def _shared(name: str, extra: tuple[Column, ...]) -> Schema:
-    """Return the schema of a declaration, one object for all: what is kept by schema is found without comparing."""
+    """Return the schema of a declaration, always the same object, so that caches by schema need no comparison."""
     return Schema(name, extra)
 
 
 _READ = record(
     lambda name, columns: (name, tuple(Column(*column) for column in columns)),
-    # `item_type` makes a class with these names: none may be one of Python's special names
+    # `item_type` makes a class with these names, so Python's special names are excluded
     name=text(r"[^\0]{1,255}"),
     columns=list_of(tuple_of(text(r"(?!__).{1,255}"), text(r"[>|]?[iufS][0-9]{1,9}"), flag)),
 )

@@ -1,8 +1,8 @@
-"""Shards of window tables: the arrays of a range of slots and a trailer. SPEC.md section 10.
+"""Shards of window tables: the arrays of a range of slots, and a trailer. SPEC.md section 10.
 
-A shard is written in one pass from entries in their final order, whatever the index's preset. It has no slot table: the
-directory says where a slot is. Its runs are packed (section 11) where a line of its times is given. Pure. Memory: 8
-bytes an entry for the filter, some hundred bytes for each slot group, and one run.
+A shard is written in one pass from entries in their final order, with any preset. It has no slot table: the directory
+says where a slot is. Its runs are packed (section 11) if a time line is given. Pure. Memory: 8 bytes per entry for the
+filter, some hundred bytes per slot group, and one run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tiered_index.kernels import crc32
 
 Array = npt.NDArray[Any]
 _MASK = (1 << 64) - 1
-# runs that are packed together: what they take fits the cache
+# runs that are packed together: their memory fits the cache
 _TOGETHER = 64
 _MIXED = 1 << 14
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -39,34 +39,33 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 def answer_sorted(
     items: Array, seconds: npt.NDArray[np.int64], slots: SlotMap, schema: Schema
 ) -> npt.NDArray[np.int64]:
-    """Return the permutation (i64, n) that sorts items (n) by rank and, within a hash, in answer order.
+    """Return the permutation (i64, n) that sorts items (n) by rank, and within a hash in answer order.
 
-    `seconds` (n) are epoch seconds. Stable. Memory: 40 bytes an entry.
+    `seconds` (n) are epoch seconds. Stable. Memory: 40 bytes per entry.
     """
     ranks = hash_rank(normal_hashes(items["key_hash"]), slots.base)
     return answer_order(ranks, seconds, lambda places: [places, *offset_columns(items[places], schema)])
 
 
 def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
-    """Return the sum (u64) of one mixed hash of each entry: equal for equal multisets of entries.
+    """Return the sum (u64) of a mixed hash of each entry: equal for the same entries in any order.
 
-    The order doesn't matter. All columns take part but `time_diff_s`, which depends on the file; `seconds` (n, epoch
-    seconds) replace it. Integers and bytes are mixed by their bits.
+    It covers all columns except `time_diff_s`, which depends on the file. `seconds` (n, epoch seconds) replaces it.
     """
     checksum = 0
-    # as many at a time as fit the cache: half the time
+    # parts that fit the cache take half the time
     for at in range(0, len(items), _MIXED):
         checksum += int(entry_hashes(items[at : at + _MIXED], seconds[at : at + _MIXED]).sum(dtype=np.uint64))
     return checksum & _MASK
 
 
 def entry_hashes(items: Array, seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return the mixed hash (u64, n) of each entry, as `entry_checksum` sums them."""
+    """Return the mixed hash (u64, n) of each entry. `entry_checksum` is their sum."""
     return mixed_columns((items[name] for name in items.dtype.names or () if name != "time_diff_s"), seconds)
 
 
 def mixed_columns(columns: Iterable[Array], seeds: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return one hash (u64, n) of the bits of the columns (n each), beginning with seeds (n)."""
+    """Return a hash (u64, n) of the bits of each row of the columns (n each), beginning with `seeds` (n)."""
     mixed = seeds.astype(np.uint64)
     for column in columns:
         for bits in _bits_of(column):
@@ -89,7 +88,7 @@ def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
 @dataclass
 class _OpenGroup:
     first_slot: int
-    # whether it is one slot of 16 KiB of items or more, which may be cut into blocks
+    # whether it is a slot of 16 KiB or more, which may be cut into blocks
     giant: bool
     runs: list[OpenBlock] = field(default_factory=list)
     crc32: int = 0
@@ -98,9 +97,12 @@ class _OpenGroup:
 class ShardWriter:
     """Writes one shard: `begin`, then `add` for entries in their final order, then `finish`. One thread.
 
-    `slot_range` is the half-open range of slots it may hold, `begin_ms` what its items' times are relative to,
-    `capacity` a bound of its entries; with a `line` of their times they are packed. Only a slot of 16 KiB or more may
-    be spread over several `add`s.
+    - `slot_range`: the half-open range of slots that it may hold.
+    - `begin_ms`: the times of items are relative to it.
+    - `capacity`: a bound of the number of entries.
+    - `line`: the time line, if the shard is packed.
+
+    Only a slot of 16 KiB or more may be spread over several calls of `add`.
     """
 
     def __init__(
@@ -126,27 +128,27 @@ class ShardWriter:
         self._line = line
         self._packing = Packing(layout.schema, slots.base, line) if line is not None else None
         self._topic_stats: list[TopicStats] = []
-        # items of the run that is being gathered
+        # items of the run that is not complete yet
         self._gathered: list[Array] = []
         self._gathered_count = 0
         # runs that have ended, in order, with their items
         self._ended: list[tuple[_OpenGroup, list[Array]]] = []
         self._groups: list[_OpenGroup] = []
         self._last_slot = slot_range[0] - 1
-        # where the last slot's items would begin if they were not packed, from the start of the items
+        # the place of the last slot's items if they were not packed, from the start of the items
         self._last_start = -GROUP_BYTES
         self.position = HEADER_SIZE
-        """Bytes so far, without those of the run that is being gathered: behind `finish` where the trailer begins."""
+        """Bytes so far, without the run that is not complete yet. After `finish` it is the place of the trailer."""
 
     def begin(self) -> bytes:
         """Return the header."""
         return self.header.pack()
 
     def add(self, items: Array) -> bytes:
-        """Append items (structured as the schema's compacted items, n); return the bytes of the runs that ended.
+        """Append compacted items (structured, n), and return the bytes of the runs that are now complete.
 
-        They follow those before. Raises `InvalidArgument` where they are out of order, outside `slot_range`, or
-        continue a slot of less than 16 KiB.
+        Raises `InvalidArgument` for items that are out of order or outside `slot_range`, or that continue a slot of
+        less than 16 KiB.
         """
         if not len(items):
             return b""
@@ -178,11 +180,12 @@ class ShardWriter:
     def finish(
         self, file_id: str, writer: str, offset_space: str, topics: dict[int, str], more: dict[str, Any]
     ) -> bytes:
-        """Return the last run and the trailer; `topics` are the names by id. Raises `InvalidArgument` for a shard
-        without entries.
+        """Return the last run and the trailer. `topics` has the names by id.
+
+        Raises `InvalidArgument` for a shard without entries.
         """
         if not self.count:
-            raise InvalidArgument("a shard without entries isn't written")
+            raise InvalidArgument("cannot write a shard without entries")
         self._end_run()
         last = self._write()
         packed = {} if self._line is None else {"packed": self._line.to_json()}
@@ -215,7 +218,7 @@ class ShardWriter:
         return last + build_trailer(self.position, self._directory(), metadata, self._filter.build())
 
     def _cut(self, slots: npt.NDArray[np.int64]) -> list[tuple[int, int, _OpenGroup | None]]:
-        """Return (low, high, group) ranges of items of one group each; `group` is None where it began before."""
+        """Return a (low, high, group) for the items of each group; `group` is None if an earlier call began it."""
         size, n = self._item_size, len(slots)
         firsts = np.flatnonzero(np.diff(slots, prepend=self._last_slot))
         starts = (self.count + firsts) * size
@@ -234,7 +237,7 @@ class ShardWriter:
         return pieces + list(zip(edges, ends, opened, strict=True))
 
     def _gather(self, items: Array) -> None:
-        """Append items to the run that is being gathered; blocks of a giant slot end where they are full."""
+        """Append items to the present run. A block of a giant slot ends when it is full."""
         giant, at = self._groups[-1].giant, 0
         while at < len(items):
             if giant and self._gathered_count == self._per_block:
@@ -250,7 +253,7 @@ class ShardWriter:
             self._gathered, self._gathered_count = [], 0
 
     def _write(self) -> bytes:
-        """Return the bytes of the runs that have ended."""
+        """Return the bytes of the complete runs."""
         ended, self._ended = self._ended, []
         return b"".join(self._encode(ended[at : at + _TOGETHER]) for at in range(0, len(ended), _TOGETHER))
 
@@ -277,7 +280,7 @@ class ShardWriter:
         return b"".join(written)
 
     def _directory(self) -> Directory:
-        """Return the directory; a group of one run has no row in the block table."""
+        """Return the directory. A group of one run has no row in the block table."""
         groups = np.zeros(len(self._groups), GROUP_DTYPE)
         groups["first_slot"] = [group.first_slot for group in self._groups]
         groups["first_slot"][:1] = self.slot_range[0]

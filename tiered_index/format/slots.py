@@ -1,8 +1,8 @@
-"""Slots: which slot a hash has, and a file's entries sorted by slot without a sort of the whole file.
+"""Slots: the slot of each hash, and the order of a file's entries by slot. SPEC.md section 10. Pure.
 
-The slots of every map rise with `hash_rank`, so all files and tables of an index have their entries in one order, and
-tables are merged without a shuffle. SPEC.md section 10. Slots are filled about evenly, so an entry's place is counted,
-not compared: only entries that share a slot are sorted. Pure functions.
+The slots of every map rise with `hash_rank`. So all files and tables of an index have the same order, and tables are
+merged without a shuffle. Slots are filled about evenly, so entries are placed by counting. Only entries that share a
+slot are sorted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Maps hashes to slots: a base slot is split into `split`, or `join` neighbours become one; one of the two is 1."""
+    """Maps hashes to slots: each base slot is split into `split` slots, or `join` neighbours are joined to one.
+
+    At least one of `split` and `join` is 1.
+    """
 
     base: int
     split: int = 1
@@ -42,16 +45,16 @@ class SlotMap:
 
     @property
     def quotients(self) -> int:
-        """Q: how many different hashes a base slot can hold, at most."""
+        """Q: the most different hashes of a base slot."""
         return (2**31 - 1) // self.base + 1
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         return self.base * self.split if self.join == 1 else -(-self.base // self.join)
 
     def slots_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Return the slots (i64, n) of normal hashes (n), i.e. 0 to 2**31 - 1."""
+        """Return the slots (i64, n) of normal hashes (n), which are 0 to 2**31 - 1."""
         above, base_slot = np.divmod(hashes.astype(np.int64), self.base)
         if self.join > 1:
             return base_slot // self.join
@@ -65,7 +68,7 @@ class SlotMap:
         return base_slot if self.split == 1 else base_slot * self.split + above * self.split // self.quotients
 
     def slots_of_base(self, low: int, high: int) -> tuple[int, int]:
-        """Return the half-open range of slots that hold the base slots [low, high); joined slots may hold others."""
+        """Return the half-open range of slots that hold the base slots [low, high), and perhaps others if joined."""
         if self.join > 1:
             return low // self.join, -(-high // self.join)
         return low * self.split, high * self.split
@@ -76,16 +79,16 @@ class SlotMap:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SlotMap:
-        """Return the map that `to_json` described. Raises `Malformed`, `ConfigError` for one that can't be."""
+        """Return the map of a document of `to_json`. Raises `Malformed` or `ConfigError` if it is invalid."""
         return _READ(document)
 
     @classmethod
     def for_count(cls, base: int, count: int) -> SlotMap:
-        """Return the map that gives `count` entries about 4 a slot."""
+        """Return the map with about 4 entries per slot for `count` entries."""
         wanted = max(1, count // 4)
         if wanted >= base:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
-        # powers of two, so that every border of the largest `join` is one of all
+        # powers of two, so that a border between slots of one map is also a border of any map with fewer joined slots
         return cls(base, join=1 << (base // wanted).bit_length() - 1)
 
 
@@ -95,8 +98,8 @@ _READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=in
 def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np.int32]:
     """Return entry numbers (i32, n, in order of insertion) by slot, newest first within a slot.
 
-    `slots` (n) are the entries' slots, `starts` says where in the result each slot begins. Memory: 4 bytes an entry, 4
-    a slot; in NumPy 12 an entry.
+    `slots` (n) are the entries' slots, `starts` has the place in the result at which each slot begins. Memory: 4 bytes
+    per entry and 4 per slot; in NumPy 12 per entry.
     """
     if (loops := compiled()) is None:
         return (len(slots) - 1 - np.argsort(slots[::-1], kind="stable")).astype(np.int32)
@@ -106,7 +109,7 @@ def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np
 
 
 def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint64]:
-    """Return (hash mod slots) * q + hash div slots (u64, n), q = (2**31 - 1) // slots + 1, of normal hashes (n)."""
+    """Return the rank (u64, n) of normal hashes (n): hash % slots * q + hash // slots, q = (2**31 - 1) // slots + 1."""
     unsigned = hashes.view(np.uint32)
     quotients = np.uint32((2**31 - 1) // slots + 1)
     above, slot = np.divmod(unsigned, np.uint32(slots))
@@ -116,8 +119,8 @@ def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint6
 def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[tuple[int, int, bool]]:
     """Yield ranges (start, stop, is_giant) that cover `total` places, each less than 2 * `size` long.
 
-    A slot of more than `size` entries is a giant: ranges end at its borders and within it. No other slot is cut.
-    `starts` and `counts` are the slots' first places and numbers of entries.
+    A slot of more than `size` entries is a giant: ranges end at its borders and may end within it. No other slot is
+    cut. `starts` and `counts` have the first place and the number of entries of each slot.
     """
     giants = np.flatnonzero(counts > size)
     targets = np.arange(size, total, size)
@@ -129,13 +132,13 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
-    """Return the permutation (i64, n) that sorts items of whole slots, newest first within each, as a file has them."""
+    """Return the permutation (i64, n) for the order of a file, of items of whole slots, newest first in each."""
     if (loops := compiled()) is not None:
         places = np.arange(len(items))
         if loops.order_slots(items.view(np.uint8), items.itemsize, layout.slots, places):
             return places
     ranks, differences = hash_rank(normal_hashes(items["key_hash"]), layout.slots), items["time_diff_s"]
-    # of equal entries the one put first comes first
+    # among equal entries, the one that was put first comes first
     return answer_order(
         ranks, differences.astype(np.int64), lambda places: [~places, *offset_columns(items[places], layout.schema)]
     )
@@ -146,7 +149,7 @@ def order_giant(
 ) -> Int64:
     """Return the permutation (i64, n) that sorts one slot's entries by hash and in answer order.
 
-    `numbers` are their places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes an
+    `numbers` are their places in `entries`; `hashes` and `differences` are their columns (n each). Memory: 24 bytes per
     entry.
     """
 
@@ -157,14 +160,14 @@ def order_giant(
 
 
 def answer_order(ranks: npt.NDArray[np.uint64], seconds: Int64, more: Callable[[Int64], Sequence[Array]]) -> Int64:
-    """Return the permutation (i64, n) that sorts by rank (`hash_rank`, n), then by second (n), newest first, then by
-    the columns that `more` returns of the rows at some places (i64), the most significant one last.
+    """Return the permutation (i64, n) that sorts by rank (`hash_rank`, n), second (n, newest first), then `more`.
 
-    One sort of numbers, and one by columns of what is equal in both. Memory: 24 bytes a row.
+    `more(places)` returns further columns for the rows at some places (i64), the most significant one last. It is
+    called only for rows whose rank and second are equal. Memory: 24 bytes per row.
     """
     if not len(ranks):
         return np.zeros(0, np.int64)
-    # what is too old for its bits is equal here, and sorted below
+    # seconds that are too old for 32 bits are equal here, and sorted below
     keys = (int(seconds.max()) - seconds).clip(0, int(_LOW)).astype(np.uint64)
     keys |= ranks << _SHIFT
     order = np.argsort(keys)
@@ -181,6 +184,6 @@ def answer_order(ranks: npt.NDArray[np.uint64], seconds: Int64, more: Callable[[
 
 
 def offset_columns(items: Array, schema: Schema) -> list[Array]:
-    """Return the columns that order items of one second, the most significant one last."""
+    """Return the columns that order items of the same second, the most significant one last."""
     columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     return [*columns, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64)]

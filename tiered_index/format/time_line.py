@@ -1,6 +1,6 @@
 """The time line of a packed file: an estimate of an entry's time by its offset. SPEC.md section 11.
 
-Offsets and times grow together in a log, so what is left of a time when the line is taken off has a few bits. Pure.
+Offsets and times grow together in a log, so the difference between a time and the line needs only a few bits. Pure.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from tiered_index.documents import Malformed, integer, list_of, record
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
-# points of a line, and entries for each of them
+# most points of a line, and entries per point
 _MOST_POINTS, _ENTRIES_A_POINT = 256, 2048
-# items that a line is drawn through, at most 2 * this
+# a line is computed from less than 2 * this number of items
 _SAMPLE = 1 << 18
 _MOST_SHIFT = 62
 
 
 @dataclass(frozen=True)
 class TimeLine:
-    """About what an entry's time is by its offset: `seconds` (`time_diff_s`) at offset `base` and after each 2**`shift`
-    bytes, at least two, and straight lines through them.
+    """Estimates an entry's time from its offset, by straight lines between points.
+
+    `seconds` has the `time_diff_s` at offset `base` and after each 2**`shift` bytes, at least two.
     """
 
     base: int
@@ -35,9 +36,9 @@ class TimeLine:
 
     @classmethod
     def through(cls, items: Array) -> TimeLine:
-        """Return a line through the times of items (n, in any order), one at least; of many some tell as much."""
+        """Return a line through the times of items (n >= 1, in any order), or through a sample of them."""
         items = items[:: max(1, len(items) // _SAMPLE)]
-        # native numbers: others are sorted ten times as slowly
+        # native numbers, because others are sorted ten times as slowly
         offsets, seconds = items["offset"].astype(np.int64), items["time_diff_s"].astype(np.int64)
         base, last = int(offsets.min()), int(offsets.max())
         order = np.argsort(offsets, kind="stable")
@@ -49,7 +50,7 @@ class TimeLine:
 
     @cached_property
     def _table(self) -> tuple[Int64, Int64]:
-        """Seconds at the points, and how much they rise to the next (i64 each)."""
+        """The seconds at the points, and their rise to the next point (i64 each)."""
         seconds = np.array(self.seconds, np.int64)
         return seconds[:-1], np.diff(seconds)
 
@@ -83,4 +84,4 @@ def _line(**fields: Any) -> TimeLine:
 
 _SECOND = integer(-(2**31), 2**31 - 1)
 read_line = record(_line, base=integer(-(2**63), 2**63 - 1), shift=integer(0, _MOST_SHIFT), seconds=list_of(_SECOND))
-"""Check the line of a metadata document. Raises `Malformed`."""
+"""Return the checked time line of a metadata document. Raises `Malformed`."""

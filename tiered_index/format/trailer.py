@@ -1,8 +1,8 @@
 """The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
 
-The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) is and what its CRC32 is.
-A group of more than 256 KiB is cut into *blocks*, each with its own. A *run* is what is read and verified at once: a
-block, or a group that is not cut. Pure: bytes in, arrays out; safe under threads.
+The directory has the place and the CRC32 of each *slot group* (the arrays of neighbouring slots, about 16 KiB). A group
+of more than 256 KiB is cut into *blocks*, each with its own CRC32. A *run* is a block, or a group that is not cut. It
+is the unit of reading and verifying. Pure; any thread.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TAIL_SIZE = _TAIL.size
 # Number of groups | number of blocks
 _DIRECTORY = struct.Struct(">II")
 
-# A slot group: items of slots [first_slot, the next group's first_slot); `offset` and `length` in bytes of the file.
-# `first_block` and `blocks` are its rows in the block table; `blocks` is 0 unless the group is cut.
+# A slot group: items of slots [first_slot, the next group's first_slot); `offset` and `length` are in bytes. It has
+# `blocks` rows in the block table, from `first_block` on; `blocks` is 0 unless the group is cut.
 GROUP_DTYPE = np.dtype(
     [
         ("first_slot", ">u4"),
@@ -64,10 +64,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class Run:
-    """One range to read and its check: absolute byte position, length in bytes, CRC32, number of items.
+    """A range to read and to verify: byte position in the file, length in bytes, CRC32, number of items.
 
-    Of a block the seconds are inclusive bounds of its items; of a group, which has none, they exclude nothing. Nobody
-    changes one; it isn't frozen, as a batch makes thousands, and frozen ones take four times as long to make.
+    The seconds are inclusive bounds of a block's items; for a group they exclude nothing. Never change a run. It is not
+    frozen, because a batch makes thousands, and frozen ones take four times as long to make.
     """
 
     offset: int
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass(slots=True)
 class OpenBlock:
-    """A row of the block table that is being written, fed with its items piece by piece."""
+    """A row of the block table under construction. `add` its items piece by piece."""
 
     offset: int
     length: int = 0
@@ -115,12 +115,12 @@ class Directory:
 
     @cached_property
     def _first_slots(self) -> npt.NDArray[np.int64]:
-        # contiguous and native: `searchsorted` on the table itself would convert the whole column at each call
+        # contiguous and native, because `searchsorted` on the table would convert the whole column at each call
         return self.groups["first_slot"].astype(np.int64)
 
     @cached_property
     def group_bytes(self) -> npt.NDArray[np.uint8]:
-        """The rows of `groups` as bytes: reading one row of bytes is faster than one record."""
+        """The rows of `groups` as bytes, which are faster to read than records."""
         return self.groups.view(np.uint8)
 
     def encode(self) -> bytes:
@@ -129,7 +129,7 @@ class Directory:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str) -> Directory:
-        """Return the directory in `data`, which has passed its CRC; raises `CorruptFile` where lengths disagree."""
+        """Return the directory in `data`, which has passed its CRC. Raises `CorruptFile` if lengths disagree."""
         if len(data) < _DIRECTORY.size:
             raise CorruptFile(file, "directory too short", expected=_DIRECTORY.size, found=len(data))
         groups, blocks = _DIRECTORY.unpack_from(data)
@@ -140,7 +140,7 @@ class Directory:
         return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
 
     def check(self, metadata: Metadata, end: int, file: str) -> None:
-        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, ending at byte `end`, once."""
+        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, up to byte `end`, once."""
         groups, blocks = self.groups, self.blocks
         low, high = metadata.slot_range if metadata.is_shard else (0, metadata.layout.slots)
         size = None if metadata.packing is not None else metadata.layout.schema.item.itemsize
@@ -149,7 +149,9 @@ class Directory:
             raise CorruptFile(file, f"directory's groups do not rise from slot {low} to {high}")
         begins, ends = _cover(groups, size, "groups", file)
         counts = groups["count"].astype(np.int64)
-        CorruptFile.unless_equal(file, "directory's groups count others", metadata.count, int(counts.sum()))
+        CorruptFile.unless_equal(
+            file, "directory and metadata differ in the number of items", metadata.count, int(counts.sum())
+        )
         first_item = HEADER_SIZE if size is None else end - size * metadata.count
         if begins[0] != first_item or ends[-1] != end or (begins[1:] != ends[:-1]).any():
             raise CorruptFile(file, "directory's groups do not cover the items, each once")
@@ -157,7 +159,7 @@ class Directory:
         number = groups["blocks"][cut].astype(np.int64)
         firsts = np.cumsum(number) - number
         if number.sum() != len(blocks) or (groups["first_block"][cut] != firsts).any():
-            problem = "directory's blocks are others than its groups name"
+            problem = "the directory's groups name other blocks than it has"
             raise CorruptFile(file, problem, expected=int(number.sum()), found=len(blocks))
         runs = np.concatenate((counts[groups["blocks"] == 0], blocks["count"].astype(np.int64)))
         if size is None and runs.max() > MOST_ITEMS:
@@ -165,7 +167,7 @@ class Directory:
         if not len(blocks):
             return
         if (np.add.reduceat(blocks["count"].astype(np.int64), firsts) != counts[cut]).any():
-            raise CorruptFile(file, "directory's blocks count others than their groups")
+            raise CorruptFile(file, "the directory's blocks and groups differ in the number of items")
         starts, stops = _cover(blocks, size, "blocks", file)
         joined = starts[1:] == stops[:-1]
         joined[firsts[1:] - 1] = True
@@ -175,9 +177,9 @@ class Directory:
             raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
     def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs to read to find every item of `key_hash`, of slot `slot`, in the inclusive epoch seconds.
+        """Return the runs that may have items of `key_hash`, whose slot is `slot`, in the inclusive epoch seconds.
 
-        Empty where the slot's group is empty; one for a group that is not cut; else every block that may hold a match.
+        That is one run for a group that is not cut, none for an empty group, and else each block that may have a match.
         """
         index = int(self._first_slots.searchsorted(slot, "right")) - 1
         if index < 0:
@@ -197,29 +199,29 @@ class Directory:
         return _runs(blocks[wanted])
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs, by position, with every item of `slots` (n) in the inclusive range of epoch seconds."""
-        # One flag a group: marking many slots is much faster than sorting them. Flag 0 takes the slots before the first
+        """Return the runs, by position, that have all items of `slots` (n) in the inclusive range of epoch seconds."""
+        # One flag per group: marking many slots is much faster than sorting them. Flag 0 is for slots before the first
         # group.
         marked = np.zeros(len(self.groups) + 1, bool)
         marked[np.searchsorted(self._first_slots, slots, "right")] = True
         return self._runs_within(self.groups[marked[1:]], second_min, second_max)
 
     def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs, by position, of every item of slots [first_slot, last_slot) in the inclusive epoch seconds.
+        """Return the runs, by position, with all items of slots [first_slot, last_slot) in the inclusive epoch seconds.
 
-        The first and the last run may hold items of neighbouring slots, too.
+        The first and the last run may have items of neighbouring slots, too.
         """
         low = max(0, int(np.searchsorted(self._first_slots, first_slot, "right")) - 1)
         high = int(np.searchsorted(self._first_slots, last_slot, "left"))
         return self._runs_within(self.groups[low:high], second_min, second_max)
 
     def all_runs(self) -> list[Run]:
-        """Return every run of the file in order of position: blocks of cut groups, and the other groups."""
+        """Return every run of the file, by position: blocks of cut groups, and the other groups."""
         limits = np.iinfo(np.int64)
         return self._runs_within(self.groups, limits.min, limits.max)
 
     def _runs_within(self, groups: Array, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs of some rows of the group table, of cut groups those in the inclusive range of seconds."""
+        """Return the runs of rows of the group table; of cut groups only blocks in the inclusive range of seconds."""
         whole = groups[(groups["blocks"] == 0) & (groups["count"] > 0)]
         runs = list(map(Run, *(whole[name].tolist() for name in ("offset", "length", "crc32", "count"))))
         cut = groups[groups["blocks"] > 0]
@@ -229,7 +231,7 @@ class Directory:
         return sorted(runs, key=attrgetter("offset")) if len(cut) else runs
 
     def cut_groups(self, slots: Array) -> npt.NDArray[np.int64]:
-        """Return which group (i64, n) holds each of `slots` (n); -1 where that group is not cut into blocks."""
+        """Return the group number (i64, n) of each of `slots` (n), or -1 if that group is not cut into blocks."""
         if not len(self.blocks):
             return np.full(len(slots), -1)
         indices = np.searchsorted(self._first_slots, slots, "right") - 1
@@ -238,7 +240,7 @@ class Directory:
     def needing(
         self, offsets: Collection[int], slots: Array, hashes: Array, second_min: Array, second_max: Array
     ) -> npt.NDArray[np.bool_]:
-        """Return which keys (bool, n), by slot, hash and inclusive epoch seconds, need one of the runs at `offsets`."""
+        """Return which keys (bool, n), by slot, hash and inclusive epoch seconds, need a run at one of `offsets`."""
         groups = np.searchsorted(self._first_slots, slots, "right") - 1
         damaged = np.isin(self.groups["offset"], np.array([*offsets], np.uint64))
         needing: npt.NDArray[np.bool_] = (damaged & (self.groups["blocks"] == 0) & (self.groups["count"] > 0))[groups]
@@ -255,15 +257,16 @@ class Directory:
         return needing & (groups >= 0)
 
     def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
-        """Return the blocks of a cut group in order of position: their rows of the table, and their runs."""
+        """Return the blocks of a cut group by position: their rows of the block table, and their runs."""
         first = int(self.groups["first_block"][group])
         blocks = self.blocks[first : first + int(self.groups["blocks"][group])]
         return blocks, _runs(blocks)
 
 
 def _cover(table: Array, size: int | None, what: str, file: str) -> tuple[Array, Array]:
-    """Return where each row of a table begins and ends (i64, n each); `CorruptFile` for a length not its items', of
-    which each has `size` bytes; None: they are packed.
+    """Return the begin and the end of each row of a table (i64, n each). `size`: bytes of an item; None: packed.
+
+    Raises `CorruptFile` for a length that contradicts the number of items.
     """
     lengths = table["length"].astype(np.int64)
     others = (lengths > 0) != (table["count"] > 0) if size is None else lengths != table["count"] * np.int64(size)
@@ -292,12 +295,12 @@ class Tail(NamedTuple):
 
     @property
     def file_size(self) -> int:
-        """Bytes of the whole file, tail included."""
+        """The size of the whole file in bytes, with the tail."""
         return self.position + self.filter_length + self.directory_length + self.metadata_length + TAIL_SIZE
 
     @property
     def directory_position(self) -> int:
-        """Where the directory starts; directory, metadata and tail are one contiguous range to the end of the file."""
+        """The byte position of the directory. Directory, metadata and tail are contiguous, to the end of the file."""
         return self.position + self.filter_length
 
     def encode(self, version: int) -> bytes:
@@ -309,8 +312,8 @@ class Tail(NamedTuple):
     def decode(cls, data: bytes | memoryview, file: str, file_size: int) -> Tail:
         """Return the tail at the end of `data`, the last bytes of a file of `file_size` bytes.
 
-        Raises `CorruptFile` for a missing magic, a wrong CRC or lengths that do not add up, `UnsupportedVersion` for a
-        later version.
+        Raises `CorruptFile` for a missing magic, a wrong CRC, or lengths that contradict `file_size`. Raises
+        `UnsupportedVersion` for a later version.
         """
         if len(data) < TAIL_SIZE:
             raise CorruptFile(file, "too short for a trailer", expected=TAIL_SIZE, found=len(data))
@@ -351,7 +354,7 @@ def build_trailer(position: int, directory: Directory, metadata: Metadata, filte
 
 
 def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:
-    """Return the trailer in a file's last bytes, all of it verified. Raises `CorruptFile`, `UnsupportedVersion`."""
+    """Verify and return the trailer in a file's last bytes. Raises `CorruptFile` and `UnsupportedVersion`."""
     tail = Tail.decode(data, file, file_size)
     needed = file_size - tail.directory_position
     if len(data) < needed:

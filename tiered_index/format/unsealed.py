@@ -1,8 +1,13 @@
 """Unsealed files: hash chains, newest entry first, over an append-only array of entries. SPEC.md section 3.
 
-Invariants: entry i of the file has index i, from 1; `heads[s]` is the newest committed entry of slot s or 0; an entry's
-`previous` is smaller than its own index. Pure. Threads: one writer; beside it any number of readers of `heads` and of
-entries up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
+Invariants:
+
+- Entry i of the file has index i, from 1.
+- `heads[s]` is the newest committed entry of slot s, or 0.
+- An entry's `previous` is smaller than its own index.
+
+Pure. Threads: one writer, and any number of readers of `heads` and of entries up to `count`. It follows RocketMQ's
+`IndexStoreFile.putKey`.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from tiered_index.format.schema import PREVIOUS
 from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
-# Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
+# Entries inserted at a time: a sort that fits the cache is twice as fast as a sort of a whole batch
 _INSERT_CHUNK = 1 << 15
 
 
@@ -36,7 +41,7 @@ def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int3
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """Entries from index `first` on, ready to be written, and the chain heads that `commit` will set."""
+    """Entries from index `first` on that are ready to be written, and the chain heads that `commit` will set."""
 
     first: int
     entries: Array
@@ -49,7 +54,7 @@ class PreparedBatch:
 
 
 class UnsealedTable:
-    """Counters and chain heads (i32, one a slot) of one unsealed file. Memory: 8 bytes a slot."""
+    """The counters and chain heads (i32, one per slot) of one unsealed file. Memory: 8 bytes per slot."""
 
     def __init__(self, layout: Layout, begin_ms: int) -> None:
         self.layout = layout
@@ -58,20 +63,20 @@ class UnsealedTable:
         self.count = 0
         self.slots_in_use = 0
         self.heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
-        # the heads after the batch under preparation; hidden from readers until `commit`
+        # the heads after the prepared batch; hidden from readers until `commit`
         self._next_heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
         self._prepared = False
 
     @property
     def free(self) -> int:
-        """How many entries still fit."""
+        """The number of entries that still fit."""
         return self.layout.capacity - self.count
 
     def prepare(self, hashes: Array, timestamps_ms: Array, columns: Mapping[str, Array]) -> PreparedBatch:
-        """Return the entries of a batch; the table is unchanged.
+        """Prepare the entries of a batch for `commit`. The table is unchanged.
 
-        `hashes` (i32, n) are normal hashes, `timestamps_ms` (i64, n), `columns` hold every other column of the schema
-        by name (n each). Raises `InvalidArgument` where n is more than `free`.
+        `hashes` (i32, n) are normal hashes, `timestamps_ms` (i64, n) are times. `columns` has every other column of the
+        schema by name (n each). Raises `InvalidArgument` if n is more than `free`.
         """
         n = len(hashes)
         if n > self.free:
@@ -100,13 +105,13 @@ class UnsealedTable:
         return PreparedBatch(first, entries, heads, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
-        """Make the last prepared batch visible to readers. Raises `InvalidArgument` where entries came between."""
+        """Make the last prepared batch visible to readers. Raises `InvalidArgument` if entries were added since."""
         if batch.first != self.count + 1:
             raise InvalidArgument(f"batch starts at entry {batch.first}, the table's next is {self.count + 1}")
         self._prepared = False
         self.slots_in_use += batch.fresh_slots
         self.end_ms = batch.end_ms
-        # readers walk from the heads and never look beyond `count` otherwise
+        # first the count: readers that start at the heads must not find entries beyond it
         self.count += len(batch)
         for slots, values in batch.heads:
             self.heads[slots] = values
@@ -122,13 +127,13 @@ class UnsealedTable:
         self.end_ms = max(self.end_ms, end_ms)
 
     def header(self) -> Header:
-        """Return the header for the present state: the end magic appears when the last free entry is written."""
+        """Return the header for the present state. It has the end magic if no entry is free."""
         preset = self.layout.preset
         magic = preset.end_magic if self.free == 0 else preset.begin_magic
         return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
 
     def slot_table(self) -> memoryview:
-        """Return a view of the slot table's bytes (8 a slot): a copy would hold the interpreter lock for long."""
+        """Return a view of the slot table's bytes (8 per slot). A copy would hold the interpreter lock for long."""
         table = np.zeros((self.layout.slots, 2), ">i4")
         table[:, 0] = self.heads
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
@@ -136,10 +141,10 @@ class UnsealedTable:
     def _insert(
         self, hashes: Array, first: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
-        """Insert rows (normal hashes, i32, n) from index `first` on into the writer's heads.
+        """Insert rows (normal hashes, i32, n) from index `first` on into `_next_heads`.
 
-        Return `previous` (i32, n), slots (i64, n), new heads (i32, n), and how many slots were empty. One gather and
-        one scatter. Memory: 40 bytes a row.
+        Return `previous` (i32, n), slots (i64, n), new heads (i32, n), and the number of slots that were empty. Memory:
+        40 bytes per row.
         """
         n = len(hashes)
         heads = self._next_heads
@@ -155,7 +160,7 @@ class UnsealedTable:
         slots = (hashes.view(np.uint32) % np.uint32(self.layout.slots)).astype(np.int64)
         order = np.argsort(slots, kind="stable")
         again = np.diff(slots[order], prepend=-1) == 0
-        # of a slot's rows each follows the one before, and the first the head
+        # `previous` of a slot's first row is the head, and of each further row the row before
         previous = np.empty(n, np.int32)
         previous[order[again]] = first + order[np.flatnonzero(again) - 1]
         firsts = order[~again]
@@ -178,9 +183,11 @@ def walk_chains(
     wanted: npt.NDArray[np.int64],
     limit: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """Return which entries (i64, m) have the hash of one of the `wanted` (i64, n) of `hashes`, and which one's (i64,
-    m), in no order. None for a chain that does not fall or begins behind the last entry, and for one that is longer
-    than `limit`: the reader scans the hash column instead. `data` is the file's bytes, `heads` are those of its slots.
+    """Return the entries (i64, m) with one of the wanted hashes, and the number of that hash (i64, m), in any order.
+
+    `wanted` (i64, n) are places in `hashes`. `data` is the file's bytes, `heads` are the heads of its slots. Return
+    None if a chain is longer than `limit`, does not fall, or begins behind the last entry. The caller then scans the
+    hash column.
     """
     schema = layout.schema
     entries = np.frombuffer(data, schema.entry, layout.items, layout.items_position)

@@ -1,8 +1,8 @@
-"""Full check of one compacted file or shard: every byte against its CRC32, every item against the metadata.
+"""Full check of a compacted file or shard: every byte against its CRC32, every item against the metadata.
 
-The checks use nothing that is not checked yet and report every defect instead of stopping at the first one. Memory: the
-trailer, the filter, and one run of items, or runs of some 16,384 together; of a compacted file 24 bytes a slot more.
-Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4, 6 and 10.
+The checks report every defect, not only the first one. Memory: the trailer, the filter, and the items of one run or of
+several runs with about 16,384 items together. A compacted file needs 24 more bytes per slot. Pure; one thread. SPEC.md
+sections 2, 4, 6 and 10.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_tra
 from tiered_index.kernels import crc32
 
 Array = npt.NDArray[Any]
-# Items of neighbouring runs that are checked at once: a run has some hundreds, which NumPy takes as long for.
+# Items of neighbouring runs that are checked together: NumPy takes as long for one run of some hundred items.
 _TOGETHER = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect: the part of the file it was found in, the problem, and its byte position where there is one.
+    """One defect: the part of the file, the problem, and the byte position if it is known.
 
     `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``, ``run``, ``slot``,
     ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``.
@@ -47,10 +47,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _SoundRuns:
-    """Runs one behind the other that pass their CRC32, one at least: their items (n) and epoch seconds (i64, n).
+    """One or more successive runs that pass their CRC32: their items (n) and epoch seconds (i64, n).
 
-    `ends` are where each run's items end; `before` is the last item of the run before all of them (1), none (0) if that
-    was not sound.
+    `ends` has the end of each run's items. `before` has the last item of the run before all of them, or nothing if that
+    run was not sound.
     """
 
     runs: Sequence[Run]
@@ -60,15 +60,16 @@ class _SoundRuns:
     before: Array
 
     def each(self) -> Iterator[tuple[Run, slice]]:
-        """Yield each run and the place of its items."""
+        """Yield each run and the slice of its items."""
         for run, (start, stop) in zip(self.runs, itertools.pairwise([0, *self.ends]), strict=True):
             yield run, slice(start, stop)
 
     def falling(self, meta: Metadata) -> Array:
-        """Return which items (bool, n) come before the item in front of them by the order that SPEC.md sections 4 and
-        10 give.
+        """Return which items (bool, n) are out of order: they should come before the item in front of them.
+
+        SPEC.md sections 4 and 10 define the order.
         """
-        # as bytes, since NumPy copies records column by column
+        # as bytes, because NumPy copies records column by column
         joined = np.frombuffer(self.before.tobytes() + self.items.tobytes(), self.items.dtype)
         columns: list[Array] = [hash_rank(normal_hashes(joined["key_hash"]), meta.slot_map.base)]
         columns += [~joined[name].astype(np.int64) for name in ("time_diff_s", "offset")]
@@ -83,14 +84,14 @@ class _SoundRuns:
 class _FileCheck:
     """The checks of one compacted file or shard.
 
-    After the runs were read, `whole` says whether all passed their CRC32, `interval` the seconds of those that did.
+    After the runs were read, `whole` says whether all passed their CRC32. `interval` has the seconds of those that did.
     """
 
     def __init__(self, read: Read, file_size: int, file: str) -> None:
         self._read, self._size, self._file = read, file_size, file
         self.findings: list[Finding] = []
         self.whole = True
-        # of an item whose place in the file is known: packed ones are where their run is
+        # 0 for packed items, whose place in a run is unknown
         self._item_bytes = 0
         self._before: Array
         self.interval: tuple[int, int] | None = None
@@ -106,7 +107,7 @@ class _FileCheck:
             return None
 
     def trailer(self) -> Trailer | None:
-        """Return the verified trailer, or None, with a finding, where it is damaged."""
+        """Return the verified trailer; None, with a finding, if it is damaged."""
         if self._size < TAIL_SIZE:
             self._add("file", f"{self._size} bytes are too few for a trailer")
             return None
@@ -126,7 +127,7 @@ class _FileCheck:
             return None
 
     def filter(self, tail: Tail) -> Array | None:
-        """Return the filter's words (u32, blocks x 8), or None where there is none or it is damaged."""
+        """Return the filter's words (u32, blocks x 8); None if there is none or it is damaged."""
         data = self._bytes("filter", tail.position, tail.filter_length)
         if data is None:
             return None
@@ -139,7 +140,7 @@ class _FileCheck:
         return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
 
     def header(self, meta: Metadata, expected: Header) -> None:
-        """Report where the header differs from `expected` and from its CRC32."""
+        """Report differences of the header from `expected` and from its CRC32."""
         data = self._bytes("header", 0, HEADER_SIZE)
         if data is None:
             return
@@ -155,7 +156,7 @@ class _FileCheck:
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[_SoundRuns]:
-        """Yield all runs that pass their CRC32, some neighbours together. Reports other defects."""
+        """Yield all runs that pass their CRC32, several neighbours together. Report all other defects."""
         meta = trailer.metadata
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
         topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
@@ -183,7 +184,7 @@ class _FileCheck:
             self._add("filter", f"{denied} items are excluded by the filter", first_denied)
 
     def _neighbours(self, trailer: Trailer) -> Iterator[_SoundRuns]:
-        """Yield as `_sound_runs`; reports the other runs."""
+        """Yield all runs that pass their CRC32, several neighbours together. Report the other runs."""
         held: list[tuple[Run, bytes]] = []
         count = 0
         self._before = np.empty(0, trailer.metadata.layout.schema.item)
@@ -204,7 +205,7 @@ class _FileCheck:
         yield from self._unpacked(held, trailer.metadata)
 
     def _unpacked(self, held: Sequence[tuple[Run, bytes]], meta: Metadata) -> Iterator[_SoundRuns]:
-        """Yield runs together, or where one can't be unpacked each by itself; reports that one."""
+        """Yield runs together. If they can't be unpacked, yield each by itself, and report those that are damaged."""
         if not held:
             return
         try:
@@ -228,7 +229,7 @@ class _FileCheck:
         yield _SoundRuns([run for run, _ in held], items, seconds, ends, before)
 
     def _bounds(self, sound: _SoundRuns, bounds: Mapping[int, Array]) -> None:
-        """Report blocks, by their place, whose hashes and seconds are others than the directory says."""
+        """Report blocks whose hashes and seconds differ from the directory's `bounds`, which are by position."""
         for run, rows in sound.each() if bounds else ():
             if (block := bounds.get(run.offset)) is None:
                 continue
@@ -240,15 +241,15 @@ class _FileCheck:
                 self._add("bounds", problem, run.offset)
 
     def _report(self, part: str, wrong: Array, problem: str, sound: _SoundRuns) -> None:
-        """Report of each run the items that `wrong` (bool, n) marks, if any."""
+        """Report for each run the items that `wrong` (bool, n) marks, if any."""
         for run, rows in sound.each() if wrong.any() else ():
             if (count := int(wrong[rows].sum())) > 0:
                 self._add(part, f"{count} items {problem}", run.offset + self._item_bytes * int(wrong[rows].argmax()))
 
     def runs(self, trailer: Trailer, words: Array | None, starts: Array | None = None) -> None:
-        """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None.
+        """Check every run's bytes and, if they are sound, its items. `words` are the filter's, or None.
 
-        `starts` are the slots' begins and the last's end (i64, slots + 1) of a file with a slot table.
+        `starts`, of a file with a slot table, has the begin of each slot and the end of the last (i64, slots + 1).
         """
         meta, groups = trailer.metadata, trailer.directory.groups
         begins = groups["offset"].astype(np.int64)
@@ -282,7 +283,7 @@ class _FileCheck:
                 self._add(part, f"{name} {found}, the metadata says {said}")
 
     def slot_table(self, trailer: Trailer) -> Array | None:
-        """Return the slots' begins and the last's end (i64, slots + 1); None for a table that contradicts itself."""
+        """Return the begin of each slot and the end of the last (i64, slots + 1); None if the table is inconsistent."""
         meta, layout = trailer.metadata, trailer.metadata.layout
         data = self._bytes("slots", HEADER_SIZE, SLOT_SIZE * layout.slots)
         if data is None:
@@ -306,7 +307,7 @@ class _FileCheck:
         return starts
 
     def directory(self, trailer: Trailer, starts: Array) -> bool:
-        """Return whether the groups agree with the slot table; reports where they don't."""
+        """Return whether the groups agree with the slot table. Report differences."""
         groups = trailer.directory.groups
         first = np.append(groups["first_slot"].astype(np.int64), trailer.metadata.layout.slots)
         before = len(self.findings)
@@ -316,7 +317,7 @@ class _FileCheck:
         return len(self.findings) == before
 
     def metadata(self, meta: Metadata) -> bool:
-        """Return whether the metadata is a shard's and its times are its window's; reports where not."""
+        """Return whether the metadata is that of a shard, with the times of its window. Report differences."""
         before = len(self.findings)
         missing = [name for name in ("slot_map", "window_s", "checksum") if name not in meta.more]
         if missing:
@@ -334,10 +335,10 @@ class _FileCheck:
 
 
 def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
-    """Return all defects of a compacted file with a trailer; an empty list proves that there are none.
+    """Return all defects of a compacted file with a trailer. An empty list proves that there are none.
 
-    A damaged trailer or geometry ends the list. Raises `UnsupportedVersion` for a later format, `InvalidArgument` where
-    the metadata names a part of a file's slots, and what `read` raises.
+    A damaged trailer or geometry ends the check. Raises `UnsupportedVersion` for a later format, `InvalidArgument` if
+    the metadata names only a part of the slots, and the errors of `read`.
     """
     check = _FileCheck(read, file_size, file)
     trailer = check.trailer()
@@ -361,9 +362,10 @@ def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
 
 
 def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
-    """Return all defects of a shard; an empty list proves that there are none.
+    """Return all defects of a shard. An empty list proves that there are none.
 
-    A damaged trailer or directory ends the list. Raises `UnsupportedVersion` for a later format and what `read` raises.
+    A damaged trailer or metadata ends the check. Raises `UnsupportedVersion` for a later format, and the errors of
+    `read`.
     """
     check = _FileCheck(read, file_size, file)
     trailer = check.trailer()
@@ -381,7 +383,7 @@ WINDOW_BYTES = 8 << 20
 
 
 class WindowedRead:
-    """A `Read` over `read` in windows of 8 MiB, the last one kept; `seen(start, window)` gets each. One thread."""
+    """A `Read` that reads windows of 8 MiB and keeps the last. `seen(start, window)` gets each. One thread."""
 
     def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
         self._read = read
@@ -392,13 +394,13 @@ class WindowedRead:
         self._fetched: set[int] = set()
 
     def finish(self) -> None:
-        """Fetch every window that no read has touched, so that `seen` has got the whole file."""
+        """Fetch all windows that no read has touched, so that `seen` gets the whole file."""
         for start in range(0, self._size_bytes, WINDOW_BYTES):
             if start not in self._fetched:
                 self._fetch(start)
 
     def __call__(self, position: int, length: int) -> bytes:
-        """Return `length` bytes from `position`; shorter at the file's end."""
+        """Return `length` bytes from `position` on, or fewer at the file's end."""
         pieces = []
         end = min(position + length, self._size_bytes)
         while position < end:
