@@ -48,7 +48,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The distance between the index and the end of a source: in its unit, and in seconds (None: not known)."""
+    """The distance between the index and the end of a source: in its unit, and in seconds (None if unknown)."""
 
     end_offset: int
     bytes: int
@@ -56,7 +56,7 @@ class Lag:
 
 
 class Torn(NamedTuple):
-    """Positions [begin, end) at the end of a source without a whole message: their content, and the reason."""
+    """Positions [begin, end) at the end of a source that have no whole message, with their content and the reason."""
 
     begin: int
     end: int

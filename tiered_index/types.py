@@ -101,7 +101,7 @@ ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedIndexItem(IndexItem):
-    """An `IndexItem` with a 32-bit fingerprint of topic#key.
+    """An `IndexItem` with a 32-bit fingerprint of topic#key: the default class of entries.
 
     The fingerprint is an independent hash. It distinguishes keys whose `key_hash` is equal.
     """

@@ -76,7 +76,7 @@ def java_string_hash(text: str) -> int:
 
 
 def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
-    """Return the hash of a key, 0 to 2**31 - 1, from Java's string hash of topic#key by `rule`.
+    """Return the hash of a key by RocketMQ's `rule`: Java's string hash of topic#key, as 0 to 2**31 - 1.
 
     ``abs`` is the absolute value of Java's hash (0 for -2**31), ``mask`` its lower 31 bits. Raises `InvalidArgument`
     for another rule.

@@ -107,11 +107,11 @@ class AsyncExport:
 
 
 class AsyncIndexReader:
-    """Answers lookups as `IndexReader` does, with awaited calls: ``async with await AsyncIndexReader.open(...) as
-    reader``.
+    """An `IndexReader` whose calls are awaited.
 
-    Calls run in threads, up to 32 at a time. If you cancel the task of a call, the await ends at once and the call
-    sends no further requests. `reader` is the `IndexReader`.
+    Open it with ``async with await AsyncIndexReader.open(...) as reader``. Calls run in threads, up to 32 at a time. If
+    you cancel the task of a call, the await ends at once and the call sends no further requests. `reader` is the
+    `IndexReader`.
     """
 
     def __init__(self, reader: IndexReader) -> None:

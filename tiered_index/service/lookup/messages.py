@@ -50,7 +50,7 @@ class FoundMessage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """The message of one entry or place, with its state.
+    """The message of one entry or place, or the reason why there is none.
 
     `item` is None for a place. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason why
     there is no message, or why no nearer place had it.
@@ -92,7 +92,10 @@ class Fetched:
 
 
 class MessageSource(Protocol):
-    """Fetches the messages of entries; of several indexes, by the `source` of each entry. Safe under threads."""
+    """Fetches the messages of entries, of one or several indexes. Any thread may call it.
+
+    If the entries are of several indexes, the `source` of an entry chooses the index.
+    """
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return the outcome for each of `items`, in order, looked up under `key` of `topic`. No single item raises."""
