@@ -12,8 +12,9 @@ from tiered_index.server.app import OPENAPI
 __all__ = ["objects", "routes"]
 
 _DESCRIPTION = json.loads(OPENAPI.read_bytes())
-# an answer of so many routes is shown once
-_COMMON = 8
+# an answer, or a parameter, of so many routes is shown once
+_COMMON, _SHARED = 8, 4
+_PARAMETER = ("parameter", "in", "type", "default", "meaning")
 
 
 def routes() -> str:
@@ -21,30 +22,37 @@ def routes() -> str:
     routes = [route for methods in _DESCRIPTION["paths"].values() for route in methods.values()]
     counts = Counter(row for route in routes for row in _answers(route["responses"]))
     common = sorted(row for row, count in counts.items() if count >= _COMMON)
+    rows = Counter(row for route in routes for row in _parameters(route))
+    shared = [row for row, count in rows.items() if count >= _SHARED]
     parts = ["## Errors of most routes\n", _table(("status", "answer"), common)]
+    parts += ["## Shared parameters\n", _table(_PARAMETER, shared)]
     for path, methods in _DESCRIPTION["paths"].items():
         for method, route in methods.items():
-            parts += [f"## {method.upper()} {path}\n", *_route(route, common)]
+            parts += [f"## {method.upper()} {path}\n", *_route(route, common, shared)]
     return "\n" + "\n".join(parts) + "\n"
 
 
-def _route(route: dict[str, Any], common: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _route(
+    route: dict[str, Any], common: Sequence[tuple[str, str]], shared: Sequence[tuple[str, ...]]
+) -> Iterator[str]:
     summary = route["summary"]
     yield f"{summary}.\n"
     more = route.get("description", "").removeprefix(f"{summary}.").strip()
     if more and more != summary:
         yield f"{more}\n"
-    if "parameters" in route:
-        yield _parameters([_resolved(one) for one in route["parameters"]])
+    rows = _parameters(route)
+    if own := [row for row in rows if row not in shared]:
+        yield _table(_PARAMETER, own)
+    if others := ", ".join(row[0] for row in rows if row in shared):
+        yield f"[Shared parameters](#shared-parameters): {others}.\n"
     body = route.get("requestBody", {}).get("content", {})
     if body:
         yield "Body: " + ", ".join(f"`{kind}`{_named(one)}" for kind, one in body.items()) + ".\n"
         yield from (_members(one["schema"]) for one in body.values() if "properties" in one.get("schema", ()))
     answers = _answers(route["responses"])
     yield _table(("status", "answer"), [row for row in answers if row not in common])
-    shared = ", ".join(status for status, text in answers if (status, text) in common)
-    if shared:
-        yield f"Errors of most routes: {shared}.\n"
+    if others := ", ".join(status for status, text in answers if (status, text) in common):
+        yield f"[Errors of most routes](#errors-of-most-routes): {others}.\n"
 
 
 def objects() -> str:
@@ -74,17 +82,20 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _members(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     members = schema.get("properties", {}).items()
-    rows = [(f"`{name}`", _type(one), "yes" if name in required else "no") for name, one in members]
-    return _table(("member", "type", "required"), rows)
+    rows = [
+        (f"`{name}`", _type(one), "yes" if name in required else "no", one.get("description", ""))
+        for name, one in members
+    ]
+    return _table(("member", "type", "required", "meaning"), rows)
 
 
-def _parameters(parameters: list[dict[str, Any]]) -> str:
+def _parameters(route: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = []
-    for one in parameters:
+    for one in map(_resolved, route.get("parameters", ())):
         schema = one["schema"]
         default = "required" if one.get("required") else _shown(schema.get("default"))
         rows.append((f"`{one['name']}`", one["in"], _type(schema), default, one.get("description", "")))
-    return _table(("parameter", "in", "type", "default", "meaning"), rows)
+    return rows
 
 
 def _answers(responses: dict[str, Any]) -> list[tuple[str, str]]:
