@@ -145,7 +145,7 @@ def _written(folder: str, count: int) -> list[Row]:
         path.touch()
     return [
         Row("objects in the log", "", len(objects)),
-        Row("entries they stand for", "", sum(stored.count for stored in objects)),
+        Row("entries of these objects", "", sum(stored.count for stored in objects)),
         Row("checkpoint", "MB", len(checkpoint) / 1e6),
         Row("checkpoint: of one object", "bytes", len(checkpoint) / len(objects)),
         Row("plan a merge into 30 days", "CPU s", _cpu_s(partial(_plan_merge, state))),
@@ -226,7 +226,7 @@ def _refreshed(folder: str, _: int) -> list[Row]:
     return [
         Row("open a reader after these records: requests", "", requests),
         Row("append a record", "CPU ms", statistics.median(appended) * 1e3),
-        Row("checkpoint behind a record", "MB", statistics.median(written) / 1e6),
+        Row("checkpoint after one more record", "MB", statistics.median(written) / 1e6),
         Row("refresh after one record", "CPU ms", statistics.median(refreshed) * 1e3),
     ]
 
