@@ -90,7 +90,7 @@ def _members(schema: dict[str, Any]) -> str:
 
 
 def _parameters(route: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+    rows = list[tuple[str, ...]]()
     for one in map(_resolved, route.get("parameters", ())):
         schema = one["schema"]
         default = "required" if one.get("required") else _shown(schema.get("default"))
