@@ -1,4 +1,4 @@
-"""The engine: `IndexService` writes an index and answers lookups, `IndexReader` only answers.
+"""The engine: `IndexService` writes an index and answers lookups, `IndexReader` only answers lookups.
 
-May import config, format, storage and what is below them.
+It may import config, format and storage, and the packages that these import.
 """

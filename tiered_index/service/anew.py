@@ -1,12 +1,14 @@
-"""Begin a root again after its storage, or the root itself, went back in time: `tiered-index recover`.
+"""Sets up a root again after its storage or the root itself was restored to an earlier state: `tiered-index recover`.
 
 ```
 root/*  ─set aside─> root/aside/  ─entries that the storage lacks, under new ids─> unsealed/  ─> aside/ is deleted
 ```
-The root gets a new id and the storage's positions, so that sources send again what the storage lacks. A file whose
-entries the storage has, by count and checksum, is not sent. What was sent before a merge took its file may be sent
-again: entries of one identity are one answer. A broken-off run is continued by the next one, and no writer opens the
-root before. Where a file can't be read, all that was set aside stays, in `aside-NUMBER/`. One thread.
+The root gets a new id and the storage's positions, so that sources send again the entries that the storage lacks. A
+file whose entries the storage has, by count and checksum, is not sent. Entries that a merge has taken may be sent
+twice: that is harmless, because entries of one identity are one answer.
+
+If the run is interrupted, the next run continues it, and no writer opens the root before that. If a file can't be read,
+all files that were set aside are kept in `aside-NUMBER/`. One thread.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 
 _ALL = ExportRange(None, -(2**62), 2**62)
-# beside the root's files: what it had seen of the log, and what it had
+# moved with the root's files: the log position that it had seen, the log, and the list of its files
 _TOLD = ("seen", "log", "files")
 
 
 @dataclass(frozen=True)
 class BegunAnew:
-    """The outcome of a recovery: counts of files, and of `entries`. `kept` names those that could not be sent, with the
-    reason; `left` is the folder that still has them.
+    """The outcome of a recovery.
+
+    - `sent`: the number of files whose entries were put into the index again, and `entries`: the number of entries.
+    - `stored`: the number of files whose entries the storage has already.
+    - `kept`: the reason for each file that could not be sent, by id.
+    - `left`: the folder that still has these files.
     """
 
     sent: int
@@ -60,9 +66,11 @@ def begin_anew(
     storage: Storage | None = None,
     takes_over: bool = False,
 ) -> BegunAnew:
-    """Begin the root of `config` again, and put into it again what the storage lacks. Durable in the root when it
-    returns; the life cycle uploads it. `takes_over`: although another writer has the lease. Raises as
-    `IndexService.open`; a repeated call continues.
+    """Set up the root of `config` again, and put the entries into it that the storage lacks.
+
+    The entries are durable in the root when this returns. The life cycle uploads them later. `takes_over`: do so even
+    if another writer has the lease. Raises the errors of `IndexService.open`. Call it again to continue an interrupted
+    run.
     """
     if config.root is None:
         raise ConfigError("root is not set: give --root")
@@ -77,7 +85,7 @@ def begin_anew(
         index.flush()
         left = root.path / f"{ASIDE}-{secrets.token_hex(4)}"
         try:
-            # one step: from here on the root is whole
+            # this one rename completes the root
             disk.rename(aside.path, left)
             disk.sync_folder(root.path)
         except OSError as error:
@@ -88,7 +96,7 @@ def begin_anew(
 
 
 def _set_aside(root: Root) -> None:
-    """Move what the root holds to `aside/`, as far as not done, and write a marker with a new id."""
+    """Move the files of the root to `aside/`, unless that is done, and write a marker with a new id."""
     if not root.path.is_dir():
         raise NotAnIndex(f"{root.path} holds no tiered index")
     lock = RootLock(root)
@@ -105,7 +113,7 @@ def _set_aside(root: Root) -> None:
                 if (root.path / name).exists() and not (aside.path / name).exists():
                     disk.rename(root.path / name, aside.path / name)
             disk.sync_folder(aside.path)
-            # this one says that everything has moved
+            # this marker states that everything has moved
             aside.write_file(aside.marker_path, [marker.encode()], f"writing {aside.marker_path}")
             disk.sync_folder(root.path)
         old = aside.read_marker()
@@ -121,19 +129,19 @@ def _set_aside(root: Root) -> None:
 
 
 class _OneState(Root):
-    """A root in which only the files of one state are seen: a later one of the same id may have other entries."""
+    """A root that shows only the files of one state: files of one id in two states may have different entries."""
 
     def __init__(self, root: Root, state: str) -> None:
         super().__init__(root.path, root.disk)
         self._state = state
 
     def names(self, state: str) -> list[str]:
-        """As the root's, of the one state."""
+        """Return the names of files of a state; none for other states."""
         return super().names(state) if state == self._state else []
 
 
 class _Sending:
-    """Puts the entries of files that were set aside into an index, as far as its storage lacks them."""
+    """Puts the entries of files that were set aside into an index, if its storage lacks them."""
 
     def __init__(self, index: IndexService, aside: Root, clock: Clock) -> None:
         self._index, self._aside = index, aside
@@ -143,10 +151,10 @@ class _Sending:
         self._was_published = self._has_seen()
 
     def run(self) -> BegunAnew:
-        """Put what is lacking; return what was done."""
+        """Put the entries that the storage lacks. Return the outcome."""
         sent = entries = stored = 0
         kept: dict[str, str] = {}
-        later: dict[str, int] = {}  # entries of files of a later state
+        later: dict[str, int] = {}  # number of entries of files that were seen in a later state
         views = [RootView(_OneState(self._aside, state), checks_list=False) for state in reversed(STATES)]
         for handle in (one for view in views for one in view.look()):
             try:
@@ -173,7 +181,10 @@ class _Sending:
         return BegunAnew(sent, entries, stored, kept)
 
     def _has_seen(self) -> bool:
-        """Return whether the storage has what the root had seen: then it has, or had, what is in `uploaded`."""
+        """Return whether the storage's log has the position that the root had seen.
+
+        If so, the storage has, or had, the files in `uploaded`.
+        """
         seen = SeenFile(self._aside).read()
         if seen is None:
             return False
@@ -185,7 +196,7 @@ class _Sending:
         return True
 
     def _is_stored(self, handle: Handle) -> bool:
-        """Return whether the storage has a file's entries. Raises `CorruptFile` for one that can't be read."""
+        """Return whether the storage has a file's entries. Raises `CorruptFile` if the file can't be read."""
         if isinstance(handle, DamagedFile):
             raise (
                 handle.error
@@ -201,14 +212,14 @@ class _Sending:
         alone = replace(self._state, objects={stored.name: stored})
         try:
             return self._sums(alone, []) == self._sums(self._nothing, [handle])
-        except TieredIndexError:  # unreadable there, so that this copy may be the last one
+        except TieredIndexError:  # unreadable in the storage, so this copy may be the last one
             return False
 
     def _send(self, handle: Handle) -> int:
         if handle.hash != self._rule:
             raise CorruptFile(
                 handle.file_id,
-                "its keys are hashed by another rule than the index's: open the index with that `hash`",
+                "its hash rule differs from the index's: open the index with setting `hash`",
                 expected=self._rule,
                 found=handle.hash,
             )
@@ -232,7 +243,7 @@ class _Sending:
 
     def _export(self, state: LogState, found: list[Handle]) -> Export:
         held = contextlib.ExitStack()
-        # an export leaves out a local copy in `uploaded` that the log doesn't name: it takes it for merged
+        # an export leaves out a copy in `uploaded` that the log doesn't name, because it may have been merged
         found = [replace(one, folder=COMPACTED) if isinstance(one, CompactedFile) else one for one in found]
         storage = self._index.storage
         return Export(_ALL, self._schema, state, found, storage, lambda: None, lambda uri: self._state, held)

@@ -1,8 +1,7 @@
-"""`AsyncIndexReader`: an `IndexReader` for asyncio, whose calls run in threads and end when their task is cancelled.
+"""`AsyncIndexReader`: an `IndexReader` for asyncio. Its calls run in threads and end when their task is cancelled.
 
-A call has a usage of its own in the context in which it runs; its task, when cancelled, lowers what that allows to
-nothing, so that the storage refuses each further request of the call. A request that is under way is not interrupted.
-Threads: those of one event loop.
+Each call has its own `Usage` in its context. A cancelled task sets the usage's bound to 0, so that the storage refuses
+all further requests of the call. A request that is under way is not interrupted. Threads: those of one event loop.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from tiered_index.types import QueryResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Calls of one reader at once; more wait for their turn
+# Most calls of one reader at the same time; further calls wait
 _THREADS = 32
 
 
 async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
-    """Return what `call` returns in a thread; where the task is cancelled, `late` gets what it returned after all."""
+    """Run `call` in a thread and return its result. If the task is cancelled, `late` gets the result of the call."""
     usage = Usage()
     with active_context().counting(usage).active():
         future = threads.submit(call)
@@ -45,7 +44,7 @@ async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callab
 def _in_a_thread(
     method: Callable[Concatenate[IndexReader, P], T],
 ) -> Callable[Concatenate[AsyncIndexReader, P], Coroutine[Any, Any, T]]:
-    """Return a method of `IndexReader` as one that is awaited: same arguments, answer and errors."""
+    """Return an awaitable form of a method of `IndexReader`: same arguments, result and errors."""
 
     @wraps(method)
     async def awaited(self: AsyncIndexReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,7 +54,7 @@ def _in_a_thread(
 
 
 def _opened_in_a_thread(open_reader: Callable[P, IndexReader]) -> Callable[P, Coroutine[Any, Any, AsyncIndexReader]]:
-    """Return `IndexReader.open` as a call that is awaited: same arguments and errors."""
+    """Return an awaitable form of `IndexReader.open`: same arguments and errors."""
 
     @wraps(open_reader)
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> AsyncIndexReader:
@@ -67,15 +66,15 @@ def _opened_in_a_thread(open_reader: Callable[P, IndexReader]) -> Callable[P, Co
 
 
 class AsyncExport:
-    """An `Export` whose batches are awaited: ``async for batch in export``. `export` is the one beneath, which has the
-    schema, and what was counted so far. Close it, or use it as an asynchronous context manager; its errors are those of
-    an export.
+    """An `Export` for asyncio: ``async for batch in export``. Close it, or use it as an asynchronous context manager.
+
+    `export` is the `Export`, with the schema and the counts so far. Errors are those of an `Export`.
     """
 
     def __init__(self, export: Export, threads: DaemonPool) -> None:
         self.export = export
         self._threads = threads
-        # a cancelled batch may still be read when it is closed
+        # a thread may still read a cancelled batch when the export is closed
         self._lock = threading.Lock()
 
     def __aiter__(self) -> AsyncExport:
@@ -92,7 +91,7 @@ class AsyncExport:
             return next(self.export, None)
 
     async def close(self) -> None:
-        """Let go of the files. Idempotent."""
+        """Release the files. Idempotent."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -115,7 +114,7 @@ class AsyncIndexReader:
     """
 
     def __init__(self, reader: IndexReader) -> None:
-        """Take a reader over, which `close` will close; prefer `open`."""
+        """Wrap a reader; prefer `open`. `close` closes the reader."""
         self.reader = reader
         self._threads = DaemonPool(_THREADS, "tiered-index-async")
 
@@ -128,13 +127,13 @@ class AsyncIndexReader:
     refresh = _in_a_thread(IndexReader.refresh)
 
     async def query_all(self, *args: Any, **kwargs: Any) -> AsyncIterator[QueryResult]:
-        """Yield an answer page by page as `IndexReader.query_all`: same arguments and errors."""
+        """Yield an answer page by page, with the arguments and errors of `IndexReader.query_all`."""
         pages = self.reader.query_all(*args, **kwargs)
         while (page := await run_in_thread(self._threads, partial(next, pages, None))) is not None:
             yield page
 
     async def export(self, *args: Any, **kwargs: Any) -> AsyncExport:
-        """Export as `IndexReader.export`: same arguments, rows and errors."""
+        """Export the entries, with the arguments, rows and errors of `IndexReader.export`."""
         beginning = partial(self.reader.export, *args, **kwargs)
         return AsyncExport(await run_in_thread(self._threads, beginning, Export.close), self._threads)
 

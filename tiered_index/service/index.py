@@ -1,17 +1,17 @@
-"""`IndexService`: one writer's index, which takes entries, moves them to the storage and answers lookups.
+"""`IndexService`: the writer of an index. It accepts entries, moves them to the storage and answers lookups.
 
 ```
 put ─> write buffer ─flush─> unsealed ─seal─> ─compact─> compacted ─upload─> uploaded ─retire─> storage only
 ```
-Durability: `put` returns when the entries are in the write buffer and searchable. They survive a crash once `flush` has
-returned, or `flush_interval_s` later, and the loss of the machine once uploaded. `durable_position` says from where
-each source must be read again after a crash.
+Durability: `put` returns when the entries are in the write buffer and searchable. They survive a crash when `flush` has
+returned, or `flush_interval_s` later. They survive the loss of the machine when they are uploaded. After a crash, read
+each source again from its `durable_position`.
 
-Threads: a flusher and a life-cycle worker run rounds (unless `background` is off); one worker reads the log and one
-archives segments, each started by its first call.
+Threads: a flusher and a life-cycle worker run rounds (unless `background` is off). One worker reads the log and one
+archives segments; their first call starts them.
 
-An index that is forgotten is closed, with a `ResourceWarning`; one that is open when the interpreter ends is closed by
-`atexit`. Neither happens where a process is killed, ends by `os._exit`, or is a child of `multiprocessing`.
+If you forget to close an index, garbage collection closes it with a `ResourceWarning`, or `atexit` closes it. Neither
+happens if the process is killed, ends by `os._exit`, or is a child of `multiprocessing`.
 """
 
 from __future__ import annotations
@@ -67,19 +67,18 @@ if TYPE_CHECKING:
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
-# How long an interrupted opening, or the close of a forgotten index, is waited for, so that it releases the root
+# Longest wait for an interrupted opening, or for the close of a forgotten index, to release the root
 _PATIENCE_S = 5.0
-# How long a close waits for a worker's storage request that is under way
+# Longest wait of a close for a storage request of a worker
 _STORAGE_PATIENCE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 class IndexService(Lookups[ItemT]):
-    """The writer of an index, which also answers lookups. Open it with `IndexService.open`; close it or use it as a
-    context manager.
+    """The writer of an index, which also answers lookups. Open it with `IndexService.open`.
 
-    Every public method may be called from any thread. A root has one writer at a time, and an index has one root that
-    writes.
+    Close it, or use it as a context manager. Any thread may call its public methods. A root has one writer at a time,
+    and an index has one root with a writer at a time.
     """
 
     def __init__(
@@ -92,22 +91,24 @@ class IndexService(Lookups[ItemT]):
         begins_anew: bool = False,
         takes_over: bool = False,
     ) -> None:
-        """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests; `begins_anew` and
-        `takes_over` are for `recover` alone, as `open_parts` has them.
+        """Open an index; prefer `open`.
+
+        `clock`, `disk` and `storage` replace the real ones in tests. `begins_anew` and `takes_over` are for `recover`
+        (see `open_parts`).
         """
         self.config = config = checked_config(config)
         self._defaults = column_defaults(config.item_type)
         self._closed = False
-        # in a forked child, which owns nothing of it
+        # true in a forked child, which owns nothing of the service
         self._is_foreign = False
-        # the remaining steps of closing; None: closing has not begun
+        # remaining steps of closing; None: closing has not begun
         self._closing: list[Callable[[], object]] | None = None
         self._trouble: list[Exception] = []
         # Rounds begin only after opening. The workers hold no reference to the service, so one that was never closed
         # can be garbage-collected.
         opened = self._opened = list[Parts]()
         rounds = config.background
-        # both pauses add to the time until an entry is published
+        # both pauses delay the publication of an entry
         flush_s, round_s = (
             min(pause_s, config.seal_after_s / 4) for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
         )
@@ -120,7 +121,7 @@ class IndexService(Lookups[ItemT]):
             self._writer.call(partial(self._open, partial(parts, begins_anew=begins_anew, takes_over=takes_over)))
             if rounds:
                 self._rounds.start()
-        except BaseException:  # an interrupt, too: the root must not stay locked
+        except BaseException:  # also for an interrupt, because the root must not stay locked
             self._closed = True
             self._writer.finish(self._close, _PATIENCE_S)
             self._writer.stop(_PATIENCE_S)
@@ -128,7 +129,7 @@ class IndexService(Lookups[ItemT]):
         _open_ones.add(self)
 
     def __del__(self) -> None:
-        # nothing is there yet where the arguments were refused
+        # `_closed` is missing if `__init__` refused its arguments
         if getattr(self, "_closed", True) or self._writer.is_foreign or sys.is_finalizing():
             return
         try:
@@ -137,7 +138,7 @@ class IndexService(Lookups[ItemT]):
             self._close_soon()
 
     def _close_soon(self) -> None:
-        """Close without an error, and wait no longer than `_PATIENCE_S`; not at all in a thread that must do it."""
+        """Close without raising, and wait at most `_PATIENCE_S`; not at all in a worker thread of the service."""
         self._closed = True
         own = threading.current_thread().name in {f"tiered-index-{one.name}" for one in (self._writer, self._rounds)}
         with contextlib.suppress(IndexClosed, NoThread):
@@ -240,7 +241,7 @@ class IndexService(Lookups[ItemT]):
             and not extra
             and self._buffer.open.add(topic, queue_id, keys, offset, size, timestamp_ms)
         ):
-            # the common call; the same checks in one step
+            # the common case: `add` has made the same checks
             return 1
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(
@@ -251,7 +252,7 @@ class IndexService(Lookups[ItemT]):
         if topic_id is None:
             topic_id = self._topics.assign(topic)
         else:
-            # bound inside the append: a call refused by back-pressure must not bind an id to a topic
+            # `agree` runs inside the append: a call that back-pressure refuses must not bind an id to a topic
             topic_id = check_number("topic_id", topic_id)
             agree = partial(self._topics.give, [(topic_id, topic)])
         size_bytes = sum(_ROW_BYTES + len(key) for key in checked)
@@ -287,12 +288,12 @@ class IndexService(Lookups[ItemT]):
         self._writer.call(self._flusher.run_once)
 
     def seal(self) -> None:
-        """Flush, then close the active files to further entries. The life cycle then compacts and uploads them."""
+        """Flush, then close the active files to further entries. The life cycle compacts and uploads them."""
         self._check_open()
         self._writer.call(self._flusher.seal)
 
     def run_lifecycle(self) -> Progress:
-        """Run one round of the life cycle: compact and upload everything sealed. Raises the round's first error."""
+        """Run one round of the life cycle: compact and upload all sealed files. Raises the round's first error."""
         self._check_open()
         return self._rounds.call(self._lifecycle.run_once)
 
@@ -333,7 +334,7 @@ class IndexService(Lookups[ItemT]):
         *,
         allow_partial: bool = False,
     ) -> Export:
-        """Flush, then export as `Lookups.export`."""
+        """Flush, then export the entries as `Lookups.export` does."""
         self.flush()
         return super().export(topics, begin_ms, end_ms, allow_partial=allow_partial)
 
@@ -353,17 +354,17 @@ class IndexService(Lookups[ItemT]):
 
     @property
     def index_id(self) -> str:
-        """Identity of the index, fixed when it was created."""
+        """The id of the index, fixed when it was created."""
         return self._marker.index_id
 
     @property
     def hash_rule(self) -> HashRule:
-        """The rule by which the keys of new entries are hashed."""
+        """The hash rule of new entries."""
         return self._rule
 
     @property
     def recovery_notes(self) -> tuple[str, ...]:
-        """Actions of the recovery when this service was opened, one line each."""
+        """The actions of the recovery when this service was opened, one line each."""
         return self._notes
 
     @property
@@ -410,7 +411,7 @@ class IndexService(Lookups[ItemT]):
         """
         self._closed = True
         if self._writer.is_foreign:
-            # a forked process owns nothing of this service
+            # a forked child owns nothing of this service
             return
         try:
             self._writer.call(self._close)
@@ -456,15 +457,15 @@ class IndexService(Lookups[ItemT]):
         self._trouble = []
 
     def _go_on_closing(self) -> None:
-        """Run the remaining steps of closing, collect their errors and go on; no flush begins behind it."""
+        """Run the remaining steps of closing, and collect their errors. No flush begins after it."""
         while self._closing:
             try:
                 self._closing[0]()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised once lock and files are let go of
+            except Exception as error:  # noqa: BLE001 - `close` raises it after lock and files are released
                 self._trouble.append(error)
                 if isinstance(error, MemoryError):
                     with contextlib.suppress(Exception):
-                        # tried once more, since no later round will
+                        # retried here, because there is no later round
                         self._closing[0]()
             del self._closing[0]
         self._writer.stop()
@@ -483,10 +484,10 @@ class IndexService(Lookups[ItemT]):
     _begin = _ready
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.
+        """Return the handles of all files and buffered chunks that may have entries in the inclusive seconds.
 
-        The buffer is read before the catalog, so that an entry being flushed is seen at least once. Raises
-        `IndexClosed` where the index was closed meanwhile: closing empties the catalog.
+        The buffer is read before the catalog, so that an entry that is flushed meanwhile is seen at least once. Raises
+        `IndexClosed` if the index was closed meanwhile, because closing empties the catalog.
         """
         found = self._buffered(second_min, second_max)
         found += self._catalog.overlapping(second_min, second_max)
@@ -496,11 +497,11 @@ class IndexService(Lookups[ItemT]):
         return found
 
     def _whole_view(self) -> tuple[LocalView, About] | None:
-        # the buffer first: an entry that is flushed meanwhile is in the view
+        # the buffer first, so that an entry that is flushed meanwhile is in the view
         if not self._buffer.is_empty or compiled_views() is None:
             return None
         view, session = self._catalog.present_view, self._session
-        # after the view: closing empties the catalog, and a log that is read shows its files at once
+        # after the view, because closing empties the catalog, and a read of the log changes both
         if self._closed or self._is_foreign or session.log_error is not None or session.expired is not NOTHING:
             return None
         lost = session.log.state.lost
@@ -508,8 +509,8 @@ class IndexService(Lookups[ItemT]):
         return None if view is None else (view, about)
 
     def _viewed(self, second_min: int, second_max: int) -> Viewed:
-        """Do as `_handles` in two parts: a view of the catalog, and the rest; None: there is no view."""
-        # a closed index has no files: `_handles` raises
+        """Return the handles of `_handles` that are not in a view, and a view of the catalog (None: there is none)."""
+        # `_handles` then raises for a closed index
         if compiled_views() is None or self._closed:
             return (), None
         found = self._buffered(second_min, second_max)
@@ -570,7 +571,7 @@ _open_ones: weakref.WeakSet[IndexService[Any]] = weakref.WeakSet()
 def _close_all() -> None:
     for service in list(_open_ones):
         if not service._closed and not service._writer.is_foreign:
-            # by itself first: the other steps of closing may wait for a storage
+            # flush first, because the other steps of closing may wait for a storage
             with contextlib.suppress(TieredIndexError):
                 service.flush()
             service._close_soon()

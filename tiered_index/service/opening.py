@@ -1,7 +1,7 @@
-"""Open a writer: lock the root, join and claim the index in the storage, recover, and assemble the parts.
+"""Opens a writer: lock the root, join and claim the index in the storage, recover, and assemble the parts.
 
-Joining creates the index or checks it against the configuration; claiming takes a new writer epoch, which fences older
-writers. A known root starts without its storage: files then wait locally. An error undoes the finished steps.
+Joining creates the index, or checks it against the configuration. Claiming takes a new writer epoch, which fences older
+writers. A known root can start without its storage; files then wait locally. An error undoes the finished steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 
-# Small: a bad clock, which sends everything to quarantine, must not cost a second file of full size
+# Small, because a wrong clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
 _log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ class Parts:
             bound = config.disk_max_bytes
             if bound is not None and (used := self.lifecycle.local_bytes()) + size_bytes > bound:
                 raise DiskFull(
-                    f"the local files take {used:,} bytes; {size_bytes:,} more would pass disk_max_bytes = {bound:,}: "
-                    "uploads or retirement must make room first",
+                    f"local files take {used:,} bytes; {size_bytes:,} more would exceed disk_max_bytes = {bound:,}: "
+                    "wait for uploads and retirement, or raise the bound",
                     number=used,
                     bound=bound,
                 )
@@ -115,10 +115,10 @@ class Parts:
         small = replace(layout, items=min(layout.items, _QUARANTINE_ITEMS))
         main = Appender(MAIN, layout, context)
         quarantine = Appender(QUARANTINE, small, context)
-        # positions of the log count even where the claim failed
+        # positions of the log count even if the claim failed
         positions = max_positions(recovered.positions, session.log.state.positions)
         self.flusher = Flusher(self.buffer, main, quarantine, clock, config.max_late_s, config.max_early_s, positions)
-        # an earlier process may have published what it began
+        # an earlier process may have published these files
         begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
         life = LifecycleContext(
             root, marker.root_id, catalog, session, cold, config, clock, self.flusher, recovered.deletions, begun
@@ -134,7 +134,7 @@ class Parts:
         try:
             topics.give(pair for one in self.appenders if one.active is not None for pair in one.active.topics.items())
         except InvalidArgument:
-            # the active files bind one id to two topics; each keeps its own topic table, and the next ones start empty
+            # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
             self.flusher.roll()
         self.engine = QueryEngine(
             layout.schema,
@@ -145,7 +145,7 @@ class Parts:
         )
 
     def list_files(self) -> None:
-        """Note in the root which files it must still have, where that has changed. Raises typed errors of the disk."""
+        """Write the list of files that the root must have, if it has changed. Raises typed errors of the disk."""
         self._files.note(self._listed)
 
     def _listed(self) -> dict[str, ListedFile]:
@@ -161,7 +161,7 @@ class Parts:
         return listed
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
-        """Return the steps that close everything; `keep_reserve` leaves the reserved next file, as a crash would."""
+        """Return the steps that close everything. `keep_reserve` leaves the reserved next file, as a crash would."""
 
         def close_pools() -> None:
             until_s = close_until_s()
@@ -186,7 +186,7 @@ class Parts:
         own = [
             h
             for h in handles
-            # a copy in `uploaded` is known to be published, also where the storage could not be asked
+            # a copy in `uploaded` is published, even if the storage is unavailable
             if isinstance(h, UnsealedFile)
             or (isinstance(h, CompactedFile) and h.stored is None and h.folder != "uploaded")
         ]
@@ -213,7 +213,7 @@ class Parts:
         }
 
     def _held_up(self) -> DiskFull | None:
-        """Return why the flusher has no room on the disk, if it has none; of `storage` where no upload can make it."""
+        """Return the error if the disk is full for the flusher. Its reason is `storage` if uploads fail, too."""
         error = self.flusher.error
         if not isinstance(error, DiskFull):
             return None
@@ -226,12 +226,12 @@ class Parts:
         )
 
     def _position_ages_s(self) -> dict[str, float]:
-        """Return since when each source's durable position is, or since the opening where it did then."""
+        """Return the seconds since each source's durable position moved, at most since the opening."""
         now_s, moved_s = self.clock.monotonic_s(), self.flusher.moved_s
         return {source: now_s - moved_s.get(source, self._opened_s) for source in self.flusher.positions}
 
     def errors(self, workers: Iterable[Worker]) -> list[tuple[str, BaseException]]:
-        """Return every present error, with what it is of."""
+        """Return every present error, with the name of its origin."""
         found: list[tuple[str, BaseException | None]] = [
             ("flush", self.flusher.error),
             *((f"{one.name} files", one.trouble) for one in self.appenders),
@@ -239,7 +239,7 @@ class Parts:
             *self.lifecycle.errors.items(),
             *((handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)),
             ("log", self.session.log_error),
-            # typed errors are reported where they occurred; any other error of a worker is a defect and must be visible
+            # typed errors are reported at their origin; any other error of a worker is a defect
             *((worker.name, worker.error) for worker in workers if not isinstance(worker.error, TieredIndexError)),
             ("writer", self.session.fenced),
         ]
@@ -255,8 +255,9 @@ def open_parts(
     begins_anew: bool = False,
     takes_over: bool = False,
 ) -> Parts:
-    """Open or create an index for writing; `begins_anew`: although files of it are set aside; `takes_over`: although
-    another writer has the lease. Errors as `IndexService.open`.
+    """Open or create an index for writing. Raises the errors of `IndexService.open`.
+
+    `begins_anew`: even if files of the root are set aside. `takes_over`: even if another writer has the lease.
     """
     if config.root is None:
         raise ConfigError("root is not set: a writer needs a folder for its local files")
@@ -280,8 +281,7 @@ def open_parts(
         if (root.path / ASIDE).exists() and not begins_anew:
             raise RootBehind(
                 str(root.path / ASIDE),
-                f"files of this root wait here to be put in again: `tiered-index recover --root {root.path}` was "
-                f"interrupted, run it again",
+                f"`tiered-index recover --root {root.path}` was interrupted and has left files here: run it again",
             )
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)
         seen = SeenFile(root)
@@ -319,11 +319,11 @@ def open_parts(
         parts.list_files()
         if state is not None:
             try:
-                # what else there is of a file that the log has may be a repair's
+                # other objects of a file that the log names may belong to a repair
                 compacted = {file.file_id for file in recovered.compacted}
                 parts.lifecycle.sweep_attempts(compacted - state.files.keys())
             except StorageError as error:
-                _log.warning("leftovers of earlier uploads were not deleted, the next start tries again: %s", error)
+                _log.warning("cannot delete objects of unfinished uploads; the next start tries again: %s", error)
             parts.lifecycle.tend_damaged()
             apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
         undo.pop_all()
@@ -331,16 +331,16 @@ def open_parts(
 
 
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
-    """Return what the index must be: as `config` sets, else as `stored` (None: a new index), else as the preset.
+    """Return the descriptor that an index must have: by `config`, else by `stored` (None: new), else by the preset.
 
-    Raises `ConfigError` for a new index of columns that have names of fields of answers.
+    Raises `ConfigError` for a new index with a column that has the name of an answer's field.
     """
     if stored is None:
         geometry = config.geometry()
         if (clash := geometry.schema.clashing()) is not None:
             raise ConfigError(
                 f"{geometry.schema.name}.{clash} has the name of a field of answers, which it would hide: "
-                "give the column another name"
+                "rename the column"
             )
         return IndexDescriptor("", geometry, config.offset_space)
     given = config.model_fields_set
@@ -367,20 +367,20 @@ def _join(
     begins_anew: bool,
     takes_over: bool,
 ) -> tuple[Marker, Layout, LogState | None]:
-    """Join the index in the storage and claim it; a known root may start while the storage is unavailable."""
+    """Join the index in the storage and claim it. A known root may start while the storage is unavailable."""
     known, layout = marker, wanted.layout
     try:
         descriptor = session.join(begins_anew=begins_anew)
         layout = wanted_descriptor(config, descriptor).layout
         if marker is None or marker.storage != uri:
-            # before the claim: the log's records name the root, whose files go there from now on
+            # before the claim, because log records name the root, and its files belong to this storage from now on
             marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
             root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
         session.claim(root_id, waits=True, takes_over=takes_over)
     except NotAnIndex as error:
         if known is None:
             raise
-        # the same URI in another process
+        # a memory storage with the same URI in another process is another storage
         ended = ", which ended with its process" if known.storage.startswith("memory://") else ""
         raise NotAnIndex(
             f"{error}, and root {root.path} belongs to another storage: index {known.index_id} in {known.storage}"
@@ -397,13 +397,13 @@ def _join(
 
 
 def _release(session: StorageSession) -> None:
-    """Release the lease of a writer that could not be opened; it would run out by itself."""
+    """Release the lease of a writer that could not be opened. An error is harmless: the lease would expire."""
     with contextlib.suppress(StorageError, DiskFull):
         session.release()
 
 
 def _kept_expired(root: Root, marker: Marker) -> Expired:
-    """Return what has expired by the log that is kept in the root, as far as it can be read."""
+    """Return the expired entries by the copy of the log in the root, if it can be read."""
     with contextlib.suppress(CorruptFile):
         if (kept := root.kept_log()) is not None:
             state = LogState.decode(kept, str(root.path))

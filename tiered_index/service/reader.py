@@ -1,8 +1,8 @@
-"""`IndexReader`: answers lookups over a storage, a root beside its writer, both, or several indexes; it never writes.
+"""`IndexReader`: answers lookups over a storage, a root beside its writer, both, or several indexes. It never writes.
 
-It works at one position of each storage's log. It reads on after `refresh_interval_s`, or when an object that the log
-named is missing, and then restarts that lookup, a bounded number of times. Several indexes are opened and refreshed in
-parallel.
+It answers as of one position of each storage's log. It reads new log records after `refresh_interval_s`, and when an
+object that the log names is missing. In that case it repeats the lookup, a bounded number of times. Several indexes are
+opened and refreshed in parallel.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
-    """The archives of the indexes that are read by now."""
+    """The segment archives of the indexes that the reader has at the time of each access."""
 
     def __init__(self, now: Callable[[], dict[str | None, SegmentArchive]]) -> None:
         self._now = now
@@ -78,11 +78,11 @@ class _Archives(Mapping[str | None, SegmentArchive]):
 
 
 class IndexReader(Lookups[ItemT]):
-    """Answers lookups over one or several indexes that others write.
+    """Answers lookups over one or more indexes that other processes write. Open it with `IndexReader.open`.
 
-    Several indexes must have one schema. Their entries have one answer order, and `source` of an entry is the URI of
-    its index. Every method may be called from any thread. In a forked child the first call opens the reader again; a
-    reader over a `storage_backend` raises `IndexClosed` there.
+    Several indexes must have the same schema. Their entries have one answer order, and the `source` of an entry is the
+    URI of its index. Any thread may call its methods. In a forked child the first call opens the reader again. A reader
+    over a `storage_backend` raises `IndexClosed` there.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class IndexReader(Lookups[ItemT]):
         storages: Sequence[str] | None = None,
         with_writers: bool = False,
     ) -> None:
-        """Open for reading; prefer `IndexReader.open`. `with_writers`: read beside the logs what `writers` returns."""
+        """Open for reading; prefer `IndexReader.open`. `with_writers`: also read the data for `writers`."""
         config = checked_config(config)
         if config.root is None and config.storage is None and storage is None and storages is None:
             raise ConfigError("neither storage nor root is set: give a storage URI, a root, or both")
@@ -105,7 +105,7 @@ class IndexReader(Lookups[ItemT]):
         self._storages, self._is_given = storages, storage is not None
         self._with_writers = with_writers
         self._closed = False
-        # held while it is opened again in a forked child
+        # held while the reader is opened again in a forked child
         self._opening = threading.Lock()
         self._open(storage)
         _readers.add(self)
@@ -155,7 +155,7 @@ class IndexReader(Lookups[ItemT]):
                 found = {view.storage.uri for view in self._views}
                 self._prefix = Prefix(self._shared, config, self._clock, self._adopt, found)
             undo.pop_all()
-        # last: until here a forked child has nothing of its own
+        # last, because it marks a complete opening in this process
         self._pid = os.getpid()
 
     @classmethod
@@ -175,9 +175,10 @@ class IndexReader(Lookups[ItemT]):
         """Open an index by its storage URI, by a writer's root, or by both.
 
         A list of URIs, or a prefix above several indexes, is read as one index. A prefix is listed one level deep, at
-        opening and at each refresh. The bounds of the caches apply to all indexes together. `timeout_s` bounds the
-        opening in seconds; without it the time-outs of the storages apply. `item_type` is the class of the entries. The
-        environment supplies settings that you do not give, unless `environment` is false.
+        opening and at each refresh. The bounds of the caches apply to all indexes together.
+
+        `timeout_s` bounds the opening in seconds; without it the time-outs of the storages apply. `item_type` is the
+        class of the entries. The environment supplies settings that you do not give, unless `environment` is false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
         `ConfigError`, `InvalidArgument`, and `BudgetExceeded` after `timeout_s`.
@@ -185,7 +186,9 @@ class IndexReader(Lookups[ItemT]):
         limits = LookupLimits(timeout_s=timeout_s)
         several = None
         if isinstance(storage, str | Path) and Root(Path(storage), Disk()).marker_path.exists():
-            raise ConfigError(f"storage is a URI, and {str(storage)!r:.80} is the root of an index: give root=")
+            raise ConfigError(
+                f"storage must be a URI, but {str(storage)!r:.80} is the root of an index: give it as root="
+            )
         for kind, name in ((IndexConfig, "config"), (Storage, "storage_backend")):
             if isinstance(storage, kind):
                 raise ConfigError(
@@ -207,12 +210,12 @@ class IndexReader(Lookups[ItemT]):
             return cls(config, clock=clock, storage=storage_backend, storages=several)
 
     def refresh(self) -> LogState:
-        """Read new log records and return the state of the log (of several indexes that of the first)."""
+        """Read new log records. Return the state of the log; for several indexes that of the first."""
         self._check_open()
         views = self._views
         if len(views) == 1 and self._prefix is None:
             return views[0].refresh()
-        # all are read, whichever fails
+        # all are read, even if one fails
         calls: list[Callable[[], object]] = [one.refresh for one in self._refreshed()]
         readings = self._parts.begin_all(self._parts.begin, calls)
         wait(readings)
@@ -230,11 +233,11 @@ class IndexReader(Lookups[ItemT]):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The URIs of the indexes that are read; below a prefix more may appear."""
+        """The URIs of the indexes. Below a prefix more may appear later."""
         return tuple([view.storage.uri for view in self._views])
 
     def writers(self) -> dict[str, Writer | None]:
-        """Return the present or last writer of each index, by URI. None: no writer, or no answer from the storage.
+        """Return the present or last writer of each index, by URI; None: no writer, or no response from the storage.
 
         The call costs at least two requests per index.
         """
@@ -250,30 +253,30 @@ class IndexReader(Lookups[ItemT]):
 
     @property
     def genesis(self) -> IndexDescriptor:
-        """What the index was created as: id, layout, offset space. Of one index only."""
+        """The id, layout and offset space with which the index was created. Only for one index."""
         return self._only.genesis
 
     @property
     def storage(self) -> MeteredStorage:
-        """The storage, metered. Of one index only."""
+        """The storage, metered. Only for one index."""
         return self._only.storage
 
     @property
     def storages(self) -> list[MeteredStorage]:
-        """The storage of each index, metered, as `sources`."""
+        """The storage of each index, metered, in the order of `sources`."""
         self._check_process()
         return [view.storage for view in self._views]
 
     @property
     def segment_archive(self) -> SegmentArchive:
-        """The archived segments, for reading. Of one index only."""
+        """The archived segments, for reading. Only for one index."""
         return self._archive_of(self._only)
 
     @property
     def segment_archives(self) -> Mapping[str | None, SegmentArchive]:
-        """The archived segments of each index, by the `source` of its entries: its URI, or None where one is read.
+        """The archived segments of each index, by the `source` of its entries: its URI, or None for one index.
 
-        Indexes that appear below a prefix later are in it, too.
+        Indexes that appear below a prefix later are included.
         """
         self._check_process()
         return _Archives(lambda: {self._source_of(view): self._archive_of(view) for view in self._views})
@@ -315,11 +318,11 @@ class IndexReader(Lookups[ItemT]):
         if self._several:
             among = self._views[0].storage.uri if len(self._views) == 1 else f"{len(self._views)} indexes"
             raise InvalidArgument(
-                f"this reader reads {among} as several indexes are: open the one that is meant by its own URI for this"
+                f"this needs a reader of one index, but it was opened for several ({among}): open the index by its URI"
             )
 
     def _open_views(self, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
-        """Return the one index's view; where the storage holds no index itself, the views of its children."""
+        """Return the view of the index. If the storage itself has no index, return the views of its children."""
         config = self.config
         if config.root is not None:
             if backend is not None:
@@ -343,7 +346,7 @@ class IndexReader(Lookups[ItemT]):
         return IndexView(config, self._clock, backend, self._parts, with_writer=self._with_writers)
 
     def _adopt(self, child: Storage) -> bool:
-        """Read the index of a child from now on; return whether it has one. Raises as opening it."""
+        """Include the index of a child from now on. Return false if it has none. Raises the errors of opening it."""
         view = self._open_child(child)
         if view is None:
             return False
@@ -352,9 +355,11 @@ class IndexReader(Lookups[ItemT]):
             with self._growing:
                 self._check_open()
                 if any(view.number == other.number for other in self._views):
-                    raise ConfigError(f"{view.storage.uri} is a copy, byte by byte, of an index beside it: remove one")
+                    raise ConfigError(
+                        f"{view.storage.uri} has the same id as an index beside it, so it is a copy: remove one"
+                    )
                 views = (*self._views, view)
-                # before its files are seen
+                # before lookups see its files
                 self._engine.read_of({one.number: one.storage.uri for one in views})
                 self._catalogs = tuple(one.catalog for one in views)
                 self._cold_paths = tuple(one.cold for one in views)
@@ -365,13 +370,13 @@ class IndexReader(Lookups[ItemT]):
         return True
 
     def _open_child(self, child: Storage) -> IndexView | None:
-        """Return the view of an index below a prefix; None: the child has none. `CorruptFile`: its log is missing."""
+        """Return the view of an index below a prefix; None: no index. Raises `CorruptFile` if its log is missing."""
         try:
             return self._open_view(self.config, child)
         except NotAnIndex:
-            # every writer claims an epoch before it publishes anything, so this was an index whose log is missing
+            # a writer claims an epoch before it publishes anything, so an epoch without a log shows a lost log
             if next(iter(child.list(epoch_name(1))), None) is not None:
-                with contextlib.suppress(NotAnIndex):  # a writer may have begun it in between
+                with contextlib.suppress(NotAnIndex):  # a writer may have created it in between
                     return self._open_view(self.config, child)
                 raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "belongs to an index without a log") from None
             return None
@@ -379,7 +384,7 @@ class IndexReader(Lookups[ItemT]):
     def _opened(
         self, opening: Sequence[tuple[str, Callable[[], IndexView | None]]], undo: contextlib.ExitStack
     ) -> tuple[IndexView, ...]:
-        """Make the calls in parallel, within the deadline; return their views, which `undo` closes."""
+        """Run the calls in parallel, within the deadline. Return their views, which `undo` closes."""
 
         def close(view: IndexView | None) -> None:
             if view is not None:
@@ -404,7 +409,7 @@ class IndexReader(Lookups[ItemT]):
             raise IndexClosed(FORKED)
         with self._opening:
             if self._pid != os.getpid() and not self._closed:
-                # kept: what the parent's threads were using can't even be let go of
+                # kept, because the locks of the parent's threads make a release unsafe
                 _of_parents.append((self._views, self._parts, self._engine))
                 with deadline_at(limits.deadline_s()):
                     self._open(None)
@@ -421,7 +426,7 @@ class IndexReader(Lookups[ItemT]):
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
     def _whole_view(self) -> tuple[LocalView, About] | None:
-        # a lookup within a block that counts or bounds requests is searched file by file
+        # a context that counts or bounds requests needs a search file by file
         if self._several or compiled_views() is None or request_context.get() is not UNBOUNDED:
             return None
         if self._closed or self._pid != os.getpid():
@@ -440,12 +445,15 @@ class IndexReader(Lookups[ItemT]):
         return self._views if self._prefix is None else (*self._views, self._prefix)
 
     def _begin(self) -> Files:
-        """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
+        """Run due refreshes in parallel.
+
+        A lookup with a deadline waits for half of its time. The refreshes then continue in the background.
+        """
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
         until_s = None if left_s is None else time.monotonic() + left_s / 2
         own: set[Refreshed] = set()
-        # what another thread reads may have begun before this lookup: a second reading begins behind it
+        # twice, because a refresh of another thread may have begun before this lookup
         for _ in range(2):
             waited: list[Future[None]] = []
             for one in self._refreshed():
@@ -453,7 +461,7 @@ class IndexReader(Lookups[ItemT]):
                     found = None if one in own else one.due_refresh(begun_s, self._parts.begin)
                 except NoThread:
                     own.add(one)
-                    # a lookup with a deadline answers from the present state, and the next lookup tries again
+                    # a lookup with a deadline uses the present state, and the next lookup tries again
                     if until_s is None:
                         one.refresh_due()
                     continue
@@ -469,10 +477,10 @@ class IndexReader(Lookups[ItemT]):
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:
-        # before the views: what could not be opened then is not among them
+        # before the views, so that an index is in at least one of both
         unopened = [] if self._prefix is None else self._prefix.problems(begun_s)
         views = self._views
-        # before the handles: these may be of a later state of the log, never of an earlier one
+        # before the handles, which may then be of a later state of the log, never of an earlier one
         freshness = tuple([view.freshness for view in views if view.freshness is not None])
         return Files(partial(self._handles, views, unopened, begun_s), freshness)
 
@@ -488,7 +496,7 @@ class IndexReader(Lookups[ItemT]):
                 for handle in view.handles(second_min, second_max, begun_s)
             ]
             found += unopened
-        # closing empties the catalogs, so what was found may be incomplete
+        # closing empties the catalogs, so `found` may be incomplete
         self._check_open()
         return found
 
@@ -506,7 +514,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _disk_cache(config: IndexConfig) -> DiskCache | None:
-    """Return the reader's own disk cache where `cache_dir` is set, else the root's, read-only, else None."""
+    """Return the disk cache in `cache_dir` if that is set, else the root's, read-only, else None."""
     if config.cache_dir is not None:
         return DiskCache(config.cache_dir, config.cache_max_bytes)
     if config.root is not None:

@@ -1,1 +1,1 @@
-"""Lookups and answers: arguments, rows, cursors, topics, batches. May import threads."""
+"""Lookups and answers: arguments, rows, cursors, topics, batches. It may import threads."""

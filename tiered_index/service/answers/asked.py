@@ -1,4 +1,4 @@
-"""The lookups of a batch as columns, and the check of callers' arguments. Pure; safe under threads."""
+"""The lookups of a batch as columns, and the checks of their arguments. Pure; any thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_range
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
-# answers of one lookup at most, so that one more is no overflow
+# most answers of one lookup, so that one more does not overflow
 _MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class LookupColumns(Sequence[Lookup]):
-    """n lookups by their fields (a list of n each), unchecked; a `Lookup` is made when it is looked at."""
+    """n unchecked lookups, as a list of n values for each field. A `Lookup` is made on access."""
 
     topics: list[str]
     keys: list[str]
@@ -60,17 +60,17 @@ class LookupColumns(Sequence[Lookup]):
         )
 
     def counts_of_topics(self) -> dict[str, int]:
-        """Return how many answers are asked for at most, by topic."""
+        """Return the sum of `max_count` for each topic."""
         counts = dict.fromkeys(self.topics, 0)
         if len(counts) == 1:
-            # the common case, in a tenth of the time
+            # the common case takes a tenth of the time
             return dict.fromkeys(counts, sum(self.max_counts))
         for topic, count in zip(self.topics, self.max_counts, strict=True):
             counts[topic] += count
         return counts
 
     def ranges(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return first and last second and count of each lookup (i64, n), as `check_range` does."""
+        """Return the first second, last second and count of each lookup (i64, n each), as `check_range` does."""
         low, high = _numbers(self.begins_ms, 0), _numbers(self.ends_ms, MAX_TIMESTAMP_MS)
         count = _numbers(self.max_counts)
         if low is not None and high is not None and count is not None and (low <= high).all() and (count >= 1).all():
@@ -82,7 +82,7 @@ class LookupColumns(Sequence[Lookup]):
 
 
 def _numbers(values: Sequence[int | None], absent: int | None = None) -> npt.NDArray[np.int64] | None:
-    """Return values (i64, n), `absent` in place of None; None where they have to be looked at one by one."""
+    """Return values (i64, n), with `absent` in place of None. Return None if they need a check one by one."""
     if absent is not None:
         if values.count(None) == len(values):
             return np.full(len(values), absent, np.int64)
@@ -98,7 +98,7 @@ def _numbers(values: Sequence[int | None], absent: int | None = None) -> npt.NDA
 
 
 def check_lookups(lookups: Iterable[Lookup | tuple[str, str]], max_count: int = 64) -> Sequence[Lookup]:
-    """Return the lookups of a batch, (topic, key) pairs as lookups of `max_count`, or raise `InvalidArgument`."""
+    """Return the lookups of a batch. A (topic, key) pair becomes a lookup of `max_count`. Raises `InvalidArgument`."""
     if isinstance(lookups, LookupColumns):
         return lookups
     try:
@@ -106,7 +106,7 @@ def check_lookups(lookups: Iterable[Lookup | tuple[str, str]], max_count: int = 
     except TypeError as error:
         raise InvalidArgument(f"lookups must be an iterable of Lookup or (topic, key), not {lookups!r:.80}") from error
     if given and set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:  # type: ignore[arg-type]
-        # plain pairs, as most are, make no objects: a batch has thousands
+        # the common case, without an object per pair: a batch has thousands
         pairs: list[tuple[Any, Any]] = given  # type: ignore[assignment]
         topics, keys = [topic for topic, _ in pairs], [key for _, key in pairs]
         if set(map(type, topics)) == set(map(type, keys)) == {str}:

@@ -1,8 +1,8 @@
-"""Many lookups at once: every key is hashed in one pass, every file is read once.
+"""Many lookups together: every key is hashed in one pass, and every file is read once.
 
-A file answers a `LookupBatch` with (lookup, row) pairs; those of all files are brought into answer order and cut while
-they come in. Answers equal those of single lookups. Memory: some 100 bytes an answer and 60 a lookup.
-Threads: a batch belongs to one call; results may be shared.
+A file answers a `LookupBatch` with (lookup, row) pairs. The pairs of all files are sorted into answer order and cut as
+they arrive. Answers equal those of single lookups. Memory: about 100 bytes per answer and 60 per lookup. Threads: a
+batch belongs to one call; results may be shared.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ if TYPE_CHECKING:
     from tiered_index._views import View, ViewBatch
 
 NEVER = -(2**63)
-"""A second before all others."""
+"""A second before all seconds of entries."""
 PAIRS_AT_A_TIME = 1 << 16  # some 8 MiB
 _HELD_ROWS = 1 << 14
-# items of a hot key that are matched at a time, at least
+# fewest items of a hot key that are matched at a time
 _FEWEST = 1 << 10
 
 
 Damage = tuple[npt.NDArray[np.int64], TieredIndexError]
-"""Lookups that lack what could not be read, and why."""
+"""The numbers of the lookups that may lack entries, and the error of the part that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """The entries of one file for a batch, beside those that it has `folded`: row i answers lookup `lookups[i]`,
-    unchecked.
+    """The rows of one file for a batch: row i answers lookup `lookups[i]`.
 
-    `damage` has the errors of parts that could not be read, if the batch may be partial. Otherwise such an error is
-    raised.
+    `folded` is the number of rows that were folded. `damage` has the errors of parts that could not be read, if the
+    batch may be partial. Otherwise such an error is raised.
     """
 
     lookups: npt.NDArray[np.int64]
@@ -67,13 +66,15 @@ class Matches:
 
     @classmethod
     def lacking(cls, *damage: Damage) -> Self:
-        """Return no rows, and what could not be read."""
+        """Return matches without rows, with `damage`."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, damage)
 
 
 def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int, second_max: int) -> Matches | None:
-    """Return the first `max_count` + 1 rows, or all, that the compiled core has of a local file with entries of the
-    inclusive seconds for each lookup; None: it has no such file, or leaves it to the caller.
+    """Search a local file with the compiled core, for all lookups of a batch.
+
+    `second_min` and `second_max` are the inclusive seconds of the file. Return at least the first `max_count` + 1 rows
+    of each lookup. Return None if the caller has to search the file.
     """
     if file is None or batch.queues:
         return None
@@ -85,9 +86,7 @@ def search_batch(file: Any, batch: LookupBatch, schema: Schema, second_min: int,
 
 
 def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32]) -> ViewBatch:
-    """Return a batch as the compiled core looks it up in the files of a view. `masked_hash` (i32, n) is looked for in
-    files of hash rule ``mask``.
-    """
+    """Return the `ViewBatch` of a batch for the compiled core. `masked_hash` (i32, n): for files of rule ``mask``."""
     core = compiled_views()
     assert core is not None
     bounds = batch.second_min, batch.second_max, batch.max_count
@@ -96,8 +95,9 @@ def in_core(view: View, batch: LookupBatch, masked_hash: npt.NDArray[np.int32]) 
 
 
 class _Matched(NamedTuple):
-    """Which stored hashes match lookups: `items` are their numbers, `first` and `counts` where in `by_hash`, the
-    lookups by hash, theirs are.
+    """The stored hashes that match lookups.
+
+    `items` are their numbers. The lookups of each are `counts` numbers in `by_hash`, from place `first` on.
     """
 
     by_hash: npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ class _Matched(NamedTuple):
 
     @property
     def items_a_hash(self) -> int:
-        """How many items match a hash that lookups have, at most."""
+        """The most items that match one hash."""
         return int(np.bincount(self.first).max(initial=0))
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
@@ -129,9 +129,9 @@ class _Matched(NamedTuple):
 class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one.
 
-    `key_hash` (i32, n) is what a search looks for, by hash rule ``abs`` until `under` says otherwise. Of `queues`,
-    (place of the topic, queue), entries before an epoch second each were erased. With `allow_partial` a slot group that
-    can't be read counts as damage of the lookups that need it, and the others are answered.
+    - `key_hash` (i32, n): the hashes to search, by hash rule ``abs``, or by the rule given to `under`.
+    - `queues`: by (topic number, queue), the epoch second before which entries were erased.
+    - `allow_partial`: a slot group that can't be read is damage of the lookups that need it. Others are answered.
     """
 
     def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False) -> None:
@@ -148,7 +148,7 @@ class LookupBatch:
         self.continued = [number for number, cursor in enumerate(asked.cursors) if cursor is not None]
         try:
             units = code_units(asked.keys)
-        except (TypeError, ValueError):  # Arrow's errors are among them; ours names the key
+        except (TypeError, ValueError):  # also Arrow's errors; `check_key` raises one that names the key
             for key in asked.keys:
                 check_key(key)
             raise
@@ -161,23 +161,23 @@ class LookupBatch:
         return len(self.lookups)
 
     def under(self, rule: HashRule) -> tuple[Self, ...]:
-        """Return the batches, one or two, of the same lookups that find their keys in a file of a hash rule.
+        """Return one or two batches of the same lookups, which together find all keys in a file of a hash rule.
 
-        Of two, the second looks only for keys whose hash differs; the other lookups have a range without a second.
+        A second batch has only the keys whose hash differs. Its other lookups have an empty range.
         """
         if rule == "abs" or not len(self._two_hashes):
             return (self,)
         return (self._masked,) if rule == "mask" else (self, self._masked_where_different)
 
     def only(self, numbers: npt.NDArray[np.int64]) -> Self:
-        """Return the batch of some lookups, by number; the others have a range without a second."""
+        """Return a batch in which only some lookups, by number, have a range. The range of the others is empty."""
         made = self._copy()
         made.second_min, made.second_max = np.full(len(self), -NEVER - 1), np.full(len(self), NEVER)
         made.second_min[numbers], made.second_max[numbers] = self.second_min[numbers], self.second_max[numbers]
         return made
 
     def without(self, expired: Expired) -> Self:
-        """Return the batch of what has neither expired nor was erased, by the hashes that are looked for."""
+        """Return a batch that leaves out expired and erased entries, by its present `key_hash`."""
         if not expired:
             return self
         made = self._copy()
@@ -193,7 +193,7 @@ class LookupBatch:
 
     @cached_property
     def _two_hashes(self) -> npt.NDArray[np.int64]:
-        """The lookups whose hash is another one by each rule: Java's is negative, and has an absolute value."""
+        """The numbers of the lookups whose hashes by the two rules differ."""
         return np.flatnonzero(self.key_hash != key_hashes(self.java_hash, "mask"))
 
     @cached_property
@@ -232,19 +232,21 @@ class LookupBatch:
 
     @cached_property
     def _hash_bits(self) -> npt.NDArray[np.bool_]:
-        """Which values of the hashes' lower bits occur; 16 to 32 bytes a lookup."""
+        """Whether each value of the hashes' lower bits occurs; 16 to 32 bytes per lookup."""
         bits = np.zeros(1 << max(16, len(self).bit_length() + 4), bool)
         bits[self.key_hash & (len(bits) - 1)] = True
         return bits
 
     @cached_property
     def _hash_starts(self) -> npt.NDArray[np.int64]:
-        """Where in the sorted hashes those of each first bits begin, and the end; 16 to 32 bytes a lookup."""
+        """The place in the sorted hashes at which each value of the first bits begins, and the end; 16 to 32 bytes per
+        lookup.
+        """
         bits = min(31, max(8, len(self).bit_length() + 1))
         return np.searchsorted(self._sorted_hashes, np.arange((1 << bits) + 1) << 31 - bits)
 
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> _Matched:
-        """Return which stored hashes (of n) match lookups (only `among` those)."""
+        """Return which of n stored hashes match lookups; with `among`, only these lookups."""
         if among is None:
             return _Matched(self._by_hash, *self._matches(hashes, self._sorted_hashes, few=False))
         by_hash = among[stable_order(self.key_hash[among])]
@@ -253,7 +255,7 @@ class LookupBatch:
     def _matches(
         self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
     ) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return items (of n) whose hash matches, and of each its first place in `sorted_hashes` and the count."""
+        """Return the items (of n) whose hash matches, and the first place and count of each in `sorted_hashes`."""
         stored = normal_hashes(hashes)
         if not few and (loops := compiled()) is not None:
             found = np.empty((3, len(stored)), np.int64)
@@ -274,7 +276,10 @@ class LookupBatch:
         topic_pairs: Iterable[tuple[int, str]] | None,
         schema: Schema,
     ) -> Matches:
-        """Return what of matching `items` (m) answers `lookups` (m); `topic_pairs`: the file's, None: no table."""
+        """Return the rows of `items` (m) whose hash matches `lookups` (m) and that answer them.
+
+        `topic_pairs` are the (id, name) pairs of the file; None: it has no topic table.
+        """
         keep = (seconds >= self.second_min[lookups]) & (seconds <= self.second_max[lookups])
         if schema.keyed:
             keep &= items["fingerprint"] == self.fingerprint[lookups]
@@ -301,7 +306,7 @@ class LookupBatch:
         return {topic: place for place, topic in enumerate(self.topics)}
 
     def within(self, metadata: Metadata) -> npt.NDArray[np.bool_]:
-        """Return which lookups (bool, n) a file may answer: it has their topic, and entries of their range."""
+        """Return which lookups (bool, n) a file may answer, by its topics and the interval of its entries."""
         within = (self.second_min <= metadata.second_max) & (self.second_max >= metadata.second_min)
         if metadata.topics:
             names = {name for _, name in metadata.topics}
@@ -309,15 +314,15 @@ class LookupBatch:
         return within
 
     def topic_pairs(self, metadata: Metadata) -> list[tuple[int, str]] | None:
-        """Return the (id, name) pairs of a file's topics that the batch has; None where the file has no table."""
+        """Return the (id, name) pairs of a file for the topics of the batch; None if the file has no topic table."""
         return [pair for pair in metadata.topics if pair[1] in self._topic_places] if metadata.topics else None
 
     def overlapping(self, second_min: int, second_max: int) -> npt.NDArray[np.int64]:
-        """Return the lookups whose range overlaps a file's."""
+        """Return the numbers of the lookups whose range overlaps the inclusive seconds."""
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
     def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
-        """Return the second behind each lookup's page (n), or `NEVER`; `found` as `first_rows` returns it."""
+        """Return the second of the first row behind each lookup's page (n), or `NEVER`. `found`: of `first_rows`."""
         most = self.max_count[lookups]
         starts = np.searchsorted(found.lookups, lookups)
         enough = np.searchsorted(found.lookups, lookups, "right") - starts > most
@@ -329,7 +334,7 @@ class LookupBatch:
 def best_answers(
     batch: LookupBatch, parts: list[Matches], schema: Schema, folded: Callable[[int], None] | None = None
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the answers of all lookups in order, each lookup's start (n + 1), and which lookups have more answers."""
+    """Return the answers of all lookups in order, each lookup's start (n + 1), and whether each has more (bool, n)."""
     found, counts = first_rows(batch.max_count, parts, schema, folded)
     ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
     return found.rows, ends, counts > batch.max_count
@@ -338,15 +343,16 @@ def best_answers(
 def first_rows(
     limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema, folded: Callable[[int], None] | None = None
 ) -> tuple[Matches, npt.NDArray[np.int64]]:
-    """Return the first rows of each lookup in answer order, at most `limits` (n), and all rows' number; `folded` as
-    that of `first_answers`.
+    """Return the first rows of each lookup in answer order, at most `limits` (n), and the number of all rows (n).
+
+    `folded`: see `first_answers`.
     """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = concatenate([part.rows for part in parts], schema)
     order = stable_order(lookups)
     lookups, rows = lookups[order], rows[order]
     counts = np.bincount(lookups, minlength=len(limits))
-    # a lookup with one row needs neither order nor identity, and most have one
+    # most lookups have one row, which needs no sorting and no folding
     shared = np.flatnonzero(counts[lookups] > 1)
     if len(shared) and not in_answer_order(rows, lookups):
         ordered = shared[answer_order(rows[shared], schema, folded, [lookups[shared]])]
@@ -363,8 +369,10 @@ def first_rows(
 
 @dataclass(eq=False)
 class MatchAccumulator:
-    """The rows found for a batch so far, as far as they can be in an answer: of each lookup its page, and one row more.
-    Memory: twice the answers, with repeats that pages have room for, or `_HELD_ROWS` if that is more. Thread-safe.
+    """The rows found for a batch so far. It drops rows that can't be in an answer.
+
+    It keeps a page and one more row for each lookup. Memory: twice the answers, or `_HELD_ROWS` rows if that is more.
+    Any thread.
     """
 
     batch: LookupBatch
@@ -372,11 +380,11 @@ class MatchAccumulator:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts: list[Matches] = field(default_factory=list)
     _count: int = 0
-    folded: int = 0  # as `first_answers` tells it
+    folded: int = 0  # number of folded rows, as in `first_answers`
     _most: int = field(default_factory=lambda: _HELD_ROWS)
 
     def add(self, found: Matches) -> None:
-        """Take in rows."""
+        """Add rows."""
         if not len(found.rows):
             return
         with self._lock:
@@ -384,22 +392,22 @@ class MatchAccumulator:
             self._count += len(found.rows)
             self.folded += found.folded
             if self._count > self._most:
-                # sorting takes longest: where nobody has too many, it is left to the end
+                # sorting takes longest, so it waits for the end unless a lookup has too many rows
                 if self._has_more(np.concatenate([part.lookups for part in self._parts])):
                     self._cut()
                 self._most = max(_HELD_ROWS, 2 * self._count)
 
     def first(self) -> Matches:
-        """Return the first rows of each lookup, by lookup and in answer order."""
+        """Return the first rows of each lookup, by lookup, in answer order."""
         with self._lock:
             return self._cut()
 
     def found(self) -> Matches:
-        """Return what is held, in no order, at most one row more than `max_count` of each lookup."""
+        """Return the rows in any order, at most `max_count` + 1 of each lookup."""
         with self._lock:
             if not self._parts:
                 return Matches(np.zeros(0, np.int64), self.schema.no_rows)
-            # newest files first: mostly that is answer order
+            # newest files first, which is mostly answer order
             self._parts.sort(key=lambda part: -int(part.rows["second"].max()))
             lookups = np.concatenate([part.lookups for part in self._parts])
             if self._has_more(lookups):
@@ -407,16 +415,16 @@ class MatchAccumulator:
             return Matches(lookups, concatenate([part.rows for part in self._parts], self.schema), self.folded)
 
     def _has_more(self, lookups: npt.NDArray[np.int64]) -> bool:
-        """Return whether a lookup has more rows than its page and one more, given the lookup of each row (n)."""
+        """Return whether a lookup has more than `max_count` + 1 rows, given the lookup of each row (n)."""
         return bool((np.bincount(lookups, minlength=len(self.batch)) > self.batch.max_count + 1).any())
 
     def fold(self, count: int) -> None:
-        """Count entries that were folded."""
+        """Count folded entries."""
         self.folded += count
 
     def _cut(self) -> Matches:
         left, _ = first_rows(self.batch.max_count + 1, self._parts, self.schema, self.fold)
-        # `found` asks each part for its newest row
+        # `found` needs parts with a row
         self._parts, self._count = [left] if len(left.rows) else [], len(left.rows)
         return left
 
@@ -429,9 +437,10 @@ def matching(
     schema: Schema,
     among: npt.NDArray[np.int64] | None = None,
 ) -> Matches:
-    """Return the rows of `items` (as stored, or columns of that names) that answer lookups (only `among`), unordered.
-    At most one more than `max_count` of each lookup: the first ones. `seconds_of` returns the epoch seconds of items;
-    `topic_pairs` as `LookupBatch.select`.
+    """Return the rows of `items` that answer lookups, in any order: at least the first `max_count` + 1 of each lookup.
+
+    `items` are stored items or their columns by name. `seconds_of` returns the epoch seconds of items. `topic_pairs`:
+    see `LookupBatch.select`. `among`: only these lookups.
     """
     gathered = MatchAccumulator(batch, schema)
 
@@ -446,7 +455,7 @@ def matching(
         for places, lookups in found.pairs():
             look(pick(places), lookups)
         return gathered.found()
-    # a hot key of many lookups: newest items first, and no more of them for a lookup that has its page
+    # a hot key with many lookups: newest items first, until each lookup has its page
     matched = found.items
     seconds = seconds_of(pick(matched))
     order = np.argsort(-seconds, kind="stable")

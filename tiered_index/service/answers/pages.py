@@ -1,4 +1,4 @@
-"""Sums of the pages of one answer, for `query --all` and for streams of the service. One thread."""
+"""Totals of the pages of one answer, for `query --all` and for streams of the HTTP service. One thread."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class PageTotals:
         return replace(page, seen=self._seen)
 
     def status_of(self, last: Answer) -> str:
-        """Return the status of all pages together, `last` being the last one."""
+        """Return the status of all pages together. `last` is the last page."""
         return "partial" if self.is_partial else last.status
 
     def document(self, last: Answer, costs: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-        """Return what the last line of NDJSON says of all pages; `costs` stand beside the sums."""
+        """Return the last line of an NDJSON stream, about all pages. `costs` are added to its `explain`."""
         return {
             "status": self.status_of(last),
             "count": self.count,

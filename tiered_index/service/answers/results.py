@@ -1,4 +1,4 @@
-"""The answers of a batch of lookups, each made when it is looked at."""
+"""The answers of a batch of lookups. Each is made on first use."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 
 
 class AnswerForm:
-    """The form of answers: items of `item_type`, or the columns of a table. With `sources` (names by number) the rows'
-    last column is the number of their index. Immutable.
+    """Makes items of `item_type`, documents and tables from rows. Immutable.
+
+    With `sources` (names by number), the last column of rows is the number of their index.
     """
 
     def __init__(self, schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None) -> None:
         self.item_type = item_type
         self._extra = [c.name for c in schema.extra]
         self._sources = sources
-        # these two only store their fields: done without their constructor, an answer takes a third of the time
+        # these classes only store their fields; without their constructor an answer takes a third of the time
         self.only_stores = item_type is KeyedIndexItem or item_type is IndexItem
         if sources is not None:
             self._numbers, self._extra[-1] = self._extra[-1], "source"
@@ -78,7 +79,7 @@ class AnswerForm:
         return tuple(made)
 
     def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
-        """Return the documents of rows (n), each of its topic (n), whose items only store their fields."""
+        """Return the documents of rows (n) with topics (n). Only if `only_stores`."""
         fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
         made: list[dict[str, Any]] = [
             {
@@ -104,7 +105,7 @@ class AnswerForm:
         return made
 
     def table(self, topic: str, rows: Array) -> pa.Table:
-        """Return the rows as `items_table` does their items."""
+        """Return the table that `items_table` returns for the items of rows."""
         # loaded when used, as in `table_of`
         import pyarrow as pa
 
@@ -127,10 +128,10 @@ class AnswerForm:
 class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups. Each `QueryResult` is made on first use.
 
-    - `explain`, which `told` returns, covers the whole batch, also in each result. A lookup with a cursor is answered
+    - `explain` covers the whole batch, also in each result. `told` returns it. A lookup with a cursor is answered
       alone and has its own.
     - `failed` names the files that could not be read, with `allow_partial`.
-    - `freshness` is as in `QueryResult`. `unknown` has the topics that no file has.
+    - `freshness`: see `QueryResult`. `unknown` has the topics that no file has.
     - `provenance` is `Logs.provenance`; None: nothing is lost and nothing has expired.
     - `lacking` has the numbers of the lookups that a failed file may have answered, by the file's source and name. A
       damaged file concerns the lookups that need its damaged parts; a missing one, all lookups of its time range.
@@ -157,12 +158,12 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     @cached_property
     def explain(self) -> Explain:
-        """What the batch took, made when it is looked at first."""
+        """The cost of the batch."""
         return self.told()
 
     @cached_property
     def _numbers(self) -> list[tuple[int, int, int, int, bool]]:
-        """Of each answer: where its rows begin and end, its inclusive seconds, and whether there are more."""
+        """For each answer: begin and end of its rows, its inclusive seconds, and whether there are more rows."""
         starts, batch = self.starts.tolist(), self.batch
         bounds = (batch.second_min.tolist(), batch.second_max.tolist(), self.more.tolist())
         return list(zip(starts[:-1], starts[1:], *bounds, strict=True))
@@ -177,7 +178,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many answers each lookup has (i64, n)."""
+        """The number of entries of each answer (i64, n)."""
         counts = np.diff(self.starts)
         for number, page in self.pages.items():
             counts[number] = len(page)
@@ -185,7 +186,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     @property
     def is_plain(self) -> npt.NDArray[np.bool_]:
-        """Which answers (bool, n) are complete, from all files, and have nothing to say but their entries."""
+        """Which answers (bool, n) are complete and have nothing besides their entries: no loss, no unknown topic."""
         if self._failed or self.provenance is not None:
             return np.zeros(len(self), bool)
         plain = ~self.more
@@ -196,16 +197,18 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         return plain
 
     def to_arrow(self) -> pa.Table:
-        """Return all entries as one table, without making the answers: `lookup` (int32, the lookup's number, from 0),
-        then the columns of `QueryResult.to_arrow`, by lookup and in answer order.
+        """Return all entries as one Arrow table, by lookup and in answer order. It builds no item objects.
 
-        Raises `InvalidArgument` where entries of an older index have a column `lookup` themselves.
+        The first column is `lookup` (int32, the lookup's number, from 0), then come the columns of
+        `QueryResult.to_arrow`. Raises `InvalidArgument` if the entries of an older index have a column `lookup`.
         """
         # loaded when used, as in `table_of`
         import pyarrow as pa
 
         if (clash := self.schema.clashing(("lookup",))) is not None:
-            raise InvalidArgument(f"the index's entries have a column {clash!r}, as the table of answers has")
+            raise InvalidArgument(
+                f"the index's entries have a column {clash!r}, which the table of answers needs for itself"
+            )
         if self.pages:
             tables = [result.to_arrow() for result in self]
             counts = np.array([len(table) for table in tables], np.int64)
@@ -226,9 +229,9 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         return f"<QueryResults of {len(self):,} lookups: {int(self.counts.sum()):,} items>"
 
     def item_documents(self) -> list[list[dict[str, Any]]]:
-        """Return the entries of each answer, as by `to_dict`, without making the answers."""
+        """Return the entries of each answer in the form of `to_dict`, without making the answers."""
         if not self.form.only_stores:
-            # a class of its own may make its fields, or its document, as it likes
+            # a class of the caller may define its fields and `to_dict` in any way
             return [[item.to_dict() for item in one.items] for one in self]
         named = map(self.batch.topics.__getitem__, self.batch.topic_index.tolist())
         topics = list(chain.from_iterable(map(repeat, named, np.diff(self.starts).tolist())))

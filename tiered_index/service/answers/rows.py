@@ -1,8 +1,8 @@
-"""One lookup's arguments, the rows that answer it, and the cursors between its pages. Pure; safe under threads.
+"""One lookup's arguments, the rows that answer it, and the cursors between its pages. Pure; any thread.
 
-A row is an entry with `second` (epoch seconds), in one native-order structured array whatever file it came from.
-Selection, answer order, identity and paging are defined here, once. A cursor holds the order key of a page's last
-answer, a digest of the lookup, and a CRC32 against accidental changes; it is stateless.
+A row is an entry with `second` (epoch seconds). Rows of all files have the same native-order structured dtype.
+Selection, answer order, identity and paging are defined only here. A cursor is stateless: it has the order key of a
+page's last answer, a digest of the lookup, and a CRC32 against accidental changes.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Item = TypeVar("Item", bound=IndexItem)
 OrderKey = tuple[int, ...]
-"""(second, offset, queue_id, further identity columns): where a page ended."""
-# items that plain Python brings into rows sooner than NumPy does
+"""The end of a page: (second, offset, queue_id, further identity columns)."""
+# up to this number of items, plain Python is faster than NumPy
 _FEW = 16
-# rows that plain Python orders sooner
+# up to this number of rows, plain Python sorts faster
 _SHORT = 128
 _VERSION = 1
 MOST_ROWS = (1 << 60) - 1
-"""Answers of one lookup of the compiled core at most, so that one more is no overflow."""
+"""Most answers of one lookup of the compiled core, so that one more does not overflow."""
 
 
 class PreparedLookup(NamedTuple):
-    """A validated lookup: hashes, inclusive epoch seconds, and the order key that the page starts after.
+    """A validated lookup: hashes, inclusive epoch seconds, and the order key after which the page starts.
 
-    `key_hash` is what a search looks for, by hash rule ``abs`` until `under` says otherwise; `masked_hash` is the one
-    by ``mask``. Of the `queues`, entries before an epoch second each were erased.
+    - `key_hash`: the hash to search, by hash rule ``abs``, or by the rule given to `under`.
+    - `masked_hash`: the hash by rule ``mask``.
+    - `queues`: pairs of a queue and the epoch second before which its entries were erased.
     """
 
     topic: str
@@ -66,21 +67,21 @@ class PreparedLookup(NamedTuple):
 
     @property
     def page_end(self) -> OrderKey | None:
-        """`after`, where it is a place by second, offset and queue that the compiled core knows."""
+        """`after`, if the compiled core supports it: second, offset and queue only, in 64 bits. Otherwise None."""
         after = self.after
         if after is None or len(after) != 3 or not all(-(2**63) <= bound < 2**63 for bound in after):
             return None
         return after
 
     def under(self, rule: HashRule) -> tuple[PreparedLookup, ...]:
-        """Return the lookups, one or two, that find the key in a file of a hash rule."""
+        """Return one or two lookups that together find the key in a file of a hash rule."""
         if rule == "abs" or self.masked_hash == self.key_hash:
             return (self,)
         masked = self._replace(key_hash=self.masked_hash)
         return (masked,) if rule == "mask" else (self, masked)
 
     def without(self, expired: Expired) -> PreparedLookup:
-        """Return the lookup of what has neither expired nor was erased, by the hash that is looked for."""
+        """Return a lookup that leaves out expired and erased entries, by its present `key_hash`."""
         begin, erased = expired.begin_of(self.topic), expired.erased_of(self.topic)
         if erased is not None:
             begin = max(begin, erased.begin_of(self.key_hash, self.fingerprint))
@@ -93,7 +94,7 @@ def _units(text: str) -> int:
 
 
 def check_topic(topic: object) -> str:
-    """Return a valid topic or raise `InvalidArgument`."""
+    """Return `topic` if it is valid. Raises `InvalidArgument`."""
     if type(topic) is not str and not isinstance(topic, str):
         raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
     if not topic or topic.isspace():
@@ -106,7 +107,7 @@ def check_topic(topic: object) -> str:
 
 
 def check_key(key: object) -> str:
-    """Return a valid key or raise `InvalidArgument`."""
+    """Return `key` if it is valid. Raises `InvalidArgument`."""
     if type(key) is not str and not isinstance(key, str):
         raise InvalidArgument(f"a key must be text, not {type(key).__name__}")
     if not key:
@@ -119,7 +120,7 @@ def check_key(key: object) -> str:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return `value`, Python's or NumPy's, as an integer, or raise `InvalidArgument`."""
+    """Return `value`, an integer of Python or NumPy, as an int. Raises `InvalidArgument`."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -131,7 +132,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
-    """Return the inclusive range in epoch seconds, None being no bound, and the count; `which` begins an error."""
+    """Return the inclusive range in epoch seconds, and the count. None is no bound. `which` is put before messages."""
     if begin_ms is None and end_ms is None and type(max_count) is int and max_count > 0:
         return 0, MAX_TIMESTAMP_MS // 1000, max_count
     low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
@@ -151,15 +152,17 @@ def select_items(
     topic_ids: frozenset[int] | None,
     schema: Schema,
 ) -> Array:
-    """Return rows of items that answer `lookup`, unordered. `items` (n) are structured, with times that count from
-    `begin_s`; or columns by name, with epoch seconds in `second`. `topic_ids` None: all topics.
+    """Return the rows of items that answer `lookup`, in any order.
+
+    `items` (n) are structured, with times relative to `begin_s`, or columns by name with epoch seconds in `second`
+    (`begin_s` is None). `topic_ids` None: all topics.
     """
     if begin_s is not None and len(items) <= _FEW:
         return _select_few(items, begin_s, lookup, topic_ids, schema)
     hashes = items["key_hash"]
     equal = hashes == lookup.key_hash
     if lookup.key_hash == 0:
-        # as `normal_hashes` says
+        # the stored form of 0 by RocketMQ: see `normal_hashes`
         equal |= hashes == -(2**31)
     (places,) = equal.nonzero()
     if not len(places):
@@ -181,7 +184,7 @@ def select_items(
 def _select_few(
     items: Any, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Do as `select_items` for a few items; plain Python is then faster."""
+    """Return the result of `select_items` for a few items, for which plain Python is faster."""
     end = 6 + len(schema.extra)
     fingerprint = schema.fingerprint_place
     low, high, key_hash, wanted = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.fingerprint
@@ -202,8 +205,9 @@ def _select_few(
 
 
 def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | None:
-    """Return the first `max_count` + 1 rows, or all, that the compiled core has of a local file, by the hash that is
-    looked for; None: it has no such file, or leaves it to the caller.
+    """Search a local file with the compiled core, by `key_hash`. Return at least the first `max_count` + 1 rows.
+
+    Return None if the caller has to search the file.
     """
     core, (low, high), after = compiled_views(), (lookup.second_min, lookup.second_max), lookup.page_end
     if core is None or file is None or lookup.queues or (after is None and lookup.after is not None):
@@ -217,7 +221,7 @@ def search_one(file: Any, lookup: PreparedLookup, schema: Schema) -> Array | Non
 
 
 def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
-    """Return which values are among `topic_ids`; nearly always there is one, which needs no sort as `np.isin` does."""
+    """Return which values are in `topic_ids`. For one id, the common case, no sort is needed."""
     if len(topic_ids) == 1:
         (only,) = topic_ids
         return values == only  # type: ignore[no-any-return]
@@ -232,13 +236,13 @@ def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
         rows = rows[(rows["queue_id"] != queue_id) | (rows["second"] >= begin)]
     if lookup.after is None or not len(rows):
         return rows
-    # strictly after in (second desc, offset desc, queue_id asc, ...): by column while all before are equal
+    # rows strictly after (second desc, offset desc, queue_id asc, ...): each column counts if all before it are equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)
     names = ("second", "offset", "queue_id", *schema.identity_extra)
     if len(names) != len(lookup.after):
         raise SchemaMismatch(
-            f"a file tells entries apart by {names}, the index by {len(lookup.after)} columns: it is not of this index"
+            f"a file's identity columns are {names}, the index has {len(lookup.after)}: it is of another index"
         )
     for name, bound in zip(names, lookup.after, strict=True):
         values = rows[name]
@@ -252,28 +256,28 @@ def concatenate(parts: list[Array], schema: Schema) -> Array:
     filled = [part for part in parts if len(part)]
     if len(filled) == 1:
         return filled[0]
-    # as bytes, since NumPy joins records column by column
+    # as bytes, because NumPy joins records column by column
     return np.concatenate([part.view(np.void) for part in filled]).view(schema.row) if filled else schema.no_rows
 
 
 def check_schema(rows: Array, schema: Schema, file: str) -> None:
-    """Raise `SchemaMismatch` where the rows of a file have other columns than the index."""
+    """Raise `SchemaMismatch` if the rows of a file have other columns than the index."""
     if rows.dtype != schema.row:
         raise SchemaMismatch(
-            f"{file} stores the columns {rows.dtype.names}, the index {schema.row.names}: it is not of this index"
+            f"{file} has columns {rows.dtype.names}, but the index has {schema.row.names}: the file is of another index"
         )
 
 
 def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int], None] | None = None) -> Array:
-    """Return the first `limit` answers in order; of equal identities the newest one, then as `tie_keys` decide.
+    """Return the first `limit` answers in order. Of equal identities only the newest is an answer, then by `tie_keys`.
 
-    `folded` gets the number of `differing` ones that were dropped, if any were.
+    `folded` gets the number of dropped rows that differ from the answer (`differing`), if rows were dropped.
     """
     if len(rows) <= 1:
         return rows[:limit]
     seconds, offsets = rows["second"].tolist(), rows["offset"].tolist()
     if all(map(gt, offsets, offsets[1:])) and all(map(ge, seconds, seconds[1:])):
-        # as one file has those of a log: in order, and with offsets that fall no two of them have one identity
+        # the common case of a log: in order, and falling offsets exclude equal identities
         return rows[:limit]
     if len(rows) <= _SHORT:
         names = ("queue_id", *schema.identity_extra)
@@ -286,8 +290,9 @@ def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int
 def answer_order(
     rows: Array, schema: Schema, folded: Callable[[int], None] | None = None, owners: Sequence[Array] = ()
 ) -> npt.NDArray[np.int64]:
-    """Return the places of rows (n) in answer order, by each of `owners` (n) first; of rows with equal identities and
-    owners the first one alone. `folded` as that of `first_answers`.
+    """Return the places of rows (n) by `owners` (n each), then in answer order.
+
+    Of rows with equal owners and identity only the first is kept. `folded`: see `first_answers`.
     """
     columns = tie_keys(rows, schema)
     columns += [rows[name] for name in reversed(schema.identity_extra)]
@@ -307,11 +312,11 @@ def answer_order(
 
 
 def repeats(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return which rows (m) repeat the `columns` (n each) of an earlier one, and which is the first of these (m).
+    """Return the rows (m) that repeat the `columns` (n each) of an earlier row, and the first such row of each (m).
 
-    Columns are compared one by one: an interrupt while NumPy compares records is raised as their `TypeError`.
+    Columns are compared one by one, because NumPy turns an interrupt of a comparison of records into a `TypeError`.
     """
-    # a stable sort: of equal rows the first stays the first
+    # the sort is stable, so the first of equal rows stays the first
     order = np.lexsort(columns)
     equal = np.ones(len(order) - 1, bool)
     for values in columns:
@@ -323,9 +328,9 @@ def repeats(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArra
 
 
 def in_answer_order(rows: Array, owners: npt.NDArray[np.int64]) -> bool:
-    """Return whether rows (n), grouped by `owners` (n), are in order and of one identity each, as a log's mostly are.
+    """Return whether rows (n), grouped by `owners` (n), are in answer order with different identities.
 
-    Where offsets fall from row to row no two have one identity, and what orders rows of equal ones decides nothing.
+    It tests that offsets fall, which is common for a log. False does not exclude that they are in order.
     """
     offsets, seconds = rows["offset"], rows["second"]
     falls = (offsets[1:] < offsets[:-1]) & (seconds[1:] <= seconds[:-1])
@@ -333,8 +338,9 @@ def in_answer_order(rows: Array, owners: npt.NDArray[np.int64]) -> bool:
 
 
 def stable_order(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the stable order (i64, n) of numbers (n) from 0 to 2**31 - 1: each with its place behind it is a number of
-    its own, and numbers are sorted in a fraction of the time of their `argsort`.
+    """Return the stable order (i64, n) of numbers (n) from 0 to 2**31 - 1.
+
+    It sorts numbers with their places in the lower bits, which is much faster than `argsort`.
     """
     keys: npt.NDArray[np.int64] = numbers.astype(np.int64) << 32 | np.arange(len(numbers))
     keys.sort()
@@ -342,28 +348,28 @@ def stable_order(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def differing(rows: Array, kept: Array, schema: Schema) -> int:
-    """Return how many rows (n) differ from those of the same identity that stay (n) in more than the topic's id."""
+    """Return the number of rows (n) that differ from the kept rows (n) of the same identity, except in topic id."""
     differ = np.zeros(len(rows), bool)
     for name in {*(rows.dtype.names or ())} - {"topic_id", "queue_id", "offset", *schema.identity_extra}:
         one, other = rows[name], kept[name]
-        # NaN, which doesn't equal itself, is no other content than NaN
+        # NaN counts as equal to NaN
         differ |= (one != other) & ((one == one) | (other == other))
     return int(differ.sum())
 
 
 def tie_keys(rows: Array, schema: Schema) -> list[Array]:
-    """Return sort keys (last one first) among equal identities: greater size, then further columns, then topic id."""
+    """Return sort keys for equal identities, the most significant last: greatest size, further columns, topic id."""
     keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
     for c in reversed(schema.caller_columns):
         if not c.identity:
-            # ranks can be negated, whatever the column's type
+            # ranks can be negated for any type of column
             keys.append(-np.unique(rows[c.name], return_inverse=True)[1])
     keys.append(-rows["size"].astype(np.int64))
     return keys
 
 
 class AnswerRows(NamedTuple):
-    """The rows that answer one lookup of `topic`, as yet without their `form`: a `QueryResult`'s `LaterFields`."""
+    """The rows that answer one lookup of `topic`: the `LaterFields` of a `QueryResult`."""
 
     topic: str
     rows: Array
@@ -371,7 +377,7 @@ class AnswerRows(NamedTuple):
     explain: Callable[[], Explain]
 
     def field(self, name: str) -> Any:
-        """Return the `items` or `explain`."""
+        """Return the field `items` or `explain`."""
         return self.explain() if name == "explain" else self.form.items(self.topic, self.rows)
 
     def table(self) -> pa.Table:
@@ -379,7 +385,7 @@ class AnswerRows(NamedTuple):
         return self.form.table(self.topic, self.rows)
 
     def result(self, **known: Any) -> QueryResult[Any]:
-        """Return a result of the `known` fields; `items` and `explain` are made, once, when they are looked at."""
+        """Return a result with the `known` fields. Its `items` and `explain` are made on first access."""
         result: QueryResult[Any] = object.__new__(QueryResult)
         known["_later"] = self
         result.__dict__.update(known)
@@ -392,7 +398,7 @@ def order_key(row: Any, schema: Schema) -> OrderKey:
 
 
 def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Item]:
-    """Yield the items not in `seen` yet: an entry that was put with two times may be on two pages."""
+    """Yield the items whose identity is not in `seen`: an entry that was put with two times may be on two pages."""
     for item in items:
         columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]
         identity = (item.source, item.queue_id, item.offset, *(getattr(item, name) for name in columns))
@@ -402,7 +408,7 @@ def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Ite
 
 
 def query_digest(topic: str, key: str, second_min: int, second_max: int) -> str:
-    """Return 16 hexadecimal digits that tell one query from another; `max_count` may change between pages."""
+    """Return 16 hexadecimal digits that identify a query. `max_count` is not included: it may change between pages."""
     text = json.dumps([topic, key, second_min, second_max])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -414,7 +420,7 @@ def encode_cursor(after: OrderKey, digest: str) -> str:
 
 
 def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
-    """Return the order key (`columns` integers) of a cursor; `InvalidCursor` where it is altered or another's."""
+    """Return the order key (`columns` integers) of a cursor. Raises `InvalidCursor` for another query's."""
     if not isinstance(cursor, str):
         raise InvalidCursor(f"a cursor is text, not {type(cursor).__name__}")
     try:
@@ -427,9 +433,11 @@ def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise InvalidCursor(f"not a cursor: {cursor[:40]!r}") from error
     if version != _VERSION:
-        raise InvalidCursor(f"cursor {cursor[:40]!r} is of version {version}, this reader knows version {_VERSION}")
+        raise InvalidCursor(
+            f"cursor {cursor[:40]!r} has version {version}, but this program supports version {_VERSION}"
+        )
     if stored != digest:
-        raise InvalidCursor("this cursor belongs to another query: topic, key and range must be those it came with")
+        raise InvalidCursor("this cursor belongs to another query: give the same topic, key and range as in that query")
     if not canonical:
         raise InvalidCursor(f"cursor {cursor[:40]!r} was altered")
     if len(after) != columns or not all(type(value) is int and abs(value) < 2**64 for value in after):

@@ -1,10 +1,13 @@
-"""Checks of messages and batches before they change anything; and the topic ids of one writer: as given by the source,
-else assigned.
+"""Checks of messages and batches before they change anything, and the topic ids of one writer.
 
-Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size`
-0..2**31-1, `offset` 0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999). An assigned id is derived from
-the name (2**30 and 30 bits of CRC32), so it is the same in every root without being stored; ids given by a source are
-smaller in practice. One id never means two names. Threads: any.
+Limits:
+
+- topic: 1 to 1,024 UTF-16 code units, not only blanks; key: 1 to 32,767
+- `queue_id` and `size`: 0 to 2**31-1; `offset`: 0 to 2**63-1
+- `timestamp_ms`: 0 to 253,402,300,799,999 (the year 9999)
+
+A topic id comes from the source, or is assigned from the topic's name (2**30 and 30 bits of its CRC32), so it is the
+same in every root. One id never means two names. Threads: any.
 """
 
 from __future__ import annotations
@@ -36,16 +39,16 @@ _ASSIGNED = 1 << 30
 
 
 def assigned_topic_id(topic: str) -> int:
-    """Return the id that a topic gets when its source gives none: 2^30 plus 30 bits of the CRC32 of its name.
+    """Return the id of a topic whose source gives none: 2**30 plus 30 bits of the CRC32 of its name.
 
-    Roots need not agree on anything to assign the same id. Colliding names take neighbouring ids. Lookups narrow by the
-    names in each file's own topic table, never by an id across files.
+    Names that collide get neighbouring ids. Lookups use the names in each file's own topic table, never an id across
+    files.
     """
     return _ASSIGNED | (zlib.crc32(topic.encode("utf-8", "surrogatepass")) & (_ASSIGNED - 1))
 
 
 class TopicTable:
-    """Names by id and ids by name."""
+    """The topics of one writer: names by id, and ids by name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +58,7 @@ class TopicTable:
         """The id that `assign` gave to each topic."""
 
     def assign(self, topic: str) -> int:
-        """Return the assigned id of `topic`; two names with one CRC get neighbouring ids."""
+        """Return the assigned id of `topic`. Two names with one CRC get neighbouring ids."""
         known = self.assigned.get(topic)
         if known is not None:
             return known
@@ -72,7 +75,7 @@ class TopicTable:
 
     @synchronized
     def give(self, pairs: Iterable[tuple[int, str]]) -> None:
-        """Record ids given by a source; none, and `InvalidArgument`, where one means another name already."""
+        """Record all (id, topic) pairs of a source, or none and raise `InvalidArgument` if an id has another name."""
         fresh: dict[int, str] = {}
         for topic_id, topic in pairs:
             other = self._names.get(topic_id, fresh.get(topic_id, topic))
@@ -83,20 +86,20 @@ class TopicTable:
             self._add(topic_id, topic)
 
     def ids(self, topic: str) -> frozenset[int]:
-        """Return every id that means `topic`."""
+        """Return all ids of `topic`."""
         return self._ids.get(topic, frozenset())
 
     @property
     def names(self) -> Collection[str]:
-        """Every topic that has an id."""
+        """All topics that have an id."""
         return self._ids.keys()
 
     def name(self, topic_id: int) -> str:
-        """Return the name that `topic_id` means; it must have been recorded."""
+        """Return the topic of `topic_id`. Raises `KeyError` if it is unknown."""
         return self._names[topic_id]
 
     def _add(self, topic_id: int, topic: str) -> None:
-        # an interrupt may leave the second undone: the next call with this topic does both
+        # an interrupt may prevent the second: the next call with this topic repeats both
         self._names[topic_id] = topic
         self._ids[topic] = self._ids.get(topic, frozenset()) | {topic_id}
 
@@ -110,13 +113,13 @@ schema's extra ones.
 def hash_columns(
     topics: Sequence[str], topic_index: npt.NDArray[Any], keys: CodeUnits, schema: Schema, rule: HashRule
 ) -> Columns:
-    """Return `key_hash` and, for a keyed schema, `fingerprint` of n rows; arguments as `hash_batch`."""
+    """Return `key_hash` and, for a keyed schema, `fingerprint` of n rows. Arguments: see `hash_batch`."""
     hashes, fingerprints = hash_batch(topics, topic_index, keys, fingerprints=schema.keyed, rule=rule)
     return {"key_hash": hashes, "fingerprint": fingerprints} if schema.keyed else {"key_hash": hashes}
 
 
 def hash_few(topics: Sequence[str], keys: Sequence[str], schema: Schema, rule: HashRule) -> Columns:
-    """Do as `hash_columns` for n keys and their n topics, one by one."""
+    """Return the result of `hash_columns` for n keys and their n topics, one by one."""
     numbers = np.array(list(map(lookup_numbers, topics, keys)), np.int64).reshape(-1, 3)
     columns = {"key_hash": numbers[:, 1 if rule == "mask" else 0].astype(np.int32)}
     return columns | {"fingerprint": numbers[:, 2].astype(np.uint32)} if schema.keyed else columns
@@ -136,7 +139,7 @@ _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
 
 def check_keys(keys: str | Iterable[str]) -> list[str]:
-    """Return the keys of one message, each once, in order."""
+    """Return the distinct keys of one message, in order. Raises `InvalidArgument`."""
     if isinstance(keys, str):
         return [check_key(keys)]
     try:
@@ -146,7 +149,7 @@ def check_keys(keys: str | Iterable[str]) -> list[str]:
 
 
 def check_number(name: str, value: Any) -> int:
-    """Return `value` as an integer within the limits of `name`, or raise `InvalidArgument`."""
+    """Return `value` as an integer within the limits of `name`. Raises `InvalidArgument`."""
     number = check_integer(name, value)
     if not 0 <= number <= _LIMITS[name]:
         raise InvalidArgument(f"{name} {number} is outside 0..{_LIMITS[name]}")
@@ -154,7 +157,7 @@ def check_number(name: str, value: Any) -> int:
 
 
 def check_position(source: object, position: object) -> tuple[str | None, int | None]:
-    """Return a valid (source, position) pair: both or neither."""
+    """Return a valid (source, position) pair: both or neither. Raises `InvalidArgument`."""
     if source is None and position is None:
         return None, None
     if not isinstance(source, str) or not source:
@@ -172,7 +175,7 @@ def message_row(
     schema: Schema,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, int, int, int, int, tuple[Any, ...]]:
-    """Return (topic, queue_id, offset, size, second, caller columns) of one message, checked."""
+    """Return the checked (topic, queue_id, offset, size, second, caller columns) of one message."""
     names = [c.name for c in schema.caller_columns]
     extra = {**defaults, **extra}
     if unknown := [name for name in extra if name not in names]:
@@ -213,7 +216,7 @@ def _extra_value(column: Column, value: Any) -> Any:
 
 
 def column_defaults(item_type: type[IndexItem] | None) -> dict[str, Any]:
-    """Return the defaults that an entry's class declares for its columns. Raises `ConfigError` for a wrong one."""
+    """Return the defaults that a class of entries declares for its columns. Raises `ConfigError` for a wrong one."""
     if item_type is None:
         return {}
     schema = Schema.of(item_type)
@@ -232,12 +235,12 @@ def batch_columns(
     rule: HashRule = "abs",
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Columns, list[tuple[int, str]]]:
-    """Return a batch (as `put_batch` takes it) as hashed columns, and its (id, name) pairs.
+    """Return a batch of `put_batch` as checked and hashed columns, and its (id, name) pairs.
 
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
-    Arrow timestamp), optionally `topic_id`, and every caller column of the schema without a default. Instead of `key`
-    there may be `key_hash` and, for a keyed schema, `fingerprint`, which are taken as they are. Raises
-    `InvalidArgument` naming the column and the first bad row.
+    Arrow timestamp), optionally `topic_id`, and every caller column of the schema without a default. In place of `key`
+    there may be `key_hash` and, for a keyed schema, `fingerprint`. Raises `InvalidArgument` naming the column and the
+    first bad row.
     """
     given = _as_mapping(batch)
     hashed = "key" not in given and "key_hash" in given
@@ -293,7 +296,7 @@ def _key_units(keys: Any) -> CodeUnits:
     return units
 
 
-# What pandas calls an index that has no name, where it exports a frame.
+# The name of an unnamed index in a frame that pandas exports.
 _PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__")
 
 
@@ -316,7 +319,7 @@ def _as_mapping(batch: Any) -> dict[str, Any]:
 
 
 def _known_text(kind: pa.DataType) -> pa.DataType:
-    """Return the type itself or, for views of text, as Polars has them, the one that everybody knows."""
+    """Return the type, or the plain type for a string or binary view, which Polars uses."""
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _known_text(kind.value_type), kind.ordered)
     if pa.types.is_binary_view(kind):
@@ -352,8 +355,9 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
 
 
 def _text(name: str, values: Any) -> Any:
-    """Return a column of text as an Arrow array, or as it is where a text has half a character (a lone surrogate),
-    which Arrow can't hold.
+    """Return a column of text as an Arrow array.
+
+    If a text has a lone surrogate, which Arrow can't store, return a list.
     """
     try:
         array = _arrow(name, values, "text")
@@ -373,7 +377,7 @@ def _text(name: str, values: Any) -> Any:
 
 
 def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
-    """Return the place of each row's topic, and the topics."""
+    """Return the number of each row's topic, and the distinct topics."""
     text = _text("topic", values)
     if isinstance(text, list):
         given = list(dict.fromkeys(text))
@@ -382,7 +386,7 @@ def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
     else:
         encoded = text.dictionary_encode()
         index, given = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
-    # a dictionary may have a name twice, and names that no row has
+    # an Arrow dictionary may have a name twice, and names that no row has
     used = np.bincount(index, minlength=len(given)) > 0
     places = {topic: place for place, topic in enumerate(dict.fromkeys(itertools.compress(given, used)))}
     if len(places) < len(given):
@@ -399,7 +403,7 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
-    # always a copy: the entries outlive the call, and an Arrow array may lie on memory that its maker continues using
+    # always a copy, because an Arrow array may be on memory that the caller uses again after this call
     signed = numbers.astype(np.int64)
     if len(signed) and signed.min() >= 0 and signed.max() <= limit:
         return signed
@@ -410,8 +414,9 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
 
 
 def _times(values: Any) -> Any:
-    """Return the times of a batch as epoch milliseconds where they are timestamps (Arrow's, NumPy's, Python's), in UTC
-    where they have no zone; else as they are.
+    """Return the times of a batch: timestamps of Arrow, NumPy or Python as epoch milliseconds, integers unchanged.
+
+    A timestamp without a zone is UTC.
     """
     is_coarse = isinstance(values, np.ndarray) and values.dtype.kind == "M"
     if is_coarse and np.datetime_data(values.dtype)[0] not in ("s", "ms", "us", "ns"):
@@ -421,7 +426,7 @@ def _times(values: Any) -> Any:
 
 
 def milliseconds(times: Any) -> Any:
-    """Return an Arrow timestamp column as floored integers of epoch milliseconds; `InvalidArgument` on overflow."""
+    """Return an Arrow timestamp column as integers of epoch milliseconds, floored. Raises `InvalidArgument`."""
     unit, counts = times.type.unit, times.cast(pa.int64())
     if unit == "s":
         try:
@@ -462,9 +467,9 @@ def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
 
 
 def _bytes_column(name: str, values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a column of bytes at their width, filled with NUL bytes; those that the caller gave stay."""
+    """Return a column of bytes, filled with NUL bytes to its width. NUL bytes of the caller are kept."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "SV":
-        # Arrow ends such values at their first NUL byte
+        # Arrow would cut such values at their first NUL byte
         values = values.tolist()
     wanted = f"bytes, at most {dtype.itemsize}"
     array = _arrow(name, values, wanted)

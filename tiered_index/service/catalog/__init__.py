@@ -1,1 +1,1 @@
-"""The file handles that lookups see, in a skip list by time range. May import answers, threads."""
+"""The file handles that lookups see, in a skip list by time range. It may import answers and threads."""

@@ -1,8 +1,8 @@
-"""The catalog: which file handles lookups see, and when replaced ones are disposed of.
+"""The catalog: the file handles that lookups see, and the disposal of replaced handles.
 
-A change of state inserts the successor before it removes the predecessor, so a lookup meets at least one of them. What
-a removed handle needed is disposed of after every lookup that began before; a lookup announces itself by one dictionary
-entry. Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
+A change inserts the new handle before it removes the old one, so a lookup sees at least one of them. The resources of a
+removed handle are disposed of after the end of every lookup that began before the removal. A lookup announces itself by
+a dictionary entry. Threads: any thread may call `reading` and `overlapping`, without a lock. Changes take a lock.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
 
 V = TypeVar("V")
-# seconds
+# seconds of a range of all times
 _EVER = 1 << 62
 
 
 def unmap(mapping: mmap.mmap) -> None:
-    """Close a mapping; one that an array still is over ends with its last array."""
+    """Close a memory map. A map that arrays still use is closed with its last array."""
     with contextlib.suppress(BufferError):
         mapping.close()
 
 
 class Handle(Protocol):
-    """A file as lookups see it. Seconds are inclusive; `second_max` may grow while the file is unsealed. `is_local`: a
-    search needs no request; `asks_storage`: it may make some, where the local copy is damaged.
+    """A file for lookups. Seconds are inclusive; `second_max` may grow while the file is unsealed.
+
+    `is_local`: a search needs no request. `asks_storage`: a search may still need requests, because the local copy may
+    be damaged.
     """
 
     @property
@@ -58,34 +60,34 @@ class Handle(Protocol):
     def source(self) -> str | None: ...
     @property
     def known_topics(self) -> Collection[str] | None:
-        """The names of the file's topics, or of some of them; None where a request would be needed."""
+        """The names of the file's topics, or of some of them; None if that needs a request."""
 
     @property
     def hash(self) -> HashRule:
-        """How its entries' keys are hashed: lookups are asked `under` it."""
+        """The hash rule of its keys, for `PreparedLookup.under`."""
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """Return why a search would find nothing (``filter``, ``topic``), as far as known for no request, or None."""
+        """Return why a search would find nothing (``filter``, ``topic``); None: it may find some. No request."""
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Do as `excludes` for all lookups of a batch."""
+        """Return why a search would find nothing for all lookups of a batch, as `excludes` does."""
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, the first `max_count` + 1 at least, unordered; raises typed errors."""
+        """Return rows that answer `lookup`, at least the first `max_count` + 1, in any order. Raises typed errors."""
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup of a batch, unordered; errors as `search`."""
+        """Return the rows that answer each lookup of a batch, in any order. Raises the errors of `search`."""
 
     def topic_stats(self) -> NamedStats:
-        """Return what the file holds of each topic; errors as `search`."""
+        """Return the stats of each topic of the file. Raises the errors of `search`."""
 
     def let_go(self) -> None:
-        """Close what is mapped: nobody searches it any more. Idempotent."""
+        """Close memory maps. Call it when no lookup uses the handle. Idempotent."""
 
 
 @dataclass(slots=True)
 class FileLabel:
-    """The description of a file in answers, which outlive the file's mapping."""
+    """The description of a file in answers, which is valid after the file is closed."""
 
     file_id: str
     place: str
@@ -95,12 +97,12 @@ class FileLabel:
 
 
 def label_of(handle: Handle) -> FileLabel:
-    """Return the label of a file as it is now."""
+    """Return the present label of a file."""
     return FileLabel(handle.file_id, handle.place, handle.source, handle.second_min, handle.second_max)
 
 
 class LocalHandle:
-    """Base of handles whose search makes no request."""
+    """Base class of handles whose search needs no request."""
 
     is_local = True
     asks_storage = False
@@ -109,23 +111,23 @@ class LocalHandle:
 
     @property
     def known_topics(self) -> Collection[str] | None:
-        """As `Handle.known_topics`."""
+        """Return None: not known."""
         return None
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """Return None: search it."""
+        """Return None: the file has to be searched."""
         return None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Return None: search it."""
+        """Return None: the file has to be searched."""
         return None
 
     def let_go(self) -> None:
-        """Do nothing: nothing is mapped."""
+        """Do nothing, because there is no memory map."""
 
 
 class RootOnly(list[Handle]):
-    """The files that may hold answers as far as a root knows, whose storage did not answer; `freshness` says so."""
+    """The files of a root whose storage is unavailable. `freshness` says so."""
 
     def __init__(self, found: Iterable[Handle], freshness: Freshness) -> None:
         super().__init__(found)
@@ -133,7 +135,7 @@ class RootOnly(list[Handle]):
 
 
 class Reading:
-    """One lookup's announcement (see `Catalog.reading`)."""
+    """The announcement of one lookup (see `Catalog.reading`)."""
 
     __slots__ = ("_catalog",)
 
@@ -141,7 +143,7 @@ class Reading:
         self._catalog = catalog
 
     def __enter__(self) -> None:
-        # one atomic operation each; the generation is read first, so a removal in between waits longer
+        # two atomic operations; the generation is read first, so a removal in between only waits longer
         self._catalog._readers[self] = self._catalog._generation
 
     def __exit__(self, *exc: object) -> None:
@@ -162,8 +164,7 @@ class Catalog:
         self._generation = 0
         self._disposals: list[tuple[int, Callable[[], None]]] = []
         self._cleared: list[Handle] = []
-        # the result of `view`; None: the handles have changed since
-        # the result of `view`, and how many changes had come before it
+        # the number of changes before the call of `view`, and its result; None: the handles have changed since
         self._view: tuple[int, Any] | None = None
         self._changes = 0
 
@@ -171,27 +172,28 @@ class Catalog:
         return len(self._nodes)
 
     def reading(self) -> Reading:
-        """While it is entered, nothing that was in the catalog at entry is disposed of."""
+        """Return a context manager. Inside it, no handle that was in the catalog at entry is disposed of."""
         return Reading(self)
 
     def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
-        """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
+        """Return the handles whose interval overlaps the inclusive range, each file once, in its latest state."""
         generation = self._generation
         handles = self._overlapping(second_min, second_max)
         if generation != self._generation:
-            # a table may have come where this look had been, and a file it was made of gone before the look was there
+            # without the lock, the search may have missed a new table, and the removed file of which it was made
             with self._lock:
                 handles = self._overlapping(second_min, second_max)
         return handles
 
     def _overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         handles = [node.value for node in self._list.overlapping(second_min, second_max) if node.value is not None]
-        # of two nodes of one file the younger is behind its predecessor
+        # of two nodes of one file, the newer one is behind the older
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     def view(self, make: Callable[[list[Handle]], V]) -> V:
-        """Return `make(handles)`, which is called again only after the handles have changed. Any thread. It waits for
-        the lock only if a change comes during the call.
+        """Return `make(handles)`, cached until the handles change. Any thread.
+
+        It waits for the lock only if a change happens during the call.
         """
         view: V | None = self.present_view
         if view is not None:
@@ -205,7 +207,7 @@ class Catalog:
                     changes, view = self._changes, make(self._overlapping(-_EVER, _EVER))
         self._view = changes, view
         if changes != self._changes:
-            # nobody would use it: it need not keep its files
+            # nobody would use it, and it would keep its files open
             self._view = None
         return view
 
@@ -213,12 +215,12 @@ class Catalog:
     def present_view(self) -> Any:
         """The result of `view`, unless the handles have changed since."""
         kept = self._view
-        # a view may be kept just after a change made it old
+        # `view` may store an outdated view just after a change
         return kept[1] if kept is not None and kept[0] == self._changes else None
 
     @property
     def changes(self) -> int:
-        """How often a handle came or went: as long as it is the same, `all` returns the same handles."""
+        """The number of changes. While it is the same, `all` returns the same handles."""
         return self._changes
 
     def _changed(self) -> None:
@@ -227,17 +229,17 @@ class Catalog:
 
     @synchronized
     def all(self) -> list[Handle]:
-        """Return every handle, newest begin first."""
+        """Return all handles, newest begin first."""
         return [node.value for node in self._nodes.values() if node.value is not None]
 
     def get(self, file_id: str) -> Handle | None:
-        """Return the handle of a file, or None."""
+        """Return the handle of a file; None: there is none."""
         node = self._nodes.get(file_id)
         return node.value if node is not None else None
 
     @synchronized
     def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
-        """Add a handle, or replace the one of the same file; `dispose` runs when no lookup can still use that one."""
+        """Add a handle, or replace the handle of its file. `dispose` runs when no lookup can use the old handle."""
         old = self._nodes.get(handle.file_id)
         begin = handle.second_min if old is None else min(handle.second_min, old.begin)
         self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
@@ -248,7 +250,7 @@ class Catalog:
 
     @synchronized
     def extend(self, handle: Handle) -> None:
-        """Bring the interval of a handle that has grown up to date."""
+        """Update the interval of a handle that has grown."""
         old = self._nodes[handle.file_id]
         begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
         if (begin, end) != (old.begin, old.end):
@@ -257,7 +259,7 @@ class Catalog:
 
     @synchronized
     def remove(self, file_id: str, dispose: Callable[[], None] | None = None) -> None:
-        """Take a file out, if it is there; `dispose` as in `put`."""
+        """Remove a file, if it is there. `dispose`: see `put`."""
         node = self._nodes.pop(file_id, None)
         if node is None:
             return
@@ -267,7 +269,7 @@ class Catalog:
 
     @synchronized
     def clear(self, beside: Iterable[Handle] = ()) -> None:
-        """Close every handle, and those `beside` the catalog, once no lookup runs; nothing is disposed of."""
+        """Close all handles, and those in `beside`, when no lookup runs. Disposals are dropped."""
         self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
         self._nodes = {}
@@ -276,7 +278,7 @@ class Catalog:
         self._let_go()
 
     def reclaim(self) -> int:
-        """Run the disposals that wait for no lookup any more; return how many still wait."""
+        """Run the disposals that no lookup blocks. Return the number of those that still wait."""
         with self._lock:
             oldest = min(list(self._readers.values()), default=self._generation + 1)
             ready = [dispose for generation, dispose in self._disposals if generation < oldest]
@@ -287,14 +289,14 @@ class Catalog:
         return waiting
 
     def _let_go(self) -> None:
-        # who announces itself from here on finds nothing; the later of two that come at once finds less
+        # later lookups find an empty catalog; of two threads here, the second finds nothing to close
         if not self._readers:
             cleared, self._cleared = self._cleared, []
             for handle in cleared:
                 handle.let_go()
 
     def _retire(self, dispose: Callable[[], None] | None) -> None:
-        # queries that announce themselves from here on carry the next generation
+        # later lookups have the next generation
         if dispose is not None:
             self._disposals.append((self._generation, dispose))
         self._generation += 1

@@ -1,21 +1,20 @@
 """`TimeRangeSkipList`: handles keyed by time range, newest first, searched without a lock.
 
-A node holds an inclusive interval [begin, end] of epoch seconds and a value. Nodes are ordered by begin descending,
-then by age ascending. Each link of level i carries the greatest `end` of the nodes it passes over, its target included,
-so a search descends only into links that hold an overlapping node: O(log n + hits).
+A node has an inclusive interval [begin, end] of epoch seconds and a value. Nodes are ordered by begin descending, then
+by insertion. Each link has the greatest `end` of the nodes that it skips, and of its target. So a search follows the
+links that lead to an overlapping node: O(log n + hits).
 
 Invariants
-- A link is one immutable pair (node it leads to, greatest end it passes over), replaced as a whole: each reader
-  gets an end that belongs to that span. The end is never smaller than that of any node in the span: an insertion raises
-  it before it links the node, a removal lowers it after it has unlinked the node. So a reader may visit too much, never
-  too little.
-- A removed node keeps its own links: a reader that is on it walks on into the list.
-- To replace a node, insert the successor first, with a begin that is not greater: it then is behind its predecessor
-  in the order of reading, and a concurrent reader meets at least one of the two.
+- A link is an immutable pair (target, greatest end), replaced as a whole, so readers get a consistent pair. The end is
+  never too small: an insertion raises it before it links the node, and a removal lowers it after it has unlinked the
+  node. So a reader may visit too many nodes, but never too few.
+- A removed node keeps its links, so a reader on it continues in the list.
+- To replace a node, insert the new one first, with a begin that is not greater. It is then behind the old node, and a
+  concurrent reader sees at least one of the two.
 
-Threads: `insert` and `remove` under an internal lock; `overlapping`, `__len__` and `__iter__` take none and may run at
-any time beside them. Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990); Hanson and
-Johnson, "The interval skip list: a data structure for finding all intervals that overlap a point" (1991).
+Threads: `insert` and `remove` take a lock; `overlapping`, `__len__` and `__iter__` take none and may run at any time.
+Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990); Hanson and Johnson, "The interval
+skip list: a data structure for finding all intervals that overlap a point" (1991).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NONE = -(2**62)
 
 
 class Node(Generic[V]):
-    """One handle in the list; identity is the node itself."""
+    """One value in the list. Nodes are compared by identity."""
 
     __slots__ = ("begin", "end", "key", "links", "value")
 
@@ -46,7 +45,7 @@ class Node(Generic[V]):
 
 
 class TimeRangeSkipList(Generic[V]):
-    """See the module's text. `rng` decides the levels (inject a seeded one in tests)."""
+    """A skip list of time ranges (see the module). `rng` decides the levels; tests give a seeded one."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
@@ -54,7 +53,7 @@ class TimeRangeSkipList(Generic[V]):
         self._head: Node[V] = Node((_NONE, -1), 0, _NONE, None, _MAX_LEVEL)
         self._lock = threading.Lock()
         self._count = 0
-        # the highest level that ever had a node, raised before its links: who reads a smaller one takes more steps
+        # the highest level that ever had a node, raised before the node is linked; an old value costs more steps
         self._height = 1
 
     def __len__(self) -> int:
@@ -67,7 +66,7 @@ class TimeRangeSkipList(Generic[V]):
             node, _ = node.links[0]
 
     def insert(self, begin: int, end: int, value: V) -> Node[V]:
-        """Add `value` for the inclusive interval [begin, end]; return its node. `ValueError` where begin > end."""
+        """Add `value` with the inclusive interval [begin, end]. Return its node. Raises `ValueError` if begin > end."""
         if begin > end:
             raise ValueError(f"interval ends before it begins: [{begin}, {end}]")
         with self._lock:
@@ -81,7 +80,7 @@ class TimeRangeSkipList(Generic[V]):
                 following, reach = path[i].links[i]
                 path[i].links[i] = (following, max(reach, end))
             for i in range(level):
-                node.links[i] = path[i].links[i]  # its reach is too great for now, never too small
+                node.links[i] = path[i].links[i]  # its reach may be too great for now, but never too small
             for i in range(level):
                 path[i].links[i] = (node, path[i].links[i][1])
             for i in range(level):
@@ -91,7 +90,7 @@ class TimeRangeSkipList(Generic[V]):
             return node
 
     def remove(self, node: Node[V]) -> None:
-        """Take `node` out. Raises `KeyError` where it isn't in the list."""
+        """Remove `node`. Raises `KeyError` if it is not in the list."""
         with self._lock:
             path = self._path(node.key)
             if path[0].links[0][0] is not node:
@@ -108,12 +107,12 @@ class TimeRangeSkipList(Generic[V]):
         found: list[Node[V]] = []
         node = self._head
         for i in range(self._height - 1, -1, -1):
-            # nodes that begin after `end` come first in the order: skip them
+            # skip the nodes that begin after `end`, which are first
             while (following := node.links[i][0]) is not None and following.begin > end:
                 node = following
         height = self._height
         while True:
-            # the longest link from here that holds nothing of interest is followed at once
+            # follow the longest link that skips only nodes that end before `begin`
             links = node.links
             level = len(links) - 1
             if level >= height:
@@ -129,7 +128,7 @@ class TimeRangeSkipList(Generic[V]):
                 found.append(node)
 
     def _path(self, key: tuple[int, int]) -> list[Node[V]]:
-        """Return, for each level, the last node before `key`."""
+        """Return the last node before `key`, for each level."""
         path = [self._head] * _MAX_LEVEL
         node = self._head
         for i in reversed(range(_MAX_LEVEL)):
@@ -139,7 +138,7 @@ class TimeRangeSkipList(Generic[V]):
         return path
 
     def _measure(self, node: Node[V], level: int) -> None:
-        """Set the reach of one link from the level below."""
+        """Compute the reach of one link from the level below."""
         target, _ = node.links[level]
         if level == 0:
             node.links[0] = (target, target.end if target is not None else _NONE)
