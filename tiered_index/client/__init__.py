@@ -1,4 +1,4 @@
-"""A client of `tiered-index serve`, for programs in Python; sync and async."""
+"""Python clients of `tiered-index serve`: one for threads, one for asyncio."""
 
 from tiered_index.client.client import AsyncIndexClient, IndexClient
 

@@ -1,4 +1,4 @@
-"""The documents of a service as the library's types: answers, and problems as errors. Pure."""
+"""Converts a service's JSON and Arrow responses to the library's answers and errors. Pure."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 D = TypeVar("D")
-# where the last batch of an Arrow stream has the status
+# Key of the status in the metadata of an Arrow stream's last batch
 STATUS = b"tiered_index.status"
 
 
 def decoded(decode: Callable[[D], T], document: D) -> T:
-    """Return what `decode` makes of a document. Raises `StorageUnavailable` where it is none of a service."""
+    """Return `decode(document)`. Raises `StorageUnavailable` if the document has another form than a service's."""
     try:
         return decode(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -52,12 +52,12 @@ def decoded(decode: Callable[[D], T], document: D) -> T:
 
 @functools.cache
 def _item_type(more: tuple[str, ...]) -> type[IndexItem]:
-    """Return the class of items with these columns beside those of every entry."""
+    """Return the item class that has the columns `more` in addition to those of `IndexItem`."""
     if not more:
         return IndexItem
     if more == ("fingerprint",):
         return KeyedIndexItem
-    # nobody says which of them tell entries apart, and an entry too many is none that is lost
+    # The response does not say which columns are part of the identity. With all of them no entry is dropped.
     fields = [(name, Any, column(">i8", identity=True)) for name in more]
     return dataclasses.make_dataclass("ServedItem", fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
@@ -66,7 +66,7 @@ _EVERY = frozenset(one.name for one in dataclasses.fields(IndexItem))
 
 
 def item_of(document: dict[str, Any]) -> IndexItem:
-    """Return an entry."""
+    """Return the entry that a JSON document describes."""
     return _item_type(tuple(name for name in document if name not in _EVERY))(**document)
 
 
@@ -77,12 +77,12 @@ def _explain(document: dict[str, Any]) -> Explain:
 
 
 def reports_of(documents: Sequence[dict[str, Any]]) -> tuple[FileReport, ...]:
-    """Return reports of files."""
+    """Return the file reports that JSON documents describe."""
     return tuple(FileReport(**one) for one in documents)
 
 
 def seen_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that each answer has."""
+    """Return the fields that every kind of answer has, as keyword arguments."""
     return {
         "status": document["status"],
         "failed": reports_of(document.get("failed", ())),
@@ -109,21 +109,20 @@ def result_of(document: dict[str, Any]) -> QueryResult:
 
 
 def results_of(document: dict[str, Any]) -> list[QueryResult]:
-    """Return the answers of a batch; what is of all of them is in each."""
+    """Return the answers of a batch. Each has the explain and freshness of the whole batch."""
     common = {name: document[name] for name in ("explain", "freshness", "timestamp_resolution_ms")}
     return [result_of(common | one) for one in document["results"]]
 
 
 def table_of_stream(data: bytes) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the table of an Arrow stream, and the status that its last batch carries. Raises `ValueError` without."""
-    # loaded when used, as in `IndexClient`
+    """Return the table of an Arrow stream and its status. Raises `ValueError` if the stream ends without a status."""
     import pyarrow as pa
 
     try:
         with pa.ipc.open_stream(data) as stream:
             batches = list(stream.iter_batches_with_custom_metadata())
             table = pa.Table.from_batches([batch for batch, _ in batches], stream.schema)
-    except OSError as error:  # Arrow's of a stream that broke off
+    except OSError as error:  # the stream broke off
         raise ValueError(str(error)) from error
     metadata = batches[-1][1] if batches else None
     if metadata is None:
@@ -138,7 +137,7 @@ def topics_of(document: dict[str, Any]) -> TopicsResult:
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    """A message as the service showed it."""
+    """A message as the service returned it."""
 
     document: dict[str, Any]
 
@@ -170,7 +169,7 @@ def messages_of(document: dict[str, Any]) -> MessagesResult:
 
 
 class NotThere(InvalidArgument):
-    """A service has no such message, file or job."""
+    """The service has no such message, file or job."""
 
     exit_code = 1
 
@@ -193,7 +192,7 @@ _PLAIN = frozenset(
 
 
 def error_of(problem: Mapping[str, Any]) -> TieredIndexError:
-    """Return the error that a problem tells of, of the class that says what to do next."""
+    """Return the error for a problem document (RFC 9457). Its class says whether to repeat or correct the request."""
     name, status = problem.get("error"), problem.get("status", 500)
     message = str(problem.get("detail", f"the service answered with status {status}"))
     if name in _PLAIN:
@@ -209,6 +208,6 @@ def error_of(problem: Mapping[str, Any]) -> TieredIndexError:
         return ConfigError(message)
     if status == 404:
         return NotThere(message)
-    # a slow connection (408) may be faster the next time
+    # A repeat after a timeout (408) or throttling (429) may succeed
     is_wrong = 400 <= status < 500 and status not in (408, 429)
     return InvalidArgument(message) if is_wrong else StorageUnavailable(message)

@@ -3,8 +3,9 @@
     with IndexClient("http://broker-a:8080", token=TOKEN) as client:
         answer = client.query("orders", "order-4711")
 
-A request that can be repeated is, a few times, where the service did not answer or asked for patience. What is no whole
-answer raises `StorageUnavailable`. Threads: every method from any thread. `AsyncIndexClient` is the same for asyncio.
+If the service does not answer or is overloaded, the client repeats a request that is safe to repeat, up to three times.
+An incomplete response raises `StorageUnavailable`. Threads: every method from any thread. Use `AsyncIndexClient` with
+asyncio.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
-# half a surrogate pair is sent as it is, so that the service refuses it as it does in a batch
+# Half a surrogate pair is sent unchanged: the service refuses it, as in a batch
 _HALVES = "surrogatepass"
 _TRIES = 4
 _BACKOFF_S = 0.2
 _RETRIED = frozenset({429, 502, 503})
 _CONNECT_S = 10.0
-# what a service, or a proxy before it, may have a request wait until it is sent again
+# Longest wait that the client accepts from a Retry-After header
 _MOST_WAIT_S = 10.0
-# what a request may take beyond the time that its lookup has
+# Time for a request in addition to its lookup's `timeout_s`
 _MORE_S = 30.0
 _BLOCK_BYTES = 1 << 16
 _TOKEN = re.compile("[!-~]+")
@@ -62,14 +63,14 @@ _TOKEN = re.compile("[!-~]+")
 class IndexClient:
     """A client of one service.
 
-    `url` is its address, `token` the token, `ca_file` the CA of the service's certificate (PEM). Raises
-    `InvalidArgument` for an invalid URL or token.
+    `url` is its address, like ``http://host:8080``; `token` its token; `ca_file` the PEM file of the CA that signed its
+    certificate. `tries` is how often a request is sent at most. Raises `InvalidArgument` for an invalid URL or token.
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise InvalidArgument(f"the URL of a service is like http://host:8080, not {url!r:.80}")
+            raise InvalidArgument(f"not the URL of a service: {url!r:.80}; write http://host:8080")
         if token is not None and not _TOKEN.fullmatch(token):
             raise InvalidArgument("invalid token: a token is one word of printable ASCII")
         self.url = url.rstrip("/")
@@ -114,7 +115,7 @@ class IndexClient:
         allow_partial: bool = False,
         **limits: Any,
     ) -> Iterator[QueryResult]:
-        """Yield an answer page by page. An entry is on one page only. Arguments and errors: see `query`."""
+        """Yield all answers of a lookup page by page, no entry twice. Arguments and errors: see `query`."""
         seen: set[tuple[object, ...]] = set()
         cursor = None
         while True:
@@ -134,8 +135,8 @@ class IndexClient:
     ) -> Iterator[IndexItem]:
         """Yield all entries of a key as they arrive, newest first, by one request.
 
-        Raises as `query`; `StorageUnavailable` if the answer breaks off; `PartialAnswer` at the end of a partial one,
-        so it can't be mistaken for the whole.
+        Raises as `query`; `StorageUnavailable` if the answer breaks off; `PartialAnswer` after the last entry of a
+        partial answer.
         """
         asked = _one_key(topic, key, begin_ms, end_ms, 1000, None, allow_partial, False, limits) | {"all": "true"}
         response = self._ask("GET", "/v1/query", asked, accept=NDJSON, preload=False)
@@ -143,7 +144,7 @@ class IndexClient:
             status = None
             for line in _lines(response, self.url):
                 document = _parsed(line, self.url)
-                # every entry has one, and may have further columns of any name
+                # Only entries have a topic_id. Their further columns may have any name, even "status".
                 if "topic_id" in document:
                     yield decoded(item_of, document)
                 else:
@@ -227,7 +228,7 @@ class IndexClient:
         Raises `NotThere` if there is none.
         """
         asked = _given({"topic": topic, "body": body, **limits})
-        # an id of dots alone would be a step in the path
+        # An id of dots alone would change the path
         path = f"/v1/messages/{quote(msg_id, safe='', errors=_HALVES).replace('.', '%2E')}"
         return decoded(messages_of, self._json("GET", path, asked))
 
@@ -254,14 +255,12 @@ class IndexClient:
         return self._json("GET", "/v1/du", {"by": by})
 
     def verify(self, *, deep: bool = False) -> dict[str, Any]:
-        """Start a check of all checksums of the index. Return the job; pass its ``id`` to `verification`."""
+        """Start a verification of all checksums of the index. Return the job; pass its ``id`` to `verification`."""
         body = json.dumps({"deep": deep}).encode()
         return self._json("POST", "/v1/verify", {}, body, repeatable=False)
 
     def verification(self, job_id: str) -> dict[str, Any]:
-        """Return a job of `verify`: its ``state`` (running, done, failed), its progress, and at its end the
-        ``report``.
-        """
+        """Return a job of `verify`: its ``state`` (running, done, failed), progress and, at its end, ``report``."""
         return self._json("GET", f"/v1/verify/{quote(job_id, safe='')}", {})
 
     def put_batch(
@@ -273,11 +272,11 @@ class IndexClient:
         after: int | None = None,
         durable: bool = False,
     ) -> dict[str, Any]:
-        """Put entries: an Arrow table or a dict of columns, as `IndexService.put_batch`; or with ``keys``, lists of
-        text.
+        """Put the entries of an Arrow table or a dict of columns, as `IndexService.put_batch`.
 
-        With a source and its position a batch is taken once, however often you send it. With `after` the service
-        refuses a gap. Raises `BackPressure` (repeat it later), `InvalidArgument`.
+        A column ``keys`` of lists of text may replace ``key``. With `source` and `position` the service puts a batch
+        once, however often you send it. With `after` it refuses a gap. Raises `BackPressure` (repeat it later),
+        `InvalidArgument`.
         """
         import pyarrow as pa
 
@@ -337,7 +336,7 @@ class IndexClient:
         )
         query = f"?{urlencode(asked, errors=_HALVES)}" if asked else ""
         if self._pid != os.getpid():
-            # a forked child shares no connection with its parent
+            # A forked child must not use its parent's connections
             self._connect()
         try:
             response = self._pool.request(
@@ -359,7 +358,7 @@ class IndexClient:
 
 
 class _Retry(urllib3.Retry):
-    """Tries again, each time after a wait with a bound."""
+    """Repeats requests, and bounds the wait that the service asks for."""
 
     def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
         try:
@@ -370,7 +369,7 @@ class _Retry(urllib3.Retry):
 
 
 def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return a method of `IndexClient` as one that is awaited."""
+    """Return a coroutine function that runs a method of `IndexClient` in a thread."""
 
     @functools.wraps(method)
     async def call(self: AsyncIndexClient, /, *args: Any, **kwargs: Any) -> T:
@@ -385,7 +384,7 @@ class AsyncIndexClient:
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take what `IndexClient` takes."""
+        """Accept the arguments of `IndexClient`."""
         self.client = IndexClient(*args, **kwargs)
 
     query = _awaited(IndexClient.query)
@@ -414,7 +413,7 @@ class AsyncIndexClient:
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the parameters is not None; flags as JSON has them."""
+    """Return the parameters that are not None; flags as ``true`` and ``false``."""
     return {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in asked.items()
@@ -444,7 +443,7 @@ def _one_key(
 
 
 def _lines(response: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
-    """Yield the whole lines of a body. Raises `StorageUnavailable` where the connection breaks."""
+    """Yield the complete lines of a body. Raises `StorageUnavailable` if the connection breaks."""
     rest = b""
     try:
         for block in response.stream(_BLOCK_BYTES):
@@ -459,7 +458,7 @@ def _parsed(data: bytes, url: str) -> dict[str, Any]:
         document = json.loads(data)
         if isinstance(document, dict):
             return document
-    # a service ends a document that it can't send whole with a line that has the error
+    # If a service fails within a document, it ends the document with a line that holds the error
     with contextlib.suppress(ValueError, RecursionError):
         last = json.loads(data.rstrip().rpartition(b"\n")[2])
         if isinstance(last, dict) and isinstance(last.get("error"), dict):

@@ -1,4 +1,4 @@
-"""The storage contract, its backends and its wrappers: named objects of bytes.
+"""Storages of named objects: the contract, its backends and its wrappers.
 
 May import errors, documents, clock.
 """

@@ -1,8 +1,8 @@
-"""The storage contract: named objects of bytes; and the base class of wrappers.
+"""The storage contract (`Storage`: named objects of bytes) and the base class of wrappers.
 
 Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
-``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; every other operation may be
-retried freely. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable` (retry later),
+``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; you may repeat every other
+operation. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable` (retry later),
 `StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
 
 Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Amazon S3's.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 512
 # Regular expression of an object's name
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
-# Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends.
+# Greatest part number. All backends have Amazon S3's bound, so that code works with each of them.
 MAX_PARTS = 10_000
 PROBE_PREFIX = "probe/"
-"""Objects below it tell something about the storage, and nothing else. Any process may delete them."""
+"""Prefix of objects that probe the storage and belong to no index. Any process may delete them."""
 
 _NAME = re.compile(NAME)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
@@ -49,9 +49,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """The description of one object in a listing or by `head`; `modified_ms` is epoch milliseconds by the backend's
-    clock.
-    """
+    """An object's name, size and time of change; `modified_ms` is epoch milliseconds by the backend's clock."""
 
     name: str
     size_bytes: int
@@ -69,14 +67,14 @@ class PartInfo:
 
 @dataclass(frozen=True, slots=True)
 class UploadHandle:
-    """An unfinished multipart upload; serialisable (`to_json`), valid in any process that opens the same storage."""
+    """An unfinished multipart upload; valid in any process that opens the same storage (`to_json`, `from_json`)."""
 
     name: str
     upload_id: str
     started_ms: int
 
     def to_json(self) -> dict[str, str | int]:
-        """Return a JSON-ready dict that `from_json` takes."""
+        """Return a dict for JSON, which `from_json` accepts."""
         return asdict(self)
 
     @classmethod
@@ -87,7 +85,7 @@ class UploadHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """The options of a backend, which derives a class of its own; `uri_parameters` are those that a URI may have."""
+    """Base of each backend's options; `uri_parameters` names the options that a URI may set."""
 
     uri_parameters: ClassVar[tuple[str, ...]] = ()
 
@@ -101,7 +99,7 @@ class Storage(ABC):
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Storage:
-        """Return the storage that a URI names, for `open_storage`; send no request. Raises `ConfigError`.
+        """Return the storage that a URI names, without a request. `open_storage` calls it. Raises `ConfigError`.
 
         `options` is an instance of `options_type`, with the URI's parameters. `disk` and `parallel_reads` are those of
         `open_storage`.
@@ -116,38 +114,38 @@ class Storage(ABC):
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`.
 
-        Never a short answer: `InvalidArgument` for a range that reaches beyond the object's end or a negative number,
-        `StorageUnavailable` for a backend that answers with fewer or more bytes than asked. Raises `ObjectNotFound`.
-        `length` 0 returns ``b""`` without asking the backend.
+        Raises `InvalidArgument` for a range beyond the object's end or a negative number, `StorageUnavailable` if the
+        backend returns another number of bytes, and `ObjectNotFound`. `length` 0 returns ``b""`` without a request.
         """
 
     def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
-        """Return a range of an object of `size_bytes` as the local disk has it; the caller verifies it. None: ask
-        `get_range`, which also raises the errors.
+        """Return a range of an object of `size_bytes` from the local disk, or None; the caller verifies the bytes.
+
+        After None call `get_range`, which also raises the errors.
         """
         return None
 
     @abstractmethod
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        """Return the last `length` bytes (the whole object where it is shorter) and the object's size in bytes."""
+        """Return the last `length` bytes (of a shorter object: all) and the object's size in bytes."""
 
     @abstractmethod
     def put(self, name: str, data: Bytes) -> None:
-        """Store `data` under `name`, replacing what was there, atomically and durably."""
+        """Store `data` under `name` atomically and durably; replace an existing object."""
 
     @abstractmethod
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist; of racing callers exactly one succeeds. Raises `ObjectExists`.
+        """Store `data` if `name` does not exist; of racing callers exactly one succeeds. Raises `ObjectExists`.
 
-        A backend that retries inside must not report its own first success as `ObjectExists` without the caller being
-        able to tell: callers that need to know put an attempt id in `data` and read it back.
+        A backend that repeats requests may raise it although its own first request succeeded. A caller that must know
+        puts an attempt id in `data` and reads it back.
         """
 
     def settle(self, name: str) -> None:  # noqa: B027 - most backends show only what is durable
-        """Make an object durable that is there, whatever the call that put it has raised. Raises `ObjectNotFound`.
+        """Make an existing object durable. Raises `ObjectNotFound`.
 
-        A call that failed, or another process's, may have left an object that a power cut takes back. Call this before
-        you rely on such an object. A backend whose visible objects are durable has nothing to do.
+        A put that raised, or one of another process, may leave an object that a power cut removes. Call this before you
+        rely on such an object. If all visible objects of a backend are durable, it does nothing.
         """
 
     @abstractmethod
@@ -163,15 +161,15 @@ class Storage(ABC):
         """
 
     def foreign_keys(self) -> Iterator[str]:
-        """Yield the keys at this storage's place that `list` leaves out, since no object name represents them."""
+        """Yield the keys in this storage that are not valid object names; `list` leaves them out."""
         return iter(())
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove the object; removing what is not there is not an error."""
+        """Remove the object; a missing object is not an error."""
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects in as few requests as the backend allows; every failure is raised, none swallowed."""
+        """Remove many objects in as few requests as the backend allows. Raises if any of them was not removed."""
         for name in names:
             self.delete(name)
 
@@ -183,39 +181,37 @@ class Storage(ABC):
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store part `number` (1 to 10,000); repeating a number replaces that part.
 
-        Parts come in any order, from any thread or process. Raises `ObjectNotFound` where the upload was aborted or
-        completed.
+        You may send parts in any order, from any thread or process. Raises `ObjectNotFound` if the upload was aborted
+        or completed.
         """
 
     @abstractmethod
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object: the parts in order of number.
-
-        Parts not named are dropped, but don't rely on it: Ceph refuses the call.
+        """Publish the object: the parts in order of number. Name every part: Ceph refuses the call otherwise.
 
         Raises `InvalidArgument` for no parts, repeated numbers, a part that was not uploaded with that etag, or a part
-        other than the last below `min_part_bytes`; `ObjectNotFound` where the upload is gone.
+        other than the last below `min_part_bytes`; `ObjectNotFound` if the upload was aborted or completed.
         """
 
     @abstractmethod
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts; aborting what is gone is not an error."""
+        """Drop the upload and its parts; one that was aborted or completed is not an error."""
 
     @abstractmethod
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """Yield unfinished uploads under `prefix`; with `older_than_ms` (epoch ms) only those started before it."""
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort what `list_uploads` yields; return how many."""
+        """Abort the uploads that `list_uploads` yields; return how many there were."""
         handles = list(self.list_uploads(prefix, older_than_ms=older_than_ms))
         for handle in handles:
             self.abort_upload(handle)
         return len(handles)
 
     def now_ms(self) -> int:
-        """Return the time by the backend's clock, epoch milliseconds: no object that is written later is older.
+        """Return the backend's time in epoch milliseconds. No object that is written later has an earlier time.
 
-        This one writes a probe and deletes it. A backend whose answers have a time overrides it.
+        The default writes a probe and deletes it. A backend whose responses have a time overrides it.
         """
         name = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
         self.put(name, b"")
@@ -225,8 +221,9 @@ class Storage(ABC):
             self.delete(name)
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
-        """Take bytes that no object and no upload has out of the storage's files: of half-made work last written before
-        `older_than_ms` (epoch ms), and of what was deleted. Return the names of places that still have such bytes.
+        """Erase the bytes of deleted objects and of half-made work last written before `older_than_ms` (epoch ms).
+
+        Return the names of the places that still hold such bytes.
         """
         return ()
 
@@ -258,14 +255,14 @@ def check_prefix(*prefixes: str) -> None:
 
 
 def check_part(number: int) -> int:
-    """Return `number` if it may number a part, else raise `InvalidArgument`."""
+    """Return `number` if it is a valid part number, else raise `InvalidArgument`."""
     if not 1 <= number <= MAX_PARTS:
         raise InvalidArgument(f"a part's number is from 1 to {MAX_PARTS:,}, not {number}")
     return number
 
 
 def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> list[PartInfo]:
-    """Return `parts` in order of number; raise `InvalidArgument` for none, a repeated number, or one too small."""
+    """Return `parts` in order of number; raise `InvalidArgument` for no part, a repeated number or a part too small."""
     if not parts:
         raise InvalidArgument(f"an upload of {name!r} can't be completed with no parts")
     ordered = sorted(parts, key=lambda part: part.number)
@@ -282,13 +279,13 @@ def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> li
 
 
 def check_range(start: int, length: int) -> None:
-    """Raise `InvalidArgument` for a range that no object can have."""
+    """Raise `InvalidArgument` if `start` or `length` is negative."""
     if start < 0 or length < 0:
         raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
 
 
 def check_suffix(length: int) -> None:
-    """Raise `InvalidArgument` for a suffix that no object can have."""
+    """Raise `InvalidArgument` if `length` is negative."""
     if length < 0:
         raise InvalidArgument(f"a suffix's length is not negative: {length}")
 
@@ -317,12 +314,12 @@ class ObjectReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte; no request."""
+        """Set the position of the next read, without a request."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
         return self._at
 
     def readinto(self, buffer: object) -> int:
-        """Fill `buffer` by one request, as far as there are bytes; return how many that were. Errors as `get_range`."""
+        """Read into `buffer` by one request, up to the object's end; return the byte count. Errors: `get_range`."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         length = min(len(view), max(0, self._size_bytes - self._at))
         view[:length] = self._storage.get_range(self._name, self._at, length) if length else b""
@@ -331,17 +328,17 @@ class ObjectReader(io.RawIOBase):
 
 
 class SizedStorage(Storage):
-    """A storage that knows an object's size before it reads of it."""
+    """Base of storages that know an object's size when they read a part of it."""
 
     @abstractmethod
     def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
-        """Return the bytes of an object that `extent(size)` asks for, and its size, both of one state of it.
+        """Return the bytes in the range `extent(size)` of an object, and its size, both of the same version.
 
         Raises `InvalidArgument` for a wrong name, `ObjectNotFound`, and what `extent` raises.
         """
 
     def get(self, name: str) -> bytes:
-        """Return the whole object, out of one state of it."""
+        """Return the whole object, all bytes of the same version."""
         return self._read(name, lambda size: ByteRange(0, size))[0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
@@ -368,12 +365,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a storage: the operation (the method's name), the object or prefix, and its bytes.
+    """One call of a storage: the method's name, the object or prefix, and its bytes.
 
-    `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is
-    the most payload that the answer may hold: the sum of the ranges, 0 for a call that reads no object, None where it
-    is unknown (a whole object). `is_further` marks a call for the page after a full page of a listing: no request where
-    that page was the last.
+    `requests` is the number of requests on an object store; `sent_bytes` is the size of the payload sent. `asked_bytes`
+    is the greatest size of the answer: the range's length, 0 for a call that reads no object, None if unknown (a whole
+    object). `is_further` marks the call for a listing's next page. It needs no request if there is no such page.
     """
 
     operation: str
@@ -385,7 +381,7 @@ class Call:
 
 
 class WrapperStorage(Storage):
-    """Delegates every call to `inner`. Threads: as the inner storage's; a wrapper guards its own state."""
+    """Base of wrappers: passes every call to `inner`. Threads: as the inner storage; a wrapper guards its own state."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -396,11 +392,11 @@ class WrapperStorage(Storage):
         return f"{type(self).__name__}({self.inner!r})"
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        """Perform `call` by calling `act`; override it to act before, after or instead."""
+        """Perform `call` by calling `act`. Override it to add work before or after, or to replace the call."""
         return act()
 
     def _full(self, name: str) -> str:
-        """Return what the inner storage calls the object `name`."""
+        """Return the inner storage's name of the object `name`."""
         return name
 
     def _full_handle(self, handle: UploadHandle) -> UploadHandle:
@@ -426,25 +422,25 @@ class WrapperStorage(Storage):
         self._around(call, lambda: self.inner.put_if_absent(self._full(name), data))
 
     def settle(self, name: str) -> None:
-        """As the inner storage's; no call."""
+        """As `Storage.settle`; not passed through `_around`."""
         self.inner.settle(self._full(name))
 
     def head(self, name: str) -> ObjectInfo:
         return self._around(Call("head", name), lambda: self.inner.head(self._full(name)))
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """As the inner storage's; one call a page, made when the page is reached."""
+        """As `Storage.list`; one call of `_around` for each page, when the page is reached."""
         return self._pages(prefix, self.inner.list(prefix, start_after=start_after))
 
     def foreign_keys(self) -> Iterator[str]:
-        """As the inner storage's; no call."""
+        """As `Storage.foreign_keys`; not passed through `_around`."""
         return self.inner.foreign_keys()
 
     def delete(self, name: str) -> None:
         self._around(Call("delete", name), lambda: self.inner.delete(self._full(name)))
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """As the inner storage's; one call."""
+        """As `Storage.delete_many`; one call of `_around`."""
         doomed = tuple(names)
         call = Call("delete_many", doomed[0] if doomed else "", requests=-(-len(doomed) // PAGE))
         self._around(call, lambda: self.inner.delete_many([self._full(name) for name in doomed]))
@@ -465,13 +461,13 @@ class WrapperStorage(Storage):
         self._around(Call("abort_upload", handle.name), lambda: self.inner.abort_upload(self._full_handle(handle)))
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """As the inner storage's; one call."""
+        """As `Storage.list_uploads`; one call of `_around`."""
         return self._around(
             Call("list_uploads", prefix), lambda: self.inner.list_uploads(prefix, older_than_ms=older_than_ms)
         )
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """As the inner storage's, which may also clear half-made work; one call."""
+        """As the inner storage's method, which may also clear half-made work; one call of `_around`."""
         return self._around(
             Call("abort_uploads", prefix), lambda: self.inner.abort_uploads(prefix, older_than_ms=older_than_ms)
         )
@@ -480,7 +476,7 @@ class WrapperStorage(Storage):
         return self._around(Call("now_ms", ""), self.inner.now_ms)
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
-        """As the inner storage's; no request."""
+        """As `Storage.purge`; not passed through `_around`."""
         return self.inner.purge(older_than_ms)
 
     def close(self) -> None:

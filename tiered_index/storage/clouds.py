@@ -1,13 +1,12 @@
 """Objects in Google's and Azure's stores (`gs://bucket/prefix`, `az://container/prefix`), through obstore.
 
-Object `name` is the key `prefix/name`; keys that are no valid names are not listed. Put-if-absent is a put at
-generation 0 (Google) or with `If-None-Match: *` (Azure). Credentials come from obstore's own chains: `GOOGLE_*` and
-`AZURE_*` variables, Google's default credentials, the machine's identity. No proxy is used.
+Put-if-absent is a put at generation 0 (Google) or with `If-None-Match: *` (Azure). Credentials come from obstore's own
+chains: `GOOGLE_*` and `AZURE_*` variables, Google's default credentials, the machine's identity. No proxy is used.
+obstore has no multipart upload whose parts different processes send. A part is therefore an object below
 
-obstore has no calls for parts that other processes send. A part is therefore an object below `prefix/~uploads/`, which
-no name reaches, and completing an upload reads the parts and writes them as one object, atomically.
+`prefix/~uploads/`, where no valid name is. `complete_upload` reads the parts and writes them as one object, atomically.
 
-Threads: any number. In a process that was forked after obstore was loaded every call is refused.
+Threads: any number. A process that was forked after obstore was loaded can't use these storages: every call raises.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoogleOptions(StorageOptions):
-    """The address of Google's service; None: its own."""
+    """`endpoint_url` is the address of the service; None: Google's."""
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("endpoint_url",)
     endpoint_url: str | None = None
@@ -71,7 +70,7 @@ class GoogleOptions(StorageOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureOptions(StorageOptions):
-    """The storage account (None: `AZURE_STORAGE_ACCOUNT_NAME`), and where it answers; None: at its own address."""
+    """The storage account (None: `AZURE_STORAGE_ACCOUNT_NAME`) and its address (None: Azure's for the account)."""
 
     uri_parameters: ClassVar[tuple[str, ...]] = ("account", "endpoint_url")
     account: str | None = None
@@ -81,21 +80,21 @@ class AzureOptions(StorageOptions):
 class CloudStorage(BucketStorage):
     """A bucket or container."""
 
-    # those of an upload's number, and of the numbers of its parts
+    # The folder of uploads, an upload id (32), a part number (5) and the slashes
     _further_bytes = len(_UPLOADS) + 40
-    # requests that begin an upload in chunks
+    # Requests with which obstore begins an upload in chunks
     _starts: ClassVar[int]
 
     def __init__(
         self, bucket: str, prefix: str = "", options: Any = None, *, connections: int = FEWEST_CONNECTIONS
     ) -> None:
-        """Open the storage; no request is sent. Raises `ConfigError`, also where obstore is missing."""
+        """Open the storage without a request. Raises `ConfigError`, for example if obstore is not installed."""
         super().__init__(bucket, prefix, options or self.options_type(), connections=connections)
         module = obstore()
         if module is None:
             raise ConfigError(
-                f"{self.scheme}:// needs obstore (pip install 'tiered_index[object]'), loaded by no process that this "
-                "one was forked from"
+                f"{self.scheme}:// needs obstore (pip install 'tiered_index[object]'), and a process that was not "
+                "forked after obstore was loaded"
             )
         endpoint = self.options.endpoint_url
         host = urlsplit(endpoint).hostname if endpoint else None
@@ -107,14 +106,14 @@ class CloudStorage(BucketStorage):
         try:
             self._store = self._opened(module, {"client_options": client, "retry_config": NO_RETRIES})
         except (module.exceptions.BaseError, ValueError) as error:
-            # the text may repeat a variable's value, which may be a secret
+            # obstore's text may contain the value of a variable, which may be a secret
             raise StorageMisconfigured(
                 f"opening {self.uri}: obstore refuses the settings of the environment"
             ) from error
         self._loop = RetryLoop(self.uri, 5, 4, 0.1, errors=errors(), translate=_translate)
 
     def _hosts(self) -> Iterable[str]:
-        """Return the hosts that requests and their credentials may go to, beside the endpoint's."""
+        """Return the hosts that may receive requests and credentials, in addition to the endpoint."""
         raise NotImplementedError
 
     def _opened(self, module: Any, common: dict[str, Any]) -> Any:
@@ -133,7 +132,7 @@ class CloudStorage(BucketStorage):
         try:
             data, size = self._read(what, name, key, (start, start + length))
         except (InvalidArgument, StorageMisconfigured) as error:
-            # services answer in several ways where a range begins at the end
+            # Services have different errors for a range that begins at the object's end
             size = self.head(name).size_bytes
             if start + length <= size:
                 raise
@@ -158,7 +157,7 @@ class CloudStorage(BucketStorage):
             try:
                 return self._body(what, module.get(self._store, key, options=asked), min(length, size)), size
             except module.exceptions.PreconditionError as error:
-                raise PassingFault(f"{what} in {self.uri}: it was replaced between two requests") from error
+                raise PassingFault(f"{what} in {self.uri}: the object was replaced between two requests") from error
 
         return self._call(what, name, act)
 
@@ -166,8 +165,8 @@ class CloudStorage(BucketStorage):
         self._put(f"writing {name!r}", name, self._key(name), data, "overwrite")
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist. Raises `ObjectExists`, also where the repeat of a request whose
-        answer was lost finds that it had succeeded.
+        """Store `data` if `name` does not exist. Raises `ObjectExists`, also if the response to an own successful
+        request was lost and its repeat finds the object.
         """
         self._put(f"writing {name!r}", name, self._key(name), data, "create")
 
@@ -204,7 +203,7 @@ class CloudStorage(BucketStorage):
         return PartInfo(number, tag, memoryview(data).nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object: read the parts and write them as one. Parts that are not named are dropped."""
+        """Publish the object: read the parts and write them as one object. Drop parts that are not named."""
         ordered = check_parts(handle.name, parts, self.min_part_bytes)
         self._head(handle.name, self._part_key(handle, 0))
         for part in ordered:
@@ -215,7 +214,7 @@ class CloudStorage(BucketStorage):
             if (int(found["size"]), found["e_tag"]) != (part.size_bytes, part.etag):
                 raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that tag")
         doing, key = f"completing {handle.name!r}", self._key(handle.name)
-        # one request is counted for every call; obstore sends chunks, and an end, if there is more than fits one
+        # `_call` counts one request. If the object is longer than a chunk, obstore sends one a chunk and one to finish.
         size = sum(part.size_bytes for part in ordered)
         further = self._starts + -(-size // _CHUNK_BYTES) if size >= _CHUNK_BYTES else 0
 
@@ -226,7 +225,7 @@ class CloudStorage(BucketStorage):
             for part in ordered:
                 what = f"reading part {part.number} of {handle.name!r}"
                 writer.write(self._read(what, handle.name, self._part_key(handle, part.number), None)[0])
-            # publishes the object; without it nothing is visible
+            # publishes the object
             writer.close()
 
         self._call(doing, handle.name, write)
@@ -235,7 +234,7 @@ class CloudStorage(BucketStorage):
     def abort_upload(self, handle: UploadHandle) -> None:
         folder = f"{self._base}{_UPLOADS}{handle.upload_id}/"
         if _UPLOAD_ID.fullmatch(handle.upload_id):
-            # the mark of the start goes last: while there are parts, the upload is listed
+            # Delete part 0, the mark of the start, last: an upload with parts stays in listings
             for key, _ in reversed([*self._listed(f"aborting an upload of {handle.name!r}", folder, "")]):
                 self._delete(handle.name, key)
 
@@ -254,15 +253,17 @@ class CloudStorage(BucketStorage):
         return f"{self._base}{_UPLOADS}{handle.upload_id}/{number:05}/{check_name(handle.name)}"
 
     def _call(self, doing: str, name: str, act: Callable[[Any], _T], *, is_further: bool = False) -> _T:
-        """Return what `act` returns, one request by obstore's module, repeated as `RetryLoop` says. `is_further`: it is
-        the page after a full one, and no request where that was the last.
+        """Return `act(obstore)`, repeated as `RetryLoop` says, and count it as one request.
+
+        `is_further`: `act` gets the page after a full one. That is a request only if there is such a page.
         """
 
         def attempt() -> _T:
             module = obstore()
             if module is None:
                 raise StorageMisconfigured(
-                    f"{self.uri} was opened before this process was forked: open no such storage"
+                    f"{self.uri} can't be used in this process, which was forked after obstore was loaded: use it in a "
+                    "process that is started anew"
                 )
             if not is_further:
                 sending()
@@ -274,7 +275,10 @@ class CloudStorage(BucketStorage):
         return self._loop.run(doing, name, attempt)
 
     def _read(self, what: str, name: str, key: str, asked: tuple[int, int] | None) -> tuple[bytes, int]:
-        """Return the bytes of a range, cut at the object's end, or of the whole object; and the object's size."""
+        """Return the object's bytes in the range `asked` (start, end), or all for None; and the object's size.
+
+        A range beyond the object's end gives fewer bytes.
+        """
 
         def act(module: Any) -> tuple[bytes, int]:
             answer = module.get(self._store, key, options={"range": asked} if asked else {})
@@ -285,7 +289,7 @@ class CloudStorage(BucketStorage):
         return self._call(what, name, act)
 
     def _body(self, what: str, answer: Any, length: int) -> bytes:
-        # one byte more than asked would show a body that is too long, whose rest is not read
+        # Ask for one byte more: it shows a body that is too long without reading the rest
         data: bytes = next(iter(answer.stream(length + 1)), b"")
         if len(data) != length:
             problem = f"{what} in {self.uri}: a body of {len(data)} bytes instead of {length}"
@@ -309,8 +313,8 @@ class CloudStorage(BucketStorage):
             pass
 
     def _listed(self, doing: str, prefix: str, start: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield key and description of what begins with `prefix` after the key `start`, in order of key."""
-        # obstore lists folders, and starts after a key
+        """Yield key and description of each key that begins with `prefix` and sorts after `start`, in order of key."""
+        # obstore lists whole folders
         folder = prefix.rpartition("/")[0] or None
         last, pages = start, None
 
@@ -350,7 +354,7 @@ class GoogleStorage(CloudStorage):
     options_type = GoogleOptions
 
     def _hosts(self) -> Iterable[str]:
-        # a user's own default credentials (`gcloud auth application-default login`) are renewed at accounts.google.com
+        # accounts.google.com renews a user's own default credentials (`gcloud auth application-default login`)
         return ("googleapis.com", "accounts.google.com", "metadata.google.internal", "metadata", "169.254.169.254")
 
     def _opened(self, module: Any, common: dict[str, Any]) -> Any:
@@ -374,7 +378,7 @@ class AzureStorage(CloudStorage):
         return str(account)
 
     def _hosts(self) -> Iterable[str]:
-        # obstore asks for a token where this says, as AKS sets it for workload identities
+        # obstore requests tokens from these hosts; AKS sets the variables for workload identities
         authorities = (os.environ.get(name, "") for name in _AUTHORITIES)
         return (
             f"{self._account}.blob.core.windows.net",
@@ -397,7 +401,7 @@ def _epoch_ms(found: dict[str, Any]) -> int:
 
 
 def _translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
-    """Return the typed error for what obstore raised."""
+    """Return the typed error for an error of obstore."""
     text = str(error)
     code = found[1] if (found := _CODE.search(text)) else ""
     told = answered(text)
@@ -409,12 +413,13 @@ def _translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIn
         return ObjectNotFound(name, uri)
     if went_elsewhere(text):
         return StorageMisconfigured(
-            f"{said}: the request leads to a host that is neither the endpoint nor one that gives credentials"
+            f"{said}: the service redirects to a host that is neither the endpoint nor a source of credentials: "
+            "correct the endpoint"
         )
     if code == "BlobArchived":
         return ObjectArchived(f"{said}: the object is archived: rehydrate it first")
     if code.startswith("Lease"):
-        return StorageMisconfigured(f"{said}: somebody holds a lease on it: break the lease")
+        return StorageMisconfigured(f"{said}: the blob or container has a lease: break the lease")
     if status in {409, 412} and (code in _EXISTS or status == 412):
         return ObjectExists(name, uri)
     if status == 416:

@@ -1,12 +1,11 @@
 """The context of requests to a storage: their counters, limits and deadline.
 
-A `RequestContext` is active for the storage's calls in its `active` block, so that `Storage` needs no argument for it
-and storages of others work as they are. Work handed to another thread has it if it runs in a copy of the context
+A `RequestContext` applies to the storage calls in its `active` block. `Storage` therefore needs no argument for it, and
+storages of other packages work unchanged. For work in another thread, run it in a copy of the context
 (`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
 before a wait and never interrupts an attempt. Contexts are immutable; threads: any number.
 
-A backend reports its further requests (retries, pages) through `sending` just before it sends them, and bytes of bodies
-that are read again through `wasted`.
+A backend calls `sending` before each request that it sends, and `wasted` for bytes that it has to read again.
 """
 
 from __future__ import annotations
@@ -27,9 +26,11 @@ _T = TypeVar("_T")
 
 
 class RequestContext(NamedTuple):
-    """`deadline_s` is a reading of `time.monotonic()`, None: none. `usages` count the requests to a metered storage,
-    or to any (None). `listeners` get each request that a backend sends, the outer ones first. `submit` has a
-    part of the work run in another thread; None: the caller's thread does all of it.
+    """The deadline, counters and threads of storage calls.
+
+    `deadline_s` is a reading of `time.monotonic()`, or None. Each of `usages` counts the requests to its metered
+    storage (None: to any storage). `listeners` are notified of each request that a backend sends, the outer ones first.
+    `submit` runs a part of the work in another thread; None: the caller's thread does all work.
     """
 
     deadline_s: float | None = None
@@ -38,7 +39,7 @@ class RequestContext(NamedTuple):
     submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
 
     def until(self, deadline_s: float | None) -> RequestContext:
-        """Return this context with a deadline; the earlier one holds, None adds none."""
+        """Return this context with the earlier of its deadline and `deadline_s`; None changes nothing."""
         if deadline_s is None or (self.deadline_s is not None and self.deadline_s <= deadline_s):
             return self
         return self._replace(deadline_s=deadline_s)
@@ -52,7 +53,7 @@ class RequestContext(NamedTuple):
         return RequestContext(self.deadline_s, self.usages, self.listeners, submit)
 
     def counting(self, usage: Usage, storage: MeteredStorage | None = None) -> RequestContext:
-        """Return this context with `usage` counting, too, what is asked of `storage`; None: of any."""
+        """Return this context with `usage` also counting the requests to `storage` (None: to any storage)."""
         return RequestContext(self.deadline_s, (*self.usages, (storage, usage)), self.listeners, self.submit)
 
     @property
@@ -67,12 +68,12 @@ class RequestContext(NamedTuple):
         return min((number for number in left if number is not None), default=None)
 
     def active(self) -> Activation[None]:
-        """Have the storage calls of this thread made for this context until the block ends."""
+        """Apply this context to the storage calls of this thread until the block ends."""
         return Activation(self, None)
 
 
 class Activation(Generic[_T]):
-    """A block in which a context is active; it is entered once, and yields `value`."""
+    """A context manager, for one use, that makes a context active and yields `value`."""
 
     __slots__ = ("_context", "_token", "_value")
 
@@ -98,30 +99,30 @@ def active_context() -> RequestContext:
 
 
 def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[None]:
-    """Set a deadline, a reading of `time.monotonic()`, until the block ends; the earlier one holds, None sets none."""
+    """Set a deadline (of `time.monotonic()`) until the block ends. An earlier one stays in force; None sets none."""
     return request_context.get().until(monotonic_s).active()
 
 
 def remaining_s() -> float | None:
-    """Return the seconds left to this thread's storage calls, negative past the deadline; None where there is none."""
+    """Return the seconds to the deadline of this thread's storage calls, negative after it; None: no deadline."""
     deadline_s = request_context.get().deadline_s
     return None if deadline_s is None else deadline_s - time.monotonic()
 
 
 def check_deadline(doing: str) -> None:
-    """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached while `doing`."""
+    """Raise `BudgetExceeded` if the deadline of this thread's storage calls has passed; `doing` is for the message."""
     deadline_s = request_context.get().deadline_s
     if deadline_s is not None and deadline_s <= time.monotonic():
         raise BudgetExceeded(f"timeout_s was reached while {doing}")
 
 
 def sending() -> None:
-    """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
+    """Report a request that is about to be sent. Raises `BudgetExceeded` if it would exceed a limit."""
     for listener in request_context.get().listeners:
         listener.sending()
 
 
 def wasted(size_bytes: int) -> None:
-    """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
+    """Report a body of at most `size_bytes` bytes that broke off or was not the requested one."""
     for listener in request_context.get().listeners:
         listener.wasted(size_bytes)

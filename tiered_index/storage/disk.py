@@ -1,7 +1,7 @@
-"""`Disk`: every operation that changes local files, in one object; and the check of local paths.
+"""All operations that change local files (`Disk`), and the check of local paths.
 
-It is an object so that `testing/faults.py` can crash, fail or tear any single call. Any thread; a descriptor is used by
-one writer at a time. Raises `OSError` as the system does (callers turn it into typed errors).
+Tests replace `Disk` to fail, tear or stop at any single call. Any thread; one writer at a time uses a descriptor.
+Raises the system's `OSError`, which callers turn into typed errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, unquote
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
 
-# Pieces that may wait to be written; bounds their memory
+# Most pieces that wait to be written; bounds their memory
 _PENDING = 4
 # Synced in steps, so that the last sync is short
 _SYNC_BYTES = 64 << 20
@@ -39,7 +39,7 @@ class WriteBehind:
         self._unsynced = 0
 
     def write(self, data: Bytes, position: int) -> None:
-        """Queue `data`, which nobody may change any more, to be written at `position`."""
+        """Queue `data` to be written at `position`. Do not change `data` afterwards."""
         self._pending.append(self._thread.submit(self._step, data, position))
         while len(self._pending) > _PENDING:
             self._pending.popleft().result()
@@ -65,19 +65,19 @@ class WriteBehind:
 
 # Prefix of unfinished files: recovery deletes them, listings never show them.
 TEMPORARY_PREFIX = ".tmp-"
-# From this size on a thread of its own writes a file
+# Files of this size or more are written by a thread of their own
 _LARGE_BYTES = 16 << 20
 # No write permission for others, whatever the umask
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 
 
 def taken_bytes(status: os.stat_result) -> int:
-    """Return the bytes of a file that the file system has allocated, or the file's size where that is less."""
+    """Return the smaller of a file's size and the bytes that the file system has allocated for it."""
     return min(status.st_size, status.st_blocks * 512)
 
 
 def make_path(folder: Path) -> None:
-    """Make a folder and what is missing above it, none of them for others to write."""
+    """Make a folder and its missing parents; others may not write to them."""
     for path in (*reversed(folder.parents), folder):
         if not path.is_dir():
             path.mkdir(_FOLDER_MODE, exist_ok=True)
@@ -87,7 +87,7 @@ class Disk:
     """The real file system."""
 
     def create(self, path: Path) -> int:
-        """Create a new file for reading and writing and return its descriptor; an existing one is an error."""
+        """Create a new file for reading and writing and return its descriptor; an existing file is an error."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
 
     def open_rw(self, path: Path) -> int:
@@ -130,21 +130,21 @@ class Disk:
         os.replace(source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name; raises `FileExistsError` where `target` exists (the local put-if-absent)."""
+        """Give a file a second name. Raises `FileExistsError` if `target` exists (the local put-if-absent)."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file; one that is not there is not an error."""
+        """Remove a file; a missing file is not an error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def make_folder(self, folder: Path) -> None:
-        """Make a folder; one that is there already is not an error, a missing parent is."""
+        """Make a folder; an existing one is not an error, a missing parent is."""
         with contextlib.suppress(FileExistsError):
             folder.mkdir(_FOLDER_MODE)
 
     def remove_folder(self, folder: Path) -> None:
-        """Remove an empty folder; one that is not there is not an error."""
+        """Remove an empty folder; a missing folder is not an error."""
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
 
@@ -152,7 +152,7 @@ class Disk:
         """Close a descriptor."""
         os.close(descriptor)
 
-    # Composed of the calls above, so a fault can strike at each step.
+    # The methods below call those above, so that a test can fail each step.
 
     def publish(self, temporary: Path, target: Path) -> None:
         """Rename a finished, synced temporary file to its final name and make both folders durable."""
@@ -164,7 +164,7 @@ class Disk:
     def write_file(self, temporary: Path, chunks: Iterable[Bytes]) -> int:
         """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed.
 
-        From `_LARGE_BYTES` on a thread writes and syncs while the caller makes the next chunks.
+        A thread writes and syncs the part of a file after `_LARGE_BYTES` while the caller makes the next chunks.
         """
         descriptor, position = self.create(temporary), 0
         try:
@@ -190,7 +190,7 @@ class Disk:
         return position
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names of the files in `folder`, sorted; a folder that is not there is empty."""
+        """Return the names of the files in `folder`, sorted; none for a missing folder."""
         try:
             return sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
         except FileNotFoundError:
@@ -203,8 +203,8 @@ _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 def absolute_path(given: str | Path) -> Path:
     """Return the absolute path of `given`; `~` and `~name` are expanded.
 
-    Raises `ConfigError` where no file can have that path, `StorageMisconfigured` where a parent folder may not be
-    entered. A missing file, or a file in place of a folder, is left to the caller.
+    Raises `ConfigError` if no file can have that path, `StorageMisconfigured` if a parent folder denies access. It does
+    not check that the file exists.
     """
     shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
     try:

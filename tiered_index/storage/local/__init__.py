@@ -1,1 +1,1 @@
-"""Objects as files in a folder. May import the contract (`base`) and `disk`."""
+"""The storage that keeps objects as files in a folder. May import the contract (`base`) and `disk`."""
