@@ -117,8 +117,8 @@ WRONG = [
     (ARROW, arrow({**message(1), "size": None}), "a value is missing"),
     (ARROW, arrow(message(1), message(2, size=-1)), "size"),
     (ARROW, arrow(message(1, topic=["orders"])), "column 'topic' has the type list<item: string>, and text must be"),
-    (ARROW, arrow(message(1, keys="k")), "column 'keys' has the type string, and a list of text must be there"),
-    (ARROW, arrow(message(1, size="10")), "column 'size' has the type string, and integers must be there"),
+    (ARROW, arrow(message(1, keys="k")), "column 'keys' has the type string, but must have a list of text"),
+    (ARROW, arrow(message(1, size="10")), "column 'size' has the type string, but must have integers"),
     (ARROW, arrow_of(TWICE), "the body: column 'topic' appears twice"),
 ]
 

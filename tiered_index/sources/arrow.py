@@ -1,8 +1,8 @@
-"""Arrow streams that come from anybody, read within a bound of memory.
+"""Reads untrusted Arrow streams within a bound of memory. Pure.
 
-A few kilobytes of a stream can stand for any number of bytes: compressed buffers, one long text that many cells of a
-dictionary share, a topic beside a million keys. All of it is added up before Arrow makes it. What can't be added up
-(nested types, views, dictionaries that grow from batch to batch) is refused. Functions are pure.
+A few kilobytes of a stream can become any number of bytes: compressed buffers, one long text that many cells of a
+dictionary share, a topic with a million keys. The sum is known before Arrow decodes the stream. Types that can't be
+added up (nested types, views, dictionaries that grow from batch to batch) are refused.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ _NO_STREAM = "the body is not an Arrow stream"
 # Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
 _MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 2, 2, 3, 1, 2
 _BUFFER_BYTES = 16
-# A buffer that is stored as it is, in a compressed batch.
+# Mark of an uncompressed buffer in a compressed batch
 _AS_IT_IS = -1
 
 
 class TooLarge(InvalidArgument):
-    """A stream represents more bytes than its reader takes."""
+    """A stream has more bytes, decompressed, than its reader accepts."""
 
 
 def read_table(body: bytes, most_bytes: int) -> pa.Table:
-    """Return a stream's table, validated. Raises `InvalidArgument`, and `TooLarge` where it has more than `most_bytes`
-    decompressed, with each cell's text by itself.
+    """Return the validated table of a stream. Raises `InvalidArgument`, `TooLarge`.
+
+    The stream may have `most_bytes` bytes, decompressed and with the text of each cell counted separately.
     """
     try:
         left, source = most_bytes, pa.BufferReader(body)
@@ -39,12 +40,12 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
             if left < 0:
                 raise _too_large(most_bytes)
         if source.tell() < len(body):
-            # perhaps another stream: without an error nobody would miss its entries
+            # perhaps a second stream, whose entries would be lost without an error
             raise InvalidArgument("the body has data after the end of the Arrow stream")
         with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
             for field in stream.schema:
                 _check_type(field)
-            # an empty list column may have no offsets, for which Arrow ends the process when it flattens it
+            # An empty list column may have no offsets: Arrow aborts the process when it flattens one
             table = pa.Table.from_batches([batch for batch in stream if len(batch)], stream.schema)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error, IndexError) as error:
@@ -71,11 +72,11 @@ def _check_type(field: pa.Field) -> None:
     elif is_list(kind):
         kind = kind.value_type
     if not any(is_so(kind) for is_so in plain):
-        raise InvalidArgument(f"column {field.name!r:.80} has another type than messages have")
+        raise InvalidArgument(f"column {field.name!r:.80} has a type that no message column has")
 
 
 def _decompressed_bytes(message: pa.ipc.Message) -> int:
-    """Return the bytes of a batch's buffers once they are decompressed, which Arrow never exceeds."""
+    """Return the decompressed size of a batch's buffers, as declared; Arrow never decompresses more."""
     meta, body = memoryview(message.metadata), memoryview(message.body or b"")
     header = _child(meta, _u32(meta, 0), _MESSAGE_HEADER)
     if header is None:
@@ -111,7 +112,7 @@ def _u32(data: memoryview, at: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where a table's field is; None: it is left out."""
+    """Return the position of a table's field; None: the table omits it."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     if fields < 0:
         raise InvalidArgument(_NO_STREAM)
@@ -122,6 +123,6 @@ def _field(data: memoryview, table: int, number: int) -> int | None:
 
 
 def _child(data: memoryview, table: int, number: int) -> int | None:
-    """Return where the table or vector begins that a field points to; None: the field is left out."""
+    """Return the position of the table or vector that a field points to; None: the table omits the field."""
     at = _field(data, table, number)
     return None if at is None else at + _u32(data, at)

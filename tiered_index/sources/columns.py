@@ -1,6 +1,6 @@
-"""Messages as callers have them, a row or a document each, and their entries as columns, a row for each key. Pure.
+"""Converts messages (rows or documents) to columns of entries, one row for each key. Pure.
 
-A message has its keys in `keys`, a list of text, or in `key`, one key or a list; of both, `keys` counts.
+A message has its keys in `keys`, a list of text, or in `key`, one key or a list. If it has both, `keys` counts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from tiered_index.format.schema import ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.service.answers.validation import check_keys, check_number, message_row, milliseconds
 
-# What every message has beside its keys; `topic_id` is optional.
+# The fields of every message, in addition to its keys and an optional `topic_id`
 FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
-# Bounds of what one file or body may make of memory: the text of one row or line, and the columns of a table.
+# Bounds on the memory that one file or body needs: bytes of one row or line, columns of a table
 MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
-# A text that continues for so long without a message is none: a few kilobytes of gzip can stand for any number of
-# lines.
+# Most bytes of blank lines in a row: a few kilobytes of gzip can become any number of lines
 MAX_BLANK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, checked. `topic_id` is None where the source leaves it to the index."""
+    """One checked message. `topic_id` is None if the index assigns it."""
 
     topic: str
     queue_id: int
@@ -42,7 +41,7 @@ class Message:
     timestamp_ms: int
     keys: tuple[str, ...]
     topic_id: int | None
-    # the values of the index's own columns, in order of declaration
+    # Values of the index's own columns, in order of declaration
     own: tuple[Any, ...] = ()
 
 
@@ -52,8 +51,9 @@ def checked_message(
     key_field: str = "keys",
     schema: Schema = ROCKETMQ_SCHEMA,
 ) -> Message:
-    """Return a message of plain values, with those of the schema's own columns. Raises `InvalidArgument` naming the
-    field as `shown` gives it, and the keys by `key_field`.
+    """Return the checked message of a mapping, with the schema's own columns. Raises `InvalidArgument`.
+
+    `shown` returns a field's name for the error; `key_field` is the name of the keys there.
     """
     own = {column.name: column for column in schema.caller_columns}
     if missing := [name for name in (*FIELDS, *own) if name not in fields]:
@@ -77,7 +77,7 @@ def checked_message(
 
 
 def check_unicode(message: Message) -> None:
-    """Raise `InvalidArgument` for half a surrogate pair: no table has it, and no JSON could ask for it."""
+    """Raise `InvalidArgument` for half a surrogate pair, which neither tables nor JSON can represent."""
     try:
         "".join((message.topic, *message.keys)).encode()
     except UnicodeEncodeError as error:
@@ -85,7 +85,7 @@ def check_unicode(message: Message) -> None:
 
 
 def own_value(column: Column, value: Any) -> Any:
-    """Return what a text file has for an own column as its value: text for bytes, digits for a number."""
+    """Return the value of an own column from a text file: bytes from text, a number from digits."""
     kind = np.dtype(column.dtype).kind
     if not isinstance(value, str):
         return value
@@ -98,7 +98,7 @@ def own_value(column: Column, value: Any) -> Any:
 
 
 def own_type(column: Column) -> pa.DataType:
-    """Return the Arrow type as which an own column is read: text for bytes."""
+    """Return the Arrow type with which an own column is read from a text file: text for bytes."""
     dtype = np.dtype(column.dtype)
     if dtype.kind == "S":
         return pa.string()
@@ -114,9 +114,9 @@ def _time_ms(text: str) -> int:
 
 
 def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return epoch milliseconds of texts: numbers of them, or ISO 8601, UTC where no zone is given.
+    """Return texts as epoch milliseconds. They are numbers of milliseconds, or ISO 8601 (UTC if no zone is given).
 
-    Raises an `ArrowException` where the texts are not all of one of these kinds.
+    Raises an `ArrowException` unless all texts have the same of these forms.
     """
     for kind in (pa.int64(), pa.timestamp("us", "UTC")):
         with contextlib.suppress(pa.ArrowInvalid):
@@ -126,8 +126,9 @@ def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def bounded_lines(readline: Callable[[int], bytes], where: str) -> Iterator[bytes]:
-    """Yield each line. Raises `InvalidArgument` for one that is too long, and for blank lines without end; `where`
-    begins its text.
+    """Yield each line. Raises `InvalidArgument` for a line that is too long and for too many blank lines.
+
+    `where` begins the error's text.
     """
     number = blank_bytes = 0
     while line := readline(MAX_ROW_BYTES):
@@ -141,7 +142,7 @@ def bounded_lines(readline: Callable[[int], bytes], where: str) -> Iterator[byte
 
 
 def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
-    """Raise `InvalidArgument` where a table has too many columns, or two of one name that is `used`."""
+    """Raise `InvalidArgument` if a table has too many columns, or a `used` name twice. `whose` names the table."""
     if len(names) > MAX_COLUMNS:
         raise InvalidArgument(f"{whose} has {len(names):,} columns; at most {MAX_COLUMNS:,} are read")
     counts = Counter(names)
@@ -152,18 +153,16 @@ def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
 def check_kinds(
     kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr, where: str = "", own: Sequence[Column] = ()
 ) -> None:
-    """Raise `InvalidArgument` where the column of a field has a type that no message has; `shown` names the column, and
-    `where` begins the error.
-    """
+    """Raise `InvalidArgument` for a column of a wrong type. `shown` names the column in the error, `where` the source."""
     declared = {column.name: np.dtype(column.dtype) for column in own}
     for field, kind in kinds.items():
         if pa.types.is_null(kind) or _may_be(field, kind, declared.get(field)):
             continue
         if field in declared:
-            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, and {declared[field]} is stored")
+            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, but must have {declared[field]}")
         others = {"topic": "text", "key": "text or a list of text", "keys": "a list of text", "timestamp_ms": "times"}
         needed = others.get(field, "integers")
-        raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, and {needed} must be there")
+        raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, but must have {needed}")
 
 
 def _may_be(field: str, kind: pa.DataType, own: np.dtype[Any] | None) -> bool:
@@ -187,11 +186,12 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return how many bytes each row's text, or its bytes, have (i64): of a list all together, and of a dictionary's
-    text as often as it is there.
+    """Return the size of each row's text or bytes (i64). A list has the sum of its items.
+
+    A row of a dictionary has the size of its text, even if other rows share it.
     """
     if has_items(column.type):
-        # sums of slices of one array are differences of its running sums
+        # the sum of a slice is a difference of running sums
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(text_bytes(pc.list_flatten(column)))])
         counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         ends = np.cumsum(counts)
@@ -207,7 +207,7 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def plain_text(column: pa.Array) -> pa.Array:
-    """Return a column of text, or of lists of it, without dictionaries and views; any other one as it is."""
+    """Return a column of text or of lists of text without dictionaries and views, and any other column unchanged."""
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.large_list(column.type.value_type))
     if is_list(column.type):
@@ -221,7 +221,7 @@ def plain_text(column: pa.Array) -> pa.Array:
 
 
 def columns_of(messages: list[Message], own: Sequence[str] = ()) -> dict[str, Any]:
-    """Return messages as columns of entries, `own` ones among them; either all or none of them have a topic id."""
+    """Return the entries of messages as columns, with the `own` ones. All or none of the messages have a topic id."""
     rows = [(m, key) for m in messages for key in m.keys]
     columns: dict[str, Any] = {name: [getattr(m, name) for m, _ in rows] for name in FIELDS}
     columns["topic"] = _shared_texts(columns["topic"])
@@ -232,22 +232,22 @@ def columns_of(messages: list[Message], own: Sequence[str] = ()) -> dict[str, An
 
 
 def _shared_texts(texts: list[str]) -> Any:
-    """Return texts as a dictionary, so that a message's topic is not copied beside each of its keys."""
+    """Return texts as a dictionary, so that a topic is not copied for each key."""
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     try:
         return pa.DictionaryArray.from_arrays(
             pa.array([places[text] for text in texts], pa.int32()), pa.array(places, pa.large_string())
         )
-    except UnicodeEncodeError:  # half a surrogate pair, which Arrow does not take
+    except UnicodeEncodeError:  # Arrow does not accept half a surrogate pair
         return texts
 
 
 def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | None:
-    """Return one row an entry out of one row a message with a column `keys` (lists) or, where it has none, `key`; of
-    further columns those of the index's `own`.
+    """Return the entries of messages, one row an entry; None if a value is missing.
 
-    None where a value is missing somewhere. A key that is twice in one message counts once. Memory: the batch
-    twice.
+    `table` has one row a message, with `keys` (lists) or `key`. Of other columns only the index's `own` are kept. A
+
+    repeated key of one message counts once. Memory: the batch twice.
     """
     names = [name for name in (*FIELDS, "topic_id", *own) if name in table.column_names]
     if "topic_id" in names and table["topic_id"].null_count == len(table):
@@ -270,20 +270,20 @@ def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | 
     rows, keys = each_key(lists)
     parents = pa.array(rows)
     if not pa.types.is_dictionary(table["topic"].type):
-        # a topic is beside each of its message's keys: a number does, not a copy
+        # repeat a number for each key of a message, not its topic
         table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].dictionary_encode())
-    # combined columns have one chunk, or none where there is no row
+    # a combined column has one chunk, or none if there is no row
     return _batch({**{name: table[name].take(parents).combine_chunks() for name in names}, "key": keys})
 
 
 def each_key(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return each different key of each list, in order, with its list's place (i64); null is no key."""
+    """Return the list's index (i64) and the key of each distinct key of each list, in order. Nulls are skipped."""
     keys, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy().astype(np.int64)
     if keys.null_count:
         valid = pc.is_valid(keys).to_numpy(zero_copy_only=False)
         keys, rows = keys.drop_null(), rows[valid]
     if (rows[1:] == rows[:-1]).any():
-        # (list, key) pairs as one number each, the first of equal ones stays
+        # number the (list, key) pairs, and keep the first of equal ones
         codes = keys.dictionary_encode()
         pairs = rows * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
         first = np.unique(pairs, return_index=True)[1]
@@ -299,12 +299,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def has_items(kind: pa.DataType) -> bool:
-    """Return whether a column has lists of any kind."""
+    """Return whether a column has lists, also of fixed size."""
     return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
 def _keyless_are_sound(table: pa.Table, lists: pa.Array, names: list[str]) -> bool:
-    """Return whether messages without keys are well; they make no entry, so nobody else looks at them."""
+    """Return whether messages without keys are valid. They make no entry, so no later step checks them."""
     keyless = table.filter(pc.equal(pc.list_value_length(lists), 0))
     try:
         for name in names if len(keyless) else ():

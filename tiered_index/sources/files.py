@@ -1,17 +1,15 @@
-"""Files of messages: Parquet, one row a message, NDJSON, one JSON object a line, and CSV, whose first line names the
-columns; the last two plain or gzipped. One thread; memory: a few blocks.
+"""Reads files of messages: Parquet, NDJSON, and CSV with a header. Text may be gzipped.
 
-Further columns and blank lines are skipped, a message without key makes no entry. A position is a row number of a
-Parquet file, which its footer identifies and which doesn't grow, or a byte offset in uncompressed text. A last line
-without its newline may still be written: it is held back, and the position stays before it, unless it is a whole JSON
-object. A block of lines is parsed at once by Arrow; where that fails or disagrees with the number of lines, its lines
-are parsed one by one, which decides. In CSV one record is one line; `keys` are separated by blanks, as RocketMQ has
-them; times are epoch milliseconds or ISO 8601.
+One thread; memory: a few blocks. Other columns and blank lines are skipped. A message without key makes no entry. A
 
-The name of a source, `file:PATH#LENGTH-HASH`, holds the absolute path or URI and a fingerprint of the content: it tells
-the same file, also one that has grown at its end, from another one at the same path. Where --column or --constant make
-other messages of it, ``/`` and a hash of what they say follow, so that the position of the one is not that of the
-other.
+position is a row number of a Parquet file, or a byte offset in uncompressed text. A last line without newline may still
+be written. Unless it is a complete JSON object, it is held back and the position stays before it. Arrow parses a block
+of lines at once. If that fails, or gives another number of rows, the lines are parsed one by one. In CSV one record is
+one line; `keys` are separated by blanks, as in RocketMQ; times are epoch milliseconds or ISO 8601.
+The name of a source is `file:PATH#LENGTH-HASH`, with the absolute path or URI and a fingerprint of the content. A file
+that grows keeps its name; another file at the same path has another one. With --column or --constant, ``/`` and a hash
+
+of these options follow: other messages need another position.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class ParquetSource:
         self.total: int | None = self._table.rows
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return the file's size and a hash of its last bytes, where the footer describes every row group."""
+        """Return the file's size and a hash of its last MiB, which has the footer."""
         with self.place.ranges() as handle:
             size = handle.seek(0, io.SEEK_END)
             handle.seek(max(0, size - _FOOTER_BYTES))
@@ -111,11 +109,11 @@ class TextSource(ABC):
     """One file. Raises `InvalidArgument` for a line that is no message, `CorruptFile` for a damaged gzip file."""
 
     unit = "bytes"
-    # Where the first message may begin.
+    # Position of the first message
     begin = 0
-    # How long the last line is that was held back, since it has no end and may go on.
+    # Bytes of a last line without newline, which is held back
     held_back_bytes = 0
-    # Columns that are no field, and whether one is the number of the line.
+    # Columns that are no field
     unused: Sequence[str] = ()
     _counts_rows = False
 
@@ -130,28 +128,28 @@ class TextSource(ABC):
 
     @abstractmethod
     def _read(self, block: bytes) -> pa.Table:
-        """Return the columns of a block. Raises an `ArrowException`, `InvalidArgument`."""
+        """Return the columns of a block of lines. Raises an `ArrowException`, `InvalidArgument`."""
 
     def _fields_of(self, table: pa.Table) -> pa.Table:
-        """Return the fields of the messages of a table that was read. Raises as `_read`."""
+        """Return the message fields of a table from `_read`. Raises as `_read`."""
         return self.fields.of_table(table)
 
     @abstractmethod
     def _is_whole(self, line: bytes) -> bool:
-        """Return whether a line without its end can't go on."""
+        """Return whether a line without newline is complete."""
 
     @abstractmethod
     def _message(self, line: bytes, number: int) -> Message:
-        """Return the message of the line with that number, from 0. Raises `InvalidArgument`."""
+        """Return the message of line `number`, from 0. Raises `InvalidArgument`."""
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
-        """Return how many of the first bytes (a MiB at most) the hash covers, and their hash."""
+        """Return the number of first bytes that the hash covers (`length`, or up to 1 MiB), and the hash."""
         with self._open() as handle:
             head = self._checked(handle.read, FINGERPRINT_BYTES if length is None else length)
         return len(head), hashlib.sha256(head).hexdigest()[:16]
 
     def part(self, begin: int, end: int | None) -> Iterator[Batch]:
-        """Yield the lines that begin within bytes [begin, end) of uncompressed text (None: its end)."""
+        """Yield the lines that begin within bytes [begin, end) of uncompressed text (None: to its end)."""
         if self._gzipped and begin:
             return
         start = begin
@@ -163,13 +161,13 @@ class TextSource(ABC):
             yield from self.batches(start, None if self._gzipped else end)
 
     def batches(self, start: int, end: int | None = None) -> Iterator[Batch]:
-        """Yield the lines behind byte `start`, which must be the end of a line, as far as they begin before `end`."""
+        """Yield the lines that begin from byte `start`, the end of a line, to before `end`."""
         with self._open() as handle:
             position = max(start, self.begin)
             read = self.place.read if isinstance(self.place, Stdin) else handle.read
             if not isinstance(self.place, Stdin):
                 self._seek(handle, position)
-            # lines before the block, None where they are counted once somebody asks
+            # Lines before the block; None: counted on use
             number = None if start else int(self.begin > 0)
             if number is None and self._counts_rows:
                 number = self._lines_before(position)
@@ -195,7 +193,7 @@ class TextSource(ABC):
                 number = None if number is None else number + block.count(b"\n")
 
     def _without_open_line(self, block: bytes) -> bytes:
-        """Return a block without a last line that has no end and may go on: it is held back."""
+        """Return a block without an incomplete last line, which is held back."""
         begin = block.rfind(b"\n") + 1
         last = block[begin:]
         if not last.strip() or self._is_whole(last):
@@ -217,7 +215,7 @@ class TextSource(ABC):
         before = self._checked(handle.read, 1)
         if before == b"\n":
             return
-        # the last line may have had no end then; now it must have one, or still be the last
+        # The last line that was read may have had no newline. It must have one now, or still be the last line.
         if not before or self._checked(handle.read, 1) not in (b"", b"\n", b"\r"):
             raise InvalidArgument(changed + ("no line ends there" if before else "it is shorter"))
         self._checked(handle.seek, start)
@@ -251,15 +249,16 @@ class TextSource(ABC):
         return lines
 
     def _columns(self, block: bytes, first: int) -> tuple[pa.RecordBatch | None, int, int]:
-        """Return a block's entries, how many messages it has, and how many of them have no key. The entries are None
-        where a line needs a closer look. `first` is the number of the first line.
+        """Return a block's entries, its number of messages, and the number of messages without key.
+
+        The entries are None if the lines must be parsed one by one. `first` is the number of the first line.
         """
         if not block.strip():
             return None, 0, 0
         numbers = [number for number, line in enumerate(block.split(b"\n"), first) if line.strip()]
         lines = len(numbers)
         try:
-            block.decode()  # Arrow takes any bytes for text
+            block.decode()  # Arrow accepts invalid UTF-8 as text
             table = self._read(block)
             if len(table) != lines:
                 return None, lines, 0
@@ -273,7 +272,7 @@ class TextSource(ABC):
             return None, lines, 0
 
     def _rows(self, lines: Any) -> Any:
-        """Return the numbers of rows from those of lines: the header is not counted."""
+        """Return row numbers from line numbers; the header is no row."""
         return lines - int(self.begin > 0)
 
 
@@ -286,7 +285,7 @@ class NdjsonSource(TextSource):
         types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
         types |= {column.name: own_type(column) for column in self.fields.schema.caller_columns}
         columns = {name: column for name, column in self.fields.names.items() if column != ROW_NUMBER}
-        # `key` is one key, or a list of them, a time a number or text; the kinds that were found last are tried first
+        # A `key` is one key or a list, a time is a number or text. The last successful combination is tried first.
         self._options = [
             pj.ParseOptions(
                 explicit_schema=pa.schema(
@@ -317,7 +316,7 @@ class NdjsonSource(TextSource):
         return table
 
     def _unused(self, block: bytes) -> list[str]:
-        """Return what of the first object is no field."""
+        """Return the members of the block's first object that are no field."""
         try:
             return self.fields.unused(list(json_object(block.lstrip().partition(b"\n")[0])))
         except InvalidArgument:
@@ -328,7 +327,7 @@ class NdjsonSource(TextSource):
             json.loads(line)
         except (ValueError, RecursionError):
             return False
-        return line.rstrip().endswith(b"}")  # a number may go on
+        return line.rstrip().endswith(b"}")  # digits may still follow a number
 
     def _message(self, line: bytes, number: int) -> Message:
         row = json_object(line) | ({ROW_NUMBER: number} if self._counts_rows else {})
@@ -336,7 +335,7 @@ class NdjsonSource(TextSource):
 
 
 class CsvSource(TextSource):
-    """One CSV file, separated by commas. Raises `InvalidArgument` for missing columns, too."""
+    """One CSV file, separated by commas. Raises `InvalidArgument` also for missing columns."""
 
     def __init__(self, place: Place, fields: Fields | None = None) -> None:
         super().__init__(place, fields or Fields())
@@ -349,11 +348,11 @@ class CsvSource(TextSource):
         self._counts_rows = self.fields.counts_rows(self._header)
 
     def _is_whole(self, line: bytes) -> bool:
-        return False  # a value may go on
+        return False  # the last value may be incomplete
 
     def _cells(self, line: bytes) -> list[str]:
         try:
-            if line.count(b'"') % 2:  # else the end of a value of two lines would pass for a record
+            if line.count(b'"') % 2:  # else the second line of a value would look like a record
                 raise csv.Error("a quote is left open")
             return next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
         except (ValueError, csv.Error) as error:
@@ -363,7 +362,7 @@ class CsvSource(TextSource):
         if b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
             raise InvalidArgument("a quote is left open")
         names = [item for item in self.fields.names.items() if item[1] in self._header]
-        # what is a number and something else, too, is read as text and looked at more closely
+        # time and own columns may be other than int64: a time is read as text
         kinds = {column: pa.int64() for name, column in names if name in _INTEGERS}
         kinds |= {column: pa.string() for name, column in names if name not in _INTEGERS}
         own = {column.name: own_type(column) for column in self.fields.schema.caller_columns}
@@ -412,7 +411,7 @@ Source = NdjsonSource | CsvSource | ParquetSource
 
 
 def open_source(place: Place, fields: Fields | None = None) -> Source:
-    """Return the source at `place`, told by its first bytes. Raises `InvalidArgument`, `CorruptFile`."""
+    """Return the source at `place`, by its name and first bytes. Raises `InvalidArgument`, `CorruptFile`."""
     if isinstance(place, LocalFile) and place.path.is_dir():
         raise InvalidArgument(f"{place} is a folder; give one NDJSON, CSV or Parquet file")
     name = str(place)
@@ -429,7 +428,7 @@ def open_source(place: Place, fields: Fields | None = None) -> Source:
     if not name.endswith(NDJSON) and not head.lstrip().startswith(b"{") and (head or not isinstance(place, Stdin)):
         if b"," in head.partition(b"\n")[0]:
             return CsvSource(place, fields)
-        raise InvalidArgument(f"{place} is neither NDJSON nor CSV nor Parquet")
+        raise InvalidArgument(f"{place} is neither NDJSON nor CSV nor Parquet: convert it to one of these")
     return NdjsonSource(place, fields)
 
 
@@ -448,10 +447,11 @@ def _head(place: Place, handle: IO[bytes]) -> bytes:
 
 
 def source_name(source: Source, known: Iterable[str], *, restart: bool, called: str | None = None) -> str | None:
-    """Return the name of `source` in an index with the `known` ones; None for what can't be read again. It is `called`
-    by its place, unless by another text: then it may move.
+    """Return the name of `source` in an index that knows the names `known`; None for stdin.
 
-    Raises `InvalidArgument` where it changed.
+    The name has the source's path, or `called` in its place, so that the file may move. Raises `InvalidArgument` if the
+
+    content changed, unless `restart` is True.
     """
     if isinstance(source.place, Stdin):
         if called is not None:
@@ -473,7 +473,7 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool, called: 
             same = True
     if changed and not same and not restart:
         raise InvalidArgument(
-            f"{source.place} is not the file that was read before: its beginning differs. Give it another name, "
+            f"{source.place} has changed since it was read: its beginning differs. Give it another name, "
             f"or read it from its start with --restart"
         )
     length, found = source.fingerprint(None)

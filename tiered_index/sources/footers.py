@@ -1,13 +1,13 @@
-"""Footers of Parquet files, and the Thrift (compact protocol) of footers and page headers, read without Arrow.
+"""Reads footers and page headers of Parquet files (Thrift's compact protocol) without Arrow. Pure.
 
-Arrow ends the process for some damage of a column's metadata. Pure.
+Arrow aborts the process for some damage of a column's metadata.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# Kinds of values in Thrift's compact protocol; the first two are a field's whole value.
+# Types of values in Thrift's compact protocol. A field of the first two has no further bytes.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _DEPTH = 16
 # Fields of `FileMetaData`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
@@ -16,7 +16,7 @@ _PATH, _CODEC, _VALUES, _SIZE, _DATA, _DICTIONARY = 3, 4, 5, 7, 9, 11
 
 
 class Chunk(NamedTuple):
-    """The values of one column in one row group: where their pages lie, and the number of their codec."""
+    """One column in one row group: the position and size of its pages, and the number of their codec."""
 
     path: tuple[str, ...]
     values: int
@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
 
 def column_chunks(footer: bytes) -> list[list[Chunk]]:
-    """Return the column chunks of each row group. Raises `ValueError` for bytes that are no footer."""
+    """Return the column chunks of each row group. Raises `ValueError` if the bytes are no footer."""
     try:
         groups = struct(footer)[0][_ROW_GROUPS]
         return [[_chunk(chunk[_METADATA]) for chunk in group[_COLUMNS]] for group in groups]
@@ -35,7 +35,7 @@ def column_chunks(footer: bytes) -> list[list[Chunk]]:
 
 
 def _chunk(column: dict[int, Any]) -> Chunk:
-    # as Arrow finds the first page
+    # find the first page as Arrow does
     begin, dictionary = int(column[_DATA]), int(column.get(_DICTIONARY, 0))
     begin = dictionary if 0 < dictionary < begin else begin
     path = tuple(name.decode() for name in column[_PATH])
@@ -49,7 +49,7 @@ def struct(data: bytes) -> tuple[dict[int, Any], int]:
 
 
 class _Thrift:
-    """Reads values in order; a struct becomes a dictionary by field number."""
+    """Reads values in order. A struct becomes a dict by field number."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -80,7 +80,7 @@ class _Thrift:
         if kind in (_LIST, _SET):
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._unsigned()
-            # each value takes a byte at least
+            # each value has at least one byte
             self._check(count)
             return [self._value(head & 15, depth) for _ in range(count)]
         raise ValueError(f"a value of the unknown kind {kind}")

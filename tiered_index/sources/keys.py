@@ -1,7 +1,7 @@
-"""Files of lookups: Parquet, NDJSON, or CSV with a header.
+"""Reads files of lookups: Parquet, NDJSON, or CSV with a header.
 
-A lookup is a row with `topic`, `key` and optionally `begin_ms` and `end_ms`; further columns are skipped. Memory: a
-batch of rows.
+A lookup is a row with `topic`, `key` and optionally `begin_ms` and `end_ms`. Other columns are skipped. Memory: a batch
+of rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _TOLD = {
 
 
 def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count: int) -> Iterator[Lookup]:
-    """Yield the lookups of a file of keys; the bounds are for rows without. Raises `InvalidArgument` naming the row."""
+    """Yield the lookups of a file. `begin_ms` and `end_ms` are the defaults of rows without bounds.
+
+    Raises `InvalidArgument`, which names the row.
+    """
     for where, fields in _rows(file):
         try:
             begin, end = (
@@ -60,7 +63,7 @@ def _time(value: Any, *, end: bool) -> int | None:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of a file, each with its place for people. Raises `InvalidArgument`, `CorruptFile`."""
+    """Return the rows of a file, each with its number for errors. Raises `InvalidArgument`, `CorruptFile`."""
     name = file.name.lower()
     rows = next((read for kinds, read in _KINDS if name.endswith(kinds)), None)
     if rows is None:
@@ -90,8 +93,10 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a file, each with its first line's number; empty lines are none. RFC 4180 in UTF-8: an error
-    names its line, and a row has as many cells as the first one.
+    """Yield the rows of a CSV file (RFC 4180, UTF-8), each with the number of its first line.
+
+    Empty lines are skipped. Raises `InvalidArgument`, which names the line, also if rows have different numbers of
+    cells.
     """
     line, width = 1, 0
     try:
@@ -110,7 +115,7 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _decoded(file: Path) -> Iterator[str]:
-    # lines end with \n: a \r by itself is part of a cell, or refused where that has no quotes
+    # Lines end with \n. A single \r is part of a cell; csv refuses it in a cell without quotes.
     for number, line in enumerate(_lines(file), 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -119,19 +124,19 @@ def _decoded(file: Path) -> Iterator[str]:
 
 
 def _csv_problem(problem: str) -> str:
-    """Return csv's words, or ours for what occurs in files."""
+    """Return a clearer text for the usual errors of module `csv`, and its own text for others."""
     if problem.startswith("field larger"):
         return f"a cell has more than {csv.field_size_limit():,} characters; is its quote closed?"
     return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
 
 
 def ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects of a file, each with its place for people. Raises `InvalidArgument` naming the line."""
+    """Yield the objects of a file, each with its line number for errors. Raises `InvalidArgument`, with the line."""
     for number, line in enumerate(_lines(file), 1):
         if line.strip():
             where = f"line {number:,}"
             found = json_object(line, f"{file}: {where}: ")
-            # neither tables nor services take half a surrogate pair, as an escape or in bytes
+            # Tables and services refuse half a surrogate pair, as an escape or as bytes
             if (b"\\u" in line or b"\xed" in line) and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
                 raise InvalidArgument(f"{file}: {where}: it has half of a surrogate pair")
             yield where, found

@@ -1,6 +1,4 @@
-"""Messages of files: the column of each field, errors by row, and entries as columns. Pure.
-
-A message has its keys in `keys`, a list of text, or in `key`, one key or a list; of both, `keys` counts.
+"""Maps the columns of a source to message fields; records and batches of messages. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from tiered_index.sources.columns import FIELDS, Message, check_names, checked_m
 
 
 def json_object(line: bytes, where: str = "") -> dict[str, Any]:
-    """Return a line of NDJSON. Raises `InvalidArgument`, whose text begins with `where`."""
+    """Return the object of an NDJSON line. Raises `InvalidArgument`, whose text begins with `where`."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -35,18 +33,18 @@ def json_object(line: bytes, where: str = "") -> dict[str, Any]:
 
 _KEYS = ("key", "keys")
 ROW_NUMBER = "rownumber"
-"""The column of a source that is the row's number, from 0, unless it has one of that name."""
+"""The name of a generated column: the row's number, from 0. A source's column of this name takes its place."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Which column of a source is a field (by default the one of its name), and fields that all messages have."""
+    """The column of each field (default: the one of its name), and fields with one value for all messages."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
-    # what the entries of the index are, with its own columns
+    # Entries of the index, with its own columns
     schema: Schema = ROCKETMQ_SCHEMA
-    # values of own columns that a source may lack
+    # Values of own columns that are missing in the source
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -56,19 +54,19 @@ class Fields:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The columns by field, those of constants left out; a column given for the key is the only one for keys."""
+        """The columns by field, without constants. If a column or constant is given for the key, only that one."""
         chosen = [name for name in _KEYS if name in self.columns or name in self.constants]
         wanted = (*FIELDS, *(chosen or _KEYS), "topic_id", *self.own)
         return {name: self.columns.get(name, name) for name in wanted if name not in self.constants}
 
     def fingerprint(self) -> str:
-        """Return ``/`` and a hash of what differs from columns of the fields' names; nothing where nothing does."""
+        """Return ``/`` and a hash of renamed columns and constants; an empty text if there are none."""
         said = [{n: c for n, c in self.columns.items() if n != c}, dict(self.constants)]
         text = json.dumps(said, sort_keys=True, default=bytes.hex).encode()
         return f"/{hashlib.sha256(text).hexdigest()[:16]}" if any(said) else ""
 
     def check_columns(self, there: Sequence[str], whose: str) -> None:
-        """Raise `InvalidArgument` where a source of rows lacks a column or has several for the keys."""
+        """Raise `InvalidArgument` if a source with the columns `there` lacks one, or has several for the keys."""
         check_names(there, self.names.values(), whose)
         for name in (*FIELDS, *self.own):
             needed = name not in self.defaults or name in self.columns
@@ -86,21 +84,21 @@ class Fields:
             )
 
     def shown(self, name: str) -> str:
-        """Return what errors call a field."""
+        """Return the name of a field in errors."""
         column = self.columns.get(name, name)
         return repr(name) if column == name else f"{column!r} ({name})"
 
     def checked(self, fields: Mapping[str, Any]) -> Message:
-        """Return a message of plain values. Raises `InvalidArgument` naming the field as a source has it."""
+        """Return the checked message of `fields`. Raises `InvalidArgument`, with the name of the source's column."""
         return checked_message(fields, self.shown, "key" if "key" in self.columns else "keys", self.schema)
 
     def unused(self, there: Sequence[str]) -> list[str]:
-        """Return which columns of a source are no field, and so are not indexed."""
+        """Return the columns of a source that are no field, and are not indexed."""
         used = {*self.names.values()}
         return [name for name in there if name not in used]
 
     def counts_rows(self, there: Sequence[str]) -> bool:
-        """Return whether a field is the number of the row, since the source has no column of that name."""
+        """Return whether a field uses the generated row number."""
         return ROW_NUMBER in self.names.values() and ROW_NUMBER not in there
 
     def of_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,14 +129,14 @@ class Fields:
         return pa.table(columns)
 
 
-# What of a problem is the message's own: values, and what a parser says of a line.
+# The parts of a problem that differ between messages: values, and a parser's text about a line
 _OWN = re.compile(r": .*|, not .*| -?[0-9]+(?= is outside)", re.DOTALL)
 _TOO_LONG = re.compile(r"(topic|key) .* UTF-16 code units; the limit is", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message, or what is wrong with it, and its place: `where` for people, [start, end) as positions."""
+    """One message or its problem, and its place: `where` for people, positions [start, end)."""
 
     where: str
     start: int
@@ -148,17 +146,17 @@ class Record:
 
     @property
     def reason(self) -> str:
-        """What is wrong without the values of this message, so that it can be counted."""
+        """The problem without the values of this message, for counting equal problems."""
         return _OWN.sub("", _TOO_LONG.sub(r"\1 is longer than", self.problem))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages up to position `end`; `columns` is None where only `records`, slow and exact, can say what is wrong."""
+    """Messages up to position `end`. `columns` is None if they have a problem: use `records`, slow and exact."""
 
     columns: pa.RecordBatch | None
     messages: int
     end: int
     records: Callable[[], Iterator[Record]]
-    # Of text whose `columns` are there: how many messages have no key.
+    # Messages without key; only counted for text with `columns`
     keyless: int = 0

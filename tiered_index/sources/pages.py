@@ -1,8 +1,8 @@
-"""Pages of Parquet's column chunks: how many bytes they become in memory, read without Arrow and before it reads them.
+"""Computes the memory that pages of Parquet column chunks need, before Arrow reads them. One thread.
 
-Arrow unpacks a page whole, and decodes all rows of a batch at once. A few bytes of a file can stand for any number of
-either. The header of a page bounds the bytes that Arrow unpacks, because it refuses a page that unpacks to more. Some
-pages say in their first bytes how many values, lengths and rows they hold: this module unpacks these. One thread.
+Arrow decompresses a page whole and decodes all rows of a batch at once. A few bytes of a file can become any number of
+bytes in both steps. Arrow refuses a page that decompresses to more than its header says. The numbers of values, lengths
+and rows of some pages are inside the page: this module decompresses those.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from tiered_index.sources.footers import Chunk, struct
 
-# Reads bytes of a file: where from, and how many; fewer at its end.
+# Reads bytes of a file: (position, count); fewer at its end
 Read = Callable[[int, int], bytes]
 
-# Fields of `PageHeader`, by kinds of pages their headers in it, and fields of these.
+# Fields of `PageHeader`, the header of each kind of page in it, and the fields of these headers
 _KIND, _UNPACKED, _PACKED = 1, 2, 3
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _HEADERS = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_2: 8}
@@ -31,23 +31,25 @@ _ENCODING_2, _DEFINITIONS_2, _REPETITIONS_2, _IS_COMPRESSED_2 = 4, 5, 6, 7
 _CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_hadoop", 6: "zstd", 7: "lz4_raw"}
 _RLE, _DELTA_TEXTS = 3, 7
 _NUMBERS, _DELTAS = (2, 8), (6, _DELTA_TEXTS)
-# The bytes that rows read at once may become in memory: pages and dictionaries unpacked, and their values.
+# Most memory of the rows that are read at once: decompressed pages and dictionaries, and their values
 DECODED_BYTES = 128 << 20
-# Bytes of a header that are read at once, and the most that Arrow reads of one.
+# Bytes of a header that are read at once, and the most that Arrow reads
 _HEADER_BYTES, _MOST_HEADER_BYTES = 512, 16 << 20
-# Arrow reads so many bytes behind a chunk of an old version of a writer.
+# Arrow reads up to so many bytes after the end of a chunk, for old writers
 _PADDING = 100
-# What a value of a list, and one of a dictionary, takes memory beside its bytes.
+# Memory of a value of a list, and of a dictionary, in addition to its bytes
 _VALUE_BYTES, _DICTIONARY_BYTES = 10, 16
-# Lists of a chunk that become no more are counted as if one row had them all.
+# If the lists of a chunk need no more than this, they count as those of one row
 _WHOLE_BYTES = 32 << 20
-# Arrow decodes all lengths of a page at once. A page of more is counted as one of any number.
+# Arrow decodes all lengths of a page at once. A page with more lengths counts as too large.
 _MOST_LENGTHS, _TOO_MANY_BYTES = 1 << 22, 1 << 50
 
 
 class Column(NamedTuple):
-    """A column as its schema states it: levels of repetition and definition, whether it has text or bytes, whether
-    Arrow makes dictionaries of these, and how many bytes a value of fixed length has.
+    """A column of a schema.
+
+    It has the greatest levels of repetition and definition, whether it has text or bytes, whether Arrow may read these
+    as dictionaries, and the size of a value of fixed length (else 0).
     """
 
     repetition: int
@@ -59,9 +61,9 @@ class Column(NamedTuple):
 
 @dataclass
 class Pages:
-    """The pages of one column chunk: the rows [begin, end) that each has a part of, and its bytes in memory.
+    """The pages of one column chunk: the rows [begin, end) that each page has a part of, and its bytes in memory.
 
-    `longest` is the length of the longest text of the dictionary. Arrow makes no dictionaries of `coded` text.
+    `longest` is the length of the longest text of the dictionary. Arrow can't read `coded` text as a dictionary.
     """
 
     begins: list[int] = field(default_factory=list)
@@ -94,11 +96,11 @@ class _Page(NamedTuple):
 
 
 def most_bytes(chunks: list[Pages], rows: int) -> int:
-    """Return the most bytes that `rows` rows read at once become in memory: those from row 0, `rows`, 2 * `rows` on."""
+    """Return the most memory that a batch needs if `rows` rows are read at once, in bytes."""
     begins = np.concatenate([np.array(chunk.begins, np.int64) // rows for chunk in chunks])
     ends = np.concatenate([(np.array(chunk.ends, np.int64) - 1) // rows + 1 for chunk in chunks])
     sizes = np.concatenate([np.array(chunk.sizes, np.float64) for chunk in chunks])
-    # a page counts from its first batch on, until behind its last one
+    # a page counts in all batches from its first to its last
     _, at = np.unique(np.concatenate([begins, ends]), return_inverse=True)
     return int(np.cumsum(np.bincount(at, np.concatenate([sizes, -sizes]))).max(initial=0))
 
@@ -126,7 +128,7 @@ def _pages(chunk: _Chunk, rows: int) -> Pages:
             data.append(page)
             sizes.append(size_bytes + chunk.decoded_bytes(page))
     if lists and found.coded:
-        # text that a page names by number is copied for each value
+        # text that a page refers to by number is copied for each value
         sizes = [
             size_bytes + page.values * found.longest * (page.encoding in _NUMBERS)
             for page, size_bytes in zip(data, sizes, strict=True)
@@ -137,7 +139,7 @@ def _pages(chunk: _Chunk, rows: int) -> Pages:
     row = 0
     for page, size_bytes in zip(data, sizes, strict=True):
         count = chunk.starts(page) if lists else page.values
-        # a list may begin on the page before
+        # a list may begin on the previous page
         begin = max(0, row - 1) if lists else row
         found.add(begin, max(begin + 1, row + count), size_bytes)
         row += count
@@ -151,7 +153,7 @@ class _Chunk:
         self._read, self._chunk, self.column = read, chunk, column
 
     def pages(self) -> Iterator[_Page]:
-        """Yield pages of data and the dictionary, as Arrow finds them."""
+        """Yield the dictionary and the data pages in the order of the file."""
         at, end = self._chunk.begin, self._chunk.begin + self._chunk.size_bytes + _PADDING
         if at < 0 or self._chunk.size_bytes < 0:
             raise ValueError("a column chunk has a negative place")
@@ -188,7 +190,7 @@ class _Chunk:
             size_bytes *= 8
 
     def longest(self, page: _Page) -> int:
-        """Return the length of the longest text of a dictionary, or a greater number."""
+        """Return an upper bound on the length of a text of a dictionary."""
         if page.values > _MOST_LENGTHS or not self._may_unpack(page):
             return page.unpacked
         data, at, longest = self._decompressed(self._read(page.begin, page.packed), page.unpacked), 0, 0
@@ -199,7 +201,7 @@ class _Chunk:
         return longest
 
     def decoded_bytes(self, page: _Page) -> int:
-        """Return how many bytes the values of a page take beside those of the page."""
+        """Return the memory of a page's decoded values, in addition to the page."""
         size_bytes = page.values * (_VALUE_BYTES + self.column.width) if self.column.repetition else 0
         if page.encoding not in _DELTAS:
             return size_bytes
@@ -208,22 +210,20 @@ class _Chunk:
         _, data, at = self._unpacked(page)
         lengths = _Deltas(data, at)
         if page.encoding == _DELTA_TEXTS and lengths.count <= _MOST_LENGTHS:
-            # each text begins with so many bytes of the one before
+            # the lengths of the prefixes that texts share with the previous text
             size_bytes += lengths.sum()
             lengths = _Deltas(data, lengths.at)
         return size_bytes + 8 * lengths.count if lengths.count <= _MOST_LENGTHS else _TOO_MANY_BYTES
 
     def counts_rows(self, page: _Page) -> bool:
-        """Return whether `starts` can tell the rows of a page of lists: not for lists of lists, and of codings that
-        writers gave up.
-        """
+        """Return whether `starts` can count the rows of a page of lists: not for lists of lists and old encodings."""
         is_old = page.kind == _DATA_PAGE and int(page.header[_LEVELS]) != _RLE
         return self.column.repetition == 1 and self._may_unpack(page) and not is_old
 
     def starts(self, page: _Page) -> int:
-        """Return how many rows begin on a page of lists."""
+        """Return the number of rows that begin on a page of lists."""
         levels, _, _ = self._unpacked(page)
-        # Writers take less than two bits a value. More would take long to read.
+        # Writers need less than two bits a value; a damaged page with more would take long to read
         if len(levels) > page.values // 4 + 64:
             raise ValueError("levels of a page are longer than its values allow")
         at = done = rows = 0
@@ -243,7 +243,7 @@ class _Chunk:
         return self._chunk.codec in _CODECS and page.unpacked <= DECODED_BYTES
 
     def _unpacked(self, page: _Page) -> tuple[bytes, bytes, int]:
-        """Return the levels of repetition of a page, its bytes, and where its values begin."""
+        """Return the repetition levels of a page, its decompressed bytes, and the position of its values in them."""
         body = self._read(page.begin, page.packed)
         if page.kind == _DATA_PAGE_2:
             repetitions, definitions = (int(page.header[number]) for number in (_REPETITIONS_2, _DEFINITIONS_2))
@@ -274,7 +274,7 @@ _FRAME = Struct(">II")
 
 
 def _of_hadoop(body: bytes, size_bytes: int) -> bytes:
-    """Return what LZ4 packed in Hadoop's frames, as Spark writes it, or without frames, as Arrow once wrote it."""
+    """Decompress LZ4 in Hadoop's frames, as Spark writes it, or without frames, as Arrow once wrote it."""
     codec, parts, at, left = pa.Codec("lz4_raw"), [], 0, size_bytes
     try:
         while at < len(body):
@@ -293,7 +293,7 @@ def _of_hadoop(body: bytes, size_bytes: int) -> bytes:
 
 
 class _Deltas:
-    """`count` numbers of 32 bits, which a page stores as differences (DELTA_BINARY_PACKED), from `at`."""
+    """`count` 32-bit numbers that a page stores as differences (DELTA_BINARY_PACKED), from position `at`."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -307,7 +307,7 @@ class _Deltas:
         self._part = block // self._parts
 
     def sum(self) -> int:
-        """Return the sum of the numbers and move behind them. None may be negative."""
+        """Return the sum of the numbers, and set `at` to their end. Raises `ValueError` for a negative number."""
         found, left = [np.array([self._first] if self.count else [], np.int64)], self.count - 1
         while left > 0:
             least, self.at = _varint(self._data, self.at)
@@ -319,7 +319,7 @@ class _Deltas:
                     left -= len(found[-1])
             if not widths:
                 raise ValueError("its numbers end too soon")
-        # differences may pass 32 bits, numbers wrap
+        # differences may exceed 32 bits; numbers wrap
         numbers = np.cumsum(np.concatenate(found)).astype(np.int32)
         if (numbers < 0).any():
             raise ValueError("a length is negative")

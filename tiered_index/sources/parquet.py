@@ -1,7 +1,8 @@
-"""Parquet as tables of bounded size, whatever a file says: text that rows share is read once, each table has a bounded
-number of rows and bytes, and no row becomes more than `DECODED_BYTES`, with the pages that it is on. One thread.
+"""Reads untrusted Parquet files as tables of bounded size. One thread.
 
-All damage is `CorruptFile`. Pages are checked against their checksums, if they have any.
+Each table has a bounded number of rows and bytes. Text that rows share is read once. No row, with its pages, may need
+
+more than `DECODED_BYTES`. All damage is `CorruptFile`. Pages with checksums are verified.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from tiered_index.sources.footers import Chunk, column_chunks
 from tiered_index.sources.pages import DECODED_BYTES, Column, Pages, chunk_pages, most_bytes
 from tiered_index.sources.places import LocalFile, StoredFile
 
-# Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
+# Most rows that are read at once, and about how many bytes: of all columns, and of text, shared text counted by row
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
-# A few bytes can stand for any number of keys: rows with lists that are read at once, keys of a table, and of a row.
+# A few bytes can become any number of keys. Most rows with lists that are read at once, keys of a table, keys of a row:
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
-# A file begins with a mark. Its footer is followed by the footer's length, and the mark.
+# A file begins with a mark. The length of the footer and the mark follow the footer.
 _MARK_BYTES, _TAIL_BYTES = 4, 8
-# A local file is read in pieces of so many bytes; chunks of an object with so few bytes between them at once.
+# A local file is read in pieces. Column chunks of an object with a smaller gap are read by one request.
 _PIECE_BYTES, _GAP_BYTES = 1 << 20, 8 << 10
-# What Arrow raises for bytes that it can't read.
+# Arrow's errors for damaged files
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ParquetTable:
-    """The rows of one file, whose footer is read; old times (INT96) are read in the unit `times`.
+    """The rows of one file. `times` is the unit for times of the old type INT96.
 
-    Raises `CorruptFile`, and as the storage.
+    The constructor reads the footer. Raises `CorruptFile` and the storage's errors.
     """
 
     def __init__(self, place: LocalFile | StoredFile, times: str = "ms") -> None:
@@ -48,7 +49,7 @@ class ParquetTable:
         with self._place.ranges() as handle, self._opened(handle) as file:
             self.metadata: pq.FileMetaData = file.metadata
             self.schema = pa.schema(
-                # a UUID's column is one of bytes
+                # an extension type like UUID is read as its storage type
                 [pa.field(f.name, _stored(f.type)) for f in file.schema_arrow],
                 file.schema_arrow.metadata,
             )
@@ -69,7 +70,7 @@ class ParquetTable:
             for column in columns
         ]
         self._lists = {field.name for field in self.schema if has_items(field.type)}
-        # how many rows each row group has
+        # Rows of each row group
         self.group_rows = [self._rows(self.metadata.row_group(n)) for n in range(self.metadata.num_row_groups)]
         *self._begins, self.rows = accumulate(self.group_rows, initial=0)
         CorruptFile.unless_equal(str(place), "rows of all row groups", self.metadata.num_rows, self.rows)
@@ -78,10 +79,10 @@ class ParquetTable:
     def _opened(
         self, handle: IO[bytes], texts: Sequence[str] = (), metadata: pq.FileMetaData | None = None
     ) -> Iterator[pq.ParquetFile]:
-        """Yield the file, whose pages are compared with their checksums; `texts` are read as dictionaries."""
+        """Yield the open file; checksums of pages are verified, and columns `texts` are read as dictionaries."""
         try:
             with pq.ParquetFile(
-                # Arrow reads a path faster than a file of Python
+                # Arrow reads a path faster than a Python file
                 self._place.path if isinstance(self._place, LocalFile) else handle,
                 metadata=metadata,
                 pre_buffer=False,
@@ -97,7 +98,7 @@ class ParquetTable:
             raise self._damage(error) from error
 
     def _rows(self, group: pq.RowGroupMetaData) -> int:
-        # not by column: Arrow ends the process for what can be wrong with a column's metadata
+        # Not by column: Arrow aborts the process for some damage of a column's metadata
         if group.num_rows < 0 or group.total_byte_size < 0:
             raise CorruptFile(str(self._place), "a row group has a negative size")
         return int(group.num_rows)
@@ -119,8 +120,9 @@ class ParquetTable:
         return CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}")
 
     def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
-        """Yield columns of the rows from number `start` on, each table with its first row's number. Raises
-        `CorruptFile`, and `InvalidArgument` for a row that is too long, or may be.
+        """Yield columns `names` of the rows from `start`, as tables with the number of their first row.
+
+        Raises `CorruptFile`, and `InvalidArgument` for a row that may need too much memory.
         """
         for number, (begin, count) in enumerate(zip(self._begins, self.group_rows, strict=True)):
             if begin + count > start:
@@ -130,8 +132,9 @@ class ParquetTable:
     def read_group(
         self, number: int, names: Sequence[str], start: int = 0, shared: Sequence[str] = ()
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield columns of the rows of one row group from its row `start` on, each batch with the number of its first
-        row in the group. Text columns `shared` stay dictionaries. Raises as `read`.
+        """Yield columns `names` of one row group from its row `start`, as batches with the number of their first row.
+
+        Numbers count from the group's first row. Text columns `shared` stay dictionaries. Raises as `read`.
         """
         count, size_bytes = self.group_rows[number], self.metadata.row_group(number).total_byte_size
         most = BATCH_ROWS if self._lists.isdisjoint(names) else LIST_ROWS
@@ -171,9 +174,10 @@ class ParquetTable:
     def _at_once(
         self, number: int, chunks: Sequence[Chunk], pages: list[Pages], at_once: int, shared: Sequence[str]
     ) -> tuple[int, list[str]]:
-        """Return how many rows to read at once, `at_once` at most, and the paths of the columns to read as
-        dictionaries: text that many rows may share, and that is so large that these rows would exceed `TEXT_BYTES`.
-        Text that few rows share is read faster without one. Raises `InvalidArgument` where one row is too much.
+        """Return the number of rows to read at once (up to `at_once`), and the paths to read as dictionaries.
+
+        These are text columns that are shared, in lists, or could exceed `TEXT_BYTES` in these rows. Other text is read
+        faster without a dictionary. Raises `InvalidArgument` if one row needs too much memory.
         """
         texts = []
         for chunk, found in zip(chunks, pages, strict=True):
@@ -229,7 +233,7 @@ class ParquetTable:
 
 
 def _slices(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Yield [begin, end) of neighbouring rows that have about `most` together."""
+    """Yield ranges [begin, end) of neighbouring rows whose sizes add up to about `most`."""
     parts, begin = np.cumsum(sizes) // most, 0
     while begin < len(sizes):
         end = int(np.searchsorted(parts, parts[begin], "right"))
@@ -243,12 +247,12 @@ def _is_of(chunk: Chunk, names: Sequence[str]) -> bool:
 
 
 def _as_dictionary(column: pa.Array) -> pa.Array:
-    # of some codings Arrow makes no dictionaries
+    # Arrow can't read some encodings as dictionaries
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
 
 
 class _Fetched(io.RawIOBase):
-    """An object as a file. It fetches column chunks together: neighbours by one request."""
+    """An object as a file. It fetches the column chunks first, neighbours by one request."""
 
     def __init__(self, stored: IO[bytes], chunks: Sequence[Chunk]) -> None:
         super().__init__()
@@ -274,16 +278,16 @@ class _Fetched(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the place of the next byte."""
+        """Return the position of the next byte."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte."""
+        """Set the position of the next byte."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
         return self._at
 
     def readinto(self, buffer: object) -> int:
-        """Fill `buffer` with bytes that were fetched, or by one request."""
+        """Read into `buffer` from fetched bytes, or by one request; return the byte count."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         for begin, data in self._parts:
             if begin <= self._at < begin + len(data):

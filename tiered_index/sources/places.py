@@ -22,19 +22,19 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.storage.base import ObjectReader, Storage
 from tiered_index.storage.disk import absolute_path
 
-# Endings of the names of files, by their kind.
+# Extensions of file names
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
 NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 STDIN = "-"
-# One request fills so much, where less is asked for.
+# Least bytes of one request
 _BUFFER_BYTES = 1 << 20
-# So long a block is gathered from a stream.
+# Longest time to gather a block from stdin
 _MOMENT_S = 0.2
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """One file of the local disk. Raises `InvalidArgument` where it can't be opened."""
+    """One file of the local disk. Raises `InvalidArgument` if it can't be opened."""
 
     path: Path
 
@@ -64,7 +64,7 @@ class StoredFile:
         return self.uri
 
     def open(self) -> AbstractContextManager[IO[bytes]]:
-        """Return the bytes, seekable, buffered for reading on and on."""
+        """Return the bytes, seekable, buffered for sequential reads."""
         return io.BufferedReader(self._reader(), _BUFFER_BYTES)
 
     def ranges(self) -> AbstractContextManager[IO[bytes]]:
@@ -82,7 +82,7 @@ class Stdin:
         if sys.stdin is None:
             raise InvalidArgument("stdin is closed")
         raw = cast(io.BufferedReader, sys.stdin.buffer)
-        # what unpacks must not wait for whole buffers either
+        # read1, so that gzip does not wait for a whole buffer
         packed = cast(IO[bytes], SimpleNamespace(read=raw.read1))
         self._stream: Any = gzip.GzipFile(fileobj=packed, mode="rb") if raw.peek(2)[:2] == b"\x1f\x8b" else raw
 
@@ -94,7 +94,7 @@ class Stdin:
         return contextlib.nullcontext(self._stream)
 
     def read(self, size_bytes: int) -> bytes:
-        """Return what comes within a moment, so that nothing waits for a whole block; empty at the end only."""
+        """Return the bytes that arrive within a moment, up to `size_bytes`; empty only at the end."""
         until_s = time.monotonic() + _MOMENT_S
         pieces = [self._stream.read1(size_bytes)]
         left = size_bytes - len(pieces[0])
@@ -104,7 +104,7 @@ class Stdin:
         return b"".join(pieces)
 
     def head(self) -> bytes:
-        """Return the first bytes, which stay to be read; empty at the end of the stream."""
+        """Return the first bytes without consuming them; empty at the end of the stream."""
         try:
             return bytes(self._stream.peek(1))
         except (EOFError, OSError, zlib.error) as error:
@@ -128,7 +128,7 @@ def local_path(source: str) -> Path | None:
 
 @contextlib.contextmanager
 def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
-    """Yield what `source` names. Raises `InvalidArgument`, and as the storage."""
+    """Yield the file, object or stdin that `source` names. Raises `InvalidArgument` and the storage's errors."""
     path = local_path(source)
     if path is not None:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -141,7 +141,7 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
     uri, mark, parameters = source.partition("?")
     folder, _, name = uri.rpartition("/")
     if not name or folder.endswith(("/", ":")):
-        raise InvalidArgument(f"{uri} is no file: give the URI of one, such as s3://bucket/day.ndjson")
+        raise InvalidArgument(f"{uri} is not a file: give the URI of a file, such as s3://bucket/day.ndjson")
     with contextlib.closing(config.open_storage(folder + mark + parameters)) as storage:
         try:
             size_bytes = storage.head(name).size_bytes

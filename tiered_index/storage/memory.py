@@ -44,7 +44,7 @@ class _Upload:
 
 
 class _Shelf:
-    """Objects and unfinished uploads that storages of one name share."""
+    """The objects and unfinished uploads that all storages of one name share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ class _Shelf:
 
 
 class MemoryStorage(SizedStorage):
-    """The objects under `name`; without a name, objects that no other storage can open."""
+    """The storage called `name` of this process; without a name, a storage that can't be opened again."""
 
     _shelves: ClassVar[dict[str, _Shelf]] = {}
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -70,7 +70,7 @@ class MemoryStorage(SizedStorage):
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
-        """Return the storage of a name, the same for all of this process."""
+        """As `Storage.from_uri`."""
         try:
             return cls(unquote(uri.netloc + uri.path).rstrip("/"))
         except InvalidArgument as error:
@@ -78,7 +78,7 @@ class MemoryStorage(SizedStorage):
 
     @classmethod
     def forget(cls, name: str) -> None:
-        """Let the next storage called `name` start empty; storages open now keep theirs."""
+        """Forget the objects of `name`: the next storage of that name is empty. Open storages keep their objects."""
         with cls._registry_lock:
             cls._shelves.pop(name, None)
 
@@ -91,7 +91,7 @@ class MemoryStorage(SizedStorage):
 
     @classmethod
     def _renew_locks(cls) -> None:
-        """Have a forked child wait for no thread of its parent."""
+        """Replace the locks in a forked child: a thread of the parent may have held them."""
         cls._registry_lock = threading.Lock()
         for shelf in cls._shelves.values():
             shelf.lock = threading.Lock()
@@ -104,7 +104,7 @@ class MemoryStorage(SizedStorage):
             self._shelf.objects[name] = value
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store a copy of `data` where `name` does not exist. Raises `ObjectExists`."""
+        """Store a copy of `data` if `name` does not exist. Raises `ObjectExists`."""
         check_name(name)
         value = (bytes(data), self._clock.now_ms())
         with self._shelf.lock:
@@ -116,7 +116,7 @@ class MemoryStorage(SizedStorage):
         return ObjectInfo(name, len(data), modified_ms)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects in order of name, a page at a time as a server would."""
+        """Yield objects in order of name, a page at a time."""
         check_prefix(prefix, start_after)
         after = start_after
         while True:

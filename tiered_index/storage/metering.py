@@ -1,11 +1,10 @@
-"""Requests counted, and held to limits.
+"""Counts the requests of storages, and holds them to limits.
 
 Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
 call is made, so failed ones count. Bytes are payload that was delivered. Threads: any number.
 
-A `Usage` with limits admits each call before it is passed on: a call that would exceed a limit raises `BudgetExceeded`,
-is not sent, and no usage in scope counts it. Admitting and counting are one step, and the bytes that calls under way
-have asked for are reserved.
+A call that would exceed a limit of a `Usage` in scope raises `BudgetExceeded`; it is not sent, and no usage counts it.
+Checking and counting are one atomic step. The bytes that calls under way have asked for count as reserved.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tiered_index.storage.prices import PriceTable
 from tiered_index.tracing import span
 
 _T = TypeVar("_T")
-# of all counts: a call is admitted by all usages in scope, or by none
+# Guards all counts: all usages in scope admit a call, or none does
 _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Another thread of the parent may have held the lock at the fork."""
+    """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -38,11 +37,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Usage:
-    """A running count; every property is a consistent reading at one moment. Threads: any number.
+    """A running count of requests and bytes, with optional limits. Threads: any number.
 
-    Limits are inclusive; None: no limit. `max_bytes` limits bytes read. A call whose answer's size is unknown (a whole
-    object) is admitted below that limit and counted afterwards, so it may exceed it once; the next call is refused.
-    `max_cost_usd` limits the estimated price likewise.
+    Limits are inclusive; None: no limit. `max_bytes` limits bytes read. The size of a whole object is unknown before it
+    is read: such a call is admitted below the limit and may exceed it once. The next call is refused. `max_cost_usd`
+    limits the estimated price in the same way.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Usage:
         self.max_bytes = max_bytes
         self.max_cost_usd = max_cost_usd
         self._requests: dict[str, int] = {}
-        # payload bytes delivered by reads, and accepted by writes
+        # Payload bytes that reads delivered, and that writes sent
         self.bytes_read = self.bytes_written = 0
         self._bytes_held = 0
 
@@ -74,50 +73,50 @@ class Usage:
 
     @property
     def requests_left(self) -> int | None:
-        """How many more requests `max_requests` allows; None: no limit."""
+        """The number of further requests that `max_requests` allows; None: no limit."""
         with _lock:
             return None if self.max_requests is None else max(0, self.max_requests - sum(self._requests.values()))
 
     @property
     def requests_by_kind(self) -> dict[str, int]:
-        """How many by operation (the names of `Storage`'s methods); only those that happened."""
+        """The number of requests by operation (the name of a method of `Storage`)."""
         with _lock:
             return dict(self._requests)
 
     @property
     def bytes_asked(self) -> int:
-        """Payload bytes delivered by reads, and those that reads under way have asked for."""
+        """Payload bytes that reads have delivered or that reads under way have asked for."""
         with _lock:
             return self.bytes_read + self._bytes_held
 
     @property
     def bytes_left(self) -> int | None:
-        """How many more bytes `max_bytes` allows, those asked for by reads under way deducted; None: no limit."""
+        """The number of further bytes that `max_bytes` allows, less those of reads under way; None: no limit."""
         with _lock:
             return None if self.max_bytes is None else max(0, self.max_bytes - self.bytes_read - self._bytes_held)
 
     @property
     def cost_usd(self) -> float:
-        """The estimated price of it all, in US dollars."""
+        """The estimated price of all requests and bytes, in US dollars."""
         with _lock:
             return self.prices.cost_usd(self._requests, self.bytes_read)
 
     @property
     def used(self) -> bool:
-        """Whether anything was asked for, ever."""
+        """Whether any request was counted."""
         return bool(self._requests or self.bytes_read or self._bytes_held)
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit at all."""
+        """Whether there is a limit."""
         return self.max_requests is not None or self.max_bytes is not None or self.max_cost_usd is not None
 
     def begin(self, call: Call) -> None:
-        """Admit a call, count its requests, reserve its bytes. Raises `BudgetExceeded`, and counts nothing then."""
+        """Count the requests of a call and reserve its bytes. Raises `BudgetExceeded`, and then counts nothing."""
         _begin((self,), call)
 
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
-        """Count the payload (of a failed call: none) and release the reserved bytes of a call that `begin` admitted."""
+        """Count the payload of a call (0 if it failed) and release the bytes that `begin` reserved for it."""
         with _lock:
             self._bytes_held -= call.asked_bytes or 0
             self.bytes_read += read
@@ -164,18 +163,18 @@ class Usage:
 
 
 class MeteredStorage(WrapperStorage):
-    """Counts every call: `total` since it was made, `measure()` within a scope."""
+    """A wrapper that counts every call: in `total`, and in each `measure()` block."""
 
     def __init__(self, inner: Storage, prices: PriceTable | None = None) -> None:
         super().__init__(inner)
         self.prices = prices or PriceTable()
         self.total = Usage(self.prices)
-        # whether the backend reports its requests through `sending`
+        # Whether the backend reports its requests through `sending`
         self._tells = False
         self._pid = os.getpid()
 
     def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
-        """As `Storage.read_now`. It is counted in `total` alone."""
+        """As `Storage.read_now`; counted only in `total`."""
         data = None if self._pid != os.getpid() else self.inner.read_now(name, start, length, size_bytes)
         if data is not None:
             call = Call("get_range", name, asked_bytes=length)
@@ -185,10 +184,9 @@ class MeteredStorage(WrapperStorage):
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
-        """Count this storage's calls made in this thread, and by lookups begun in it, in the block; blocks nest.
+        """Count the calls to this storage in the block: of this thread and of lookups that it starts. Blocks nest.
 
-        Pass `into` to add up several storages in one `Usage`, or one with limits. Wait inside for work in other
-        threads.
+        Pass `into` to add up several storages, or to set limits. Wait in the block for work in other threads.
         """
         usage = into if into is not None else Usage(self.prices)
         with active_context().counting(usage, self).active():
@@ -196,17 +194,17 @@ class MeteredStorage(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         if self._pid != os.getpid():
-            # its connections are the parent's, too: both would read the same answers
+            # Parent and child share its connections: each could read the other's responses
             raise IndexClosed(f"a parent process opened {self.uri}, and this process is its fork: open it again")
         context = active_context()
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
-        # Whether a further page is a request is known only when it is sent or, with a backend that doesn't report its
-        # requests, by a page that isn't empty.
+        # A further page is counted when its request is sent. If the backend does not report its requests, a page that
+        # has objects counts as one.
         begun = replace(call, requests=0) if call.is_further else call
         _begin(usages, begun)
         try:
             repeats = RepeatCounter(usages, begun)
-            # a metered storage below counts what only it is asked, and every repeat is told to all above
+            # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
             others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
             with RequestContext(context.deadline_s, others, (*context.listeners, repeats)).active():
                 with span(f"storage.{call.operation}", object=call.name, asked_bytes=call.asked_bytes or 0):
@@ -227,7 +225,7 @@ class MeteredStorage(WrapperStorage):
 
 
 class RepeatCounter:
-    """Admits and counts the requests that a backend sends for one call beyond its first ones, and wasted bytes."""
+    """Counts a call's further requests (repeats, pages) and wasted bytes, and holds them to the limits."""
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
         self._usages = usages
@@ -236,7 +234,7 @@ class RepeatCounter:
         self.told = False
 
     def sending(self) -> None:
-        """Count a request that is about to be sent; an exception prevents it."""
+        """Count a request that is about to be sent. Raises `BudgetExceeded`: then do not send it."""
         with _lock:
             self.told = True
             if self._counted:
@@ -245,13 +243,13 @@ class RepeatCounter:
         _begin(self._usages, self._again)
 
     def wasted(self, size_bytes: int) -> None:
-        """Count at most `size_bytes` bytes that were delivered and are requested again."""
+        """Count `size_bytes` bytes that were delivered and must be requested again."""
         for usage in self._usages:
             usage.end(self._again, read=size_bytes)
 
 
 def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> None:
-    """Begin `call` in all of `usages`, or in none where one refuses it. One that `is_sent` already is not refused."""
+    """Begin `call` in all of `usages`, or in none if one refuses it. A call that `is_sent` already is not refused."""
     with _lock:
         for place, usage in enumerate(usages):
             if call.requests and not is_sent:

@@ -1,7 +1,7 @@
 """Base of the backends that send requests through obstore, the binding of Rust's object_store.
 
-obstore is loaded on use. Its runtime's threads do not survive a fork: a process that was forked after obstore was
-loaded has none. Threads: any number.
+obstore is loaded on use. Its threads do not survive a fork: a process that was forked after obstore was loaded can't
+use it. Threads: any number.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-# `RetryLoop` repeats, and counts
+# `RetryLoop` repeats requests and counts them
 NO_RETRIES = {"max_retries": 0}
-# Nobody can listen on port 0. obstore follows redirects, and would take signatures and tokens along.
+# A proxy that can't exist: nothing listens on port 0. obstore follows redirects, and would send signatures and tokens
+# to the other host.
 _NOWHERE = "127.0.0.1:0"
 _ANSWERED = re.compile(r"status code: (\d{3})[^:]*: ?(.*?)(?:\n\nDebug source:|$)", re.DOTALL)
 _forked_after_loading = False
@@ -41,12 +42,12 @@ def _loaded() -> Any:
 
 
 def obstore() -> Any:
-    """Return the module; None where it is not installed, or can't work in this process."""
+    """Return the module `obstore`; None if it is not installed or can't work in this process."""
     return None if _forked_after_loading else _loaded()
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """Return what obstore raises for a request that failed, or settings that it refuses."""
+    """Return the classes of obstore's errors, for failed requests and for invalid settings."""
     return obstore().exceptions.BaseError, OSError, ValueError
 
 
@@ -58,12 +59,12 @@ def client_options(
     connect_timeout_s: float = 5.0,
     read_timeout_s: float = 30.0,
 ) -> dict[str, Any]:
-    """Return obstore's `client_options`. Requests to hosts other than `hosts` end in this machine."""
+    """Return obstore's `client_options`. Requests to hosts other than `hosts` fail without leaving this machine."""
     return {
         "allow_http": allow_http,
         "connect_timeout": timedelta(seconds=connect_timeout_s),
         "read_timeout": timedelta(seconds=read_timeout_s),
-        # of a request as a whole, which may be as long as its body needs
+        # Of a whole request: a long body may take any time
         "timeout": timedelta(days=1),
         "pool_max_idle_per_host": str(connections),
         "proxy_url": f"http://{_NOWHERE}",
@@ -72,11 +73,11 @@ def client_options(
 
 
 def answered(text: str) -> tuple[int, str] | None:
-    """Return status and body of an error answer, out of the text of obstore's error; None: there was no answer."""
+    """Return status and body of an error response from the text of obstore's error; None: there was no response."""
     found = _ANSWERED.search(text)
     return (int(found[1]), found[2]) if found else None
 
 
 def went_elsewhere(text: str) -> bool:
-    """Return whether obstore's error is of a request to another host than it may go to."""
+    """Return whether obstore's error says that a request was redirected to a host that is not allowed."""
     return f"{_NOWHERE}," in text

@@ -1,4 +1,4 @@
-"""Storages by URI: opening one, listing its children, and probing that it honours put-if-absent.
+"""Opens a storage by its URI, lists its children, and probes that it honours put-if-absent.
 
     file:///dir                                                             a folder, absolute
     s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual
@@ -8,10 +8,10 @@
     memory://name                                                           this process's memory
 
 Another package adds a scheme by an entry point of the group `tiered_index.storages`: its name is the scheme, its value
-the class. `options_type` of the class declares the parameters, `from_uri` opens.
+the class. `options_type` of the class declares the URI's parameters, `from_uri` opens the storage.
 
-Every mistake is a `ConfigError` that names the parameter or the part; values that could hold a secret are not repeated
-in messages. Threads: any.
+Every mistake is a `ConfigError` that names the parameter or the part. Messages do not repeat a value that may be a
+secret. Threads: any.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _BUILT_IN = {
     "s3": "tiered_index.storage.s3.storage:S3Storage",
     "sqlite": "tiered_index.storage.sqlite.storage:SqliteStorage",
 }
-# Only a word is repeated in a message; anything else may be a secret
+# A message repeats only a word; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
-# A word, or what begins as a path does and looks like one to its end
+# A word or a path
 _PATH = re.compile(r"(?:[.~]{0,2}/)[\w ./~+-]*|\.{1,2}|[a-z][a-z_-]{0,30}/?", re.IGNORECASE)
 
 
 def open_storage(
     uri: str, *, options: StorageOptions | None = None, disk: Disk | None = None, parallel_reads: int | None = None
 ) -> Storage:
-    """Return the storage that `uri` names; no request is sent yet.
+    """Return the storage that `uri` names, without a request.
 
-    `options` apply to the backend of their class, where the URI's own parameters win; `disk` applies to `file://`.
-    `parallel_reads`, how many reads the caller will have under way at once, sizes the pool of connections to
-    `max(10, parallel_reads + 4)` unless `options` say how many. Raises `ConfigError`, among them
+    `options` apply if they are of the backend's class; the URI's parameters win. `disk` applies to `file://`.
+    `parallel_reads` is the number of reads that the caller has under way at once. It sizes the pool of connections to
+    `max(10, parallel_reads + 4)` unless `options` set the size. Raises `ConfigError`, among them
     `StorageMisconfigured` for an unknown profile.
     """
     parts = split_uri(uri)
@@ -82,7 +82,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def _storage_class(scheme: str) -> type[Storage]:
-    """Return the class of a known scheme. Raises `ConfigError` where another package's can't be loaded."""
+    """Return the class of a known scheme. Raises `ConfigError` if the class of another package can't be loaded."""
     if scheme in _BUILT_IN:
         return cast(type[Storage], pkgutil.resolve_name(_BUILT_IN[scheme]))
     found = _entry_points()[scheme]
@@ -96,7 +96,7 @@ def _storage_class(scheme: str) -> type[Storage]:
 
 
 def split_uri(uri: str) -> SplitResult:
-    """Return a storage URI's parts. Raises `ConfigError` for an unknown scheme or parameter, or credentials."""
+    """Return the parts of a storage's URI. Raises `ConfigError` for an unknown scheme or parameter, or credentials."""
     if not isinstance(uri, str):
         near = f"; did you mean {uri.uri!r}?" if isinstance(uri, Storage) else ""
         raise ConfigError(f"a storage is named by its URI, not by a {type(uri).__name__}{near}")
@@ -109,7 +109,7 @@ def split_uri(uri: str) -> SplitResult:
     try:
         parts = urlsplit(uri)
     except ValueError:
-        # without its cause, which would repeat the URI
+        # no cause: its text has the URI, which may hold a secret
         raise ConfigError(f"not a {scheme}:// URI that can be read") from None
     if parts.fragment or "#" in uri:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
@@ -120,7 +120,7 @@ def split_uri(uri: str) -> SplitResult:
 
 
 def _parameters(parts: SplitResult) -> dict[str, str]:
-    """Return the query's parameters; raise `ConfigError` for one that is not known, is empty or comes twice."""
+    """Return the query's parameters. Raises `ConfigError` for one that is unknown, empty or repeated."""
     known = _storage_class(parts.scheme).options_type.uri_parameters
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -137,11 +137,10 @@ def _parameters(parts: SplitResult) -> dict[str, str]:
 
 
 def child_storages(storage: Storage, listed: Storage | None = None) -> Iterator[Storage]:
-    """Yield the storages one step below `storage`, `uri/child` each, in order of name. Lazy.
+    """Yield the storages one step below `storage` (`uri/child`), in order of name. Lazy.
 
-    Any storage but a folder or a memory storage, a wrapper included, is read as an object store: its children are the
-    first segments of the objects' names. That costs at most a listing a child and one for every 1,000 objects beside
-    them.
+    For all storages but folders and memory storages, the children are the first segments of the objects' names. That
+    costs at most one listing for each child and one for every 1,000 objects that belong to no child.
     """
     if isinstance(storage, LocalStorage | MemoryStorage):
         yield from storage.children()
@@ -161,15 +160,15 @@ def _first_parts(storage: Storage) -> Iterator[str]:
                 part = first
                 yield part
             if slash and number % PAGE == 0:
-                # The next page may hold more of the same child: list after it. "0" is the character after "/".
+                # The next page may have more of the same child: list after it. "0" is the character after "/".
                 listing = storage.list("", start_after=f"{part}0")
                 break
 
 
 class PrefixedStorage(WrapperStorage):
-    """The objects of `inner` under `prefix` (a name without closing slash), named by the rest of their names.
+    """The objects of `inner` under `prefix/`, named without it.
 
-    Closing it leaves `inner` open, which other prefixes may share.
+    Closing it leaves `inner` open, because other prefixes may share it.
     """
 
     def __init__(self, inner: Storage, prefix: str) -> None:
@@ -207,7 +206,7 @@ class PrefixedStorage(WrapperStorage):
         """Leave `inner` open."""
 
     def _full(self, name: str) -> str:
-        # checked without the prefix, too: "../x" must be refused by itself
+        # Check the name without the prefix, too: "../x" must be refused
         check_name(name)
         return check_name(self._base + name)
 
@@ -225,12 +224,12 @@ class PrefixedStorage(WrapperStorage):
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
-    """Check that the storage honours put-if-absent: put twice to one unique object, then delete it.
+    """Check that the storage honours put-if-absent: put an object with a unique name twice, then delete it.
 
-    The object's name begins with `name`. Raises `StorageMisconfigured` where the second put is accepted, or refused and
-    yet stored: some servers ignore the condition and answer 200. Other errors pass as they are.
+    The object's name begins with `name`. Raises `StorageMisconfigured` if the second put succeeds, or is refused but
+    stored: some servers ignore the condition. Passes on other errors.
     """
-    # Two tries: if this process slept for a day between the puts, another one has swept the object.
+    # Two tries: if this process sleeps for a day between the puts, another one may sweep the object
     if not any(_honours_put_if_absent(storage, f"{name}-{uuid.uuid4().hex}") for _ in range(2)):
         raise StorageMisconfigured(
             f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
@@ -240,7 +239,7 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
 
 def _honours_put_if_absent(storage: Storage, unique: str) -> bool:
     try:
-        # A backend that repeats the first put after a lost answer finds its own object: the name is unique.
+        # A backend that repeats the first put after a lost response finds its own object: the name is unique
         with contextlib.suppress(ObjectExists):
             storage.put_if_absent(unique, b"first")
         try:

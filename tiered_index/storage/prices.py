@@ -43,7 +43,7 @@ class PriceTable:
         return stored_bytes / 2**30 * self.storage_per_gib_month_usd
 
     def gap_bytes(self, most: int) -> int:
-        """Return how many bytes, at most `most`, cost no more than a GET that is spared by reading them in vain."""
+        """Return the number of needless bytes, at most `most`, whose price is that of the GET that they save."""
         byte_usd = self.egress_per_gib_usd / 2**30
         return int(min(most, self.get_per_1000_usd / 1000 / byte_usd)) if byte_usd else most
 

@@ -1,6 +1,6 @@
-"""The one loop that repeats requests to an object store: bounded in attempts, by the caller's deadline, and counted.
+"""Repeats failed requests to an object store, within bounds on attempts and the caller's deadline.
 
-A backend's library makes one attempt; its own repeats are off. Threads: any number.
+The repeats of the backend's own library are off. Threads: any number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiered_index.storage.context import check_deadline, remaining_s, wasted
 
 
 class PassingFault(StorageUnavailable):
-    """A fault that a repeat may not meet. `wasted_bytes` bytes at most were delivered for nothing."""
+    """A fault after which a repeat may succeed. At most `wasted_bytes` bytes were delivered and can't be used."""
 
     def __init__(self, message: str, *, wasted_bytes: int = 0, is_throttled: bool = False) -> None:
         super().__init__(message)
@@ -26,23 +26,24 @@ class PassingFault(StorageUnavailable):
 
 
 class RequestFault(PassingFault):
-    """A request that was not served: no answer, or one that says to ask again."""
+    """A request that was not served: no response, or one that asks for a repeat."""
 
 
 _log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 5.0
-# a service that throttles is given more time
+# Least backoff after throttling
 _THROTTLED_BACKOFF_S = 0.5
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class RetryLoop:
-    """Requests to the storage `uri`: at most `max_attempts` of one call may end in a `RequestFault`, and at most
-    `transfer_attempts` in another `PassingFault`, so that a call makes at most the sum of both less one.
+    """Sends requests to the storage `uri`, and repeats them after faults.
 
-    The wait after fault n of a kind is drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5 s. Each is
-    logged (INFO).
+    A call fails after `max_attempts` `RequestFault`s, or after `transfer_attempts` other `PassingFault`s. It makes at
+
+    most the sum of both less one attempts. The wait after fault n of a kind is random, from 0 to `backoff_s * 2**n`
+    ("full jitter"), at most 5 s. Each fault is logged (INFO).
     """
 
     uri: str
@@ -51,15 +52,15 @@ class RetryLoop:
     backoff_s: float
     sleep: Callable[[float], None] = time.sleep
     uniform: Callable[[float, float], float] = random.uniform
-    # what a backend's library raises, and what returns the typed error for it: (error, doing=, uri=, name=)
+    # The errors of a backend's library, and the function that returns the typed error: (error, doing=, uri=, name=)
     errors: tuple[type[Exception], ...] = ()
     translate: Callable[..., TieredIndexError] = StorageUnavailable
 
     def run(self, doing: str, name: str, attempt: Callable[[], _T]) -> _T:
-        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` are for messages.
+        """Return `attempt()`, repeated after a `PassingFault`. `doing` and `name` are for messages.
 
-        What the library raises becomes a typed error: `StorageUnavailable` after the last attempt, and `BudgetExceeded`
-        instead of an attempt or a wait that would pass the deadline.
+        Turns the library's errors into typed ones. Raises `StorageUnavailable` after the last attempt, and
+        `BudgetExceeded` in place of an attempt or a wait that would exceed the deadline.
         """
         what = f"{doing} in {self.uri}"
         faults: Counter[type[PassingFault]] = Counter()
@@ -78,11 +79,11 @@ class RetryLoop:
                         raise fault from error
                     self._repeat(fault, faults, error)
                 finally:
-                    # else this frame and the error's trace would keep each other, and the bytes that were to be sent
+                    # Break the cycle of this frame and the error's traceback: it would keep the request's bytes
                     del fault
 
     def _repeat(self, fault: PassingFault, faults: Counter[type[PassingFault]], cause: Exception) -> None:
-        """Count a fault and wait after it, or raise what ends the call."""
+        """Count a fault and wait, or raise the error that ends the call."""
         if fault.wasted_bytes:
             wasted(fault.wasted_bytes)
         faults[type(fault)] += 1
@@ -96,6 +97,6 @@ class RetryLoop:
         left_s = remaining_s()
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time for a retry: {fault}") from cause
-        # the text alone: a handler may keep what it is given, and the error's trace holds what was to be sent
+        # Log only the text: a handler may keep the error, whose traceback holds the request's bytes
         _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, str(fault))
         self.sleep(wait_s)

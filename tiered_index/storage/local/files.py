@@ -1,14 +1,15 @@
-"""The files of `LocalStorage`: how object names are spelled as paths, how a folder tree is read back in order, and how
-whole files are published durably. Threads: any number, in any processes.
+"""Maps object names to paths, lists a folder tree in order of name, and publishes whole files durably.
+
+Used by `LocalStorage`. Threads: any number, in any processes.
 
 On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character
 that object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A segment longer than `CHUNK` characters (file
-systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and what is inside starts with ``%``
-(so that a rest of ``.`` or ``..`` is harmless). Whatever does not decode is not an object and is never listed.
+systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and names inside it start with ``%``
+(so that a rest of ``.`` or ``..`` is harmless). A path that does not decode is not an object and is never listed.
 
-A file appears under its final name whole and synced, or not at all; half-made files live in one hidden folder, which
-no listing shows. Every folder on the way to a file is made and its parent synced before the file is. A folder right
-below the root is never removed, so this class remembers that it is durable. A deeper one goes with its last file.
+A file appears under its final name whole and synced, or not at all. Half-made files are in one hidden folder, which no
+listing shows. Every folder of a path is made, and its parent synced, before the file. A folder directly below the root
+is never removed, so `DurableFiles` remembers that it is durable. A deeper one is removed with its last file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 WORK_FOLDER = ".%work"
 CHUNK = 200
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+@-]+")
-# What a directory entry represents
+# Kinds of directory entries
 Kind: TypeAlias = Literal["object", "folder", "chunk"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -41,7 +42,7 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 def _typed(error: OSError, doing: str) -> StorageError | DiskFull:
-    """Return the error that tells the caller what to do about `error`."""
+    """Return the typed error for `error`."""
     text = f"{doing}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in _FULL:
         return DiskFull(f"{text}: make room or move the storage")
@@ -52,7 +53,7 @@ def _typed(error: OSError, doing: str) -> StorageError | DiskFull:
 
 @contextlib.contextmanager
 def typed_errors(doing: str) -> Iterator[None]:
-    """Turn an `OSError` in the body into a typed error; where "not there" is an answer, the body catches it first."""
+    """Turn an `OSError` in the block into a typed error. `doing` begins its message."""
     try:
         yield
     except OSError as error:
@@ -60,14 +61,14 @@ def typed_errors(doing: str) -> Iterator[None]:
 
 
 def check_regular(path: Path, status: os.stat_result) -> None:
-    """Raise `StorageMisconfigured` where what is in an object's place is a link, a pipe or the like."""
+    """Raise `StorageMisconfigured` if the path of an object is a link, a pipe or the like."""
     if not stat.S_ISREG(status.st_mode):
-        raise StorageMisconfigured(f"{path} is not a regular file: nothing else is an object")
+        raise StorageMisconfigured(f"{path} is not a regular file, as every object must be: remove it")
 
 
 def _refuse_link(folder: Path) -> None:
     if folder.is_symlink():
-        raise StorageMisconfigured(f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there")
+        raise StorageMisconfigured(f"{folder} is a symbolic link, which a storage does not follow: use a real folder")
 
 
 class DurableFiles:
@@ -76,10 +77,10 @@ class DurableFiles:
     def __init__(self, root: Path, disk: Disk) -> None:
         self.root = root
         self.disk = disk
-        self._durable: set[Path] = set()  # one add or test at a time is atomic; losing a race costs one more sync
+        self._durable: set[Path] = set()  # no lock: each add or test is atomic, and a lost race costs one more sync
 
     def make_folder(self, folder: Path) -> None:
-        """Make `folder` (`root` or below it) and what is missing above it, durably."""
+        """Make `folder` (`root` or below it) and its missing parents, durably."""
         if folder in self._durable:
             return
         if folder == self.root:
@@ -91,13 +92,13 @@ class DurableFiles:
             _refuse_link(folder)
             self.make_folder(folder.parent)
             self.disk.make_folder(folder)
-            # Also where the folder was there: another process may have made it and not yet synced its parent.
+            # Also for an existing folder: another process may have made it without syncing its parent yet.
             self.disk.sync_folder(folder.parent)
         if folder == self.root or folder.parent == self.root:
             self._durable.add(folder)
 
     def sync_removed(self, folder: Path) -> None:
-        """Make durable what was removed from `folder`, which may have gone with it."""
+        """Make removals from `folder` durable, even if the folder itself was removed."""
         while folder != self.root.parent:
             try:
                 self.disk.sync_folder(folder)
@@ -106,23 +107,23 @@ class DurableFiles:
                 folder = folder.parent
 
     def drop_empty(self, folder: Path) -> None:
-        """Remove `folder` if it is empty, and those above it, but none right below the root."""
+        """Remove `folder` if it is empty, then its empty parents, but none directly below the root."""
         with contextlib.suppress(OSError):
             while self.root not in (folder, folder.parent):
                 self.disk.remove_folder(folder)
                 folder = folder.parent
 
     def check_way(self, path: Path) -> None:
-        """Raise `StorageMisconfigured` where a folder between the root and `path` is a symbolic link."""
+        """Raise `StorageMisconfigured` if a folder between the root and `path` is a symbolic link."""
         folder = path.parent
         while folder != self.root:
             _refuse_link(folder)
             folder = folder.parent
 
     def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]], absent: str | None = None) -> None:
-        """Make `target` hold the bytes of `chunks()`, perhaps called again; after an error it is the old or new one.
+        """Write the bytes of `chunks()`, which may be called twice, to `target`; an error leaves the old or the new file.
 
-        `absent` is the name of an object that must not be there, else `ObjectExists`; of racing processes one wins.
+        With `absent`, the object's name, raise `ObjectExists` if `target` exists; of racing processes one succeeds.
         """
         for last_try in (False, True):
             try:
@@ -130,10 +131,9 @@ class DurableFiles:
                 self.place(target, chunks(), absent)
                 return
             except FileNotFoundError as error:
-                # Our folders or our temporary file went: somebody cleared the root. Forget what we know and make them
-                # again, once.
+                # Another process removed our folders or temporary file. Make them again, once.
                 if last_try:
-                    raise StorageUnavailable(f"{target} can't be written: its folder keeps vanishing") from error
+                    raise StorageUnavailable(f"{target} can't be written: its folder was removed twice") from error
                 self._durable.clear()
 
     def sweep(self, older_than_ms: int) -> None:
@@ -147,7 +147,7 @@ class DurableFiles:
                     self.disk.unlink(path)
 
     def place(self, target: Path, chunks: Iterable[Bytes], absent: str | None = None) -> None:
-        """As `publish`, in a folder that is there. Raises `FileNotFoundError` if it went meanwhile."""
+        """As `publish`, in an existing folder. Raises `FileNotFoundError` if the folder was removed."""
         work = self.root / WORK_FOLDER
         self.make_folder(work)
         temporary = work / f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex}"
@@ -159,7 +159,7 @@ class DurableFiles:
                 self._link(temporary, target, absent)
             self.disk.sync_folder(target.parent)
         finally:
-            # A leftover is invisible and swept by age, so failing to remove it must not hide what happened.
+            # A leftover is invisible and swept by age: a failed removal must not hide the first error
             with contextlib.suppress(OSError):
                 self.disk.unlink(temporary)
 
@@ -190,7 +190,7 @@ def encode(name: str) -> Path:
 
 
 def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] | None:
-    """Return what the directory entry `entry` represents and its text, or None where it is not ours."""
+    """Return the kind of a directory entry and its text, or None if the entry is not part of the storage."""
     text = entry
     if in_chunk:
         if not text.startswith("%"):
@@ -212,9 +212,9 @@ def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] |
 
 
 def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bool = False) -> Iterator[ObjectInfo]:
-    """Yield the objects under `path`, where names begin with `stem`, in order of whole name, a folder at a time.
+    """Yield the objects under `path` in order of whole name, a folder at a time. Their names begin with `stem`.
 
-    The key of an object is ``text``, of a folder ``text/``: then every name below a folder sorts between its
+    The sort key of an object is ``text``, of a folder ``text/``: then every name below a folder sorts between its
     neighbours. Only a chunk and the folder of the same text interleave (``K/...`` and ``K0...``), so those two are
     merged.
     """
@@ -239,7 +239,7 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
                 elif _may_hold(stem + text, prefix, start_after):
                     chunks[text] = path / entry.name
     except FileNotFoundError:
-        return  # removed since its parent was read: it holds nothing now
+        return  # removed since its parent was read
     keys = [(text, 0, text) for text in objects] + [(text, 1, text) for text in chunks]
     keys += [(text + "/", 2, text) for text in folders if text not in chunks]
     for _, order, text in sorted(keys):
@@ -259,5 +259,5 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
 
 
 def _may_hold(stem: str, prefix: str, start_after: str) -> bool:
-    """Tell whether a name that starts with `stem` can start with `prefix` and sort after `start_after`."""
+    """Return whether a name that starts with `stem` can start with `prefix` and sort after `start_after`."""
     return (stem.startswith(prefix) or prefix.startswith(stem)) and (stem > start_after or start_after.startswith(stem))

@@ -1,13 +1,13 @@
 """Objects as files in a folder (`file:///dir`): the storage of one machine, or of a mounted file system.
 
-An object is one file, old or new after a crash and after a call that raised, and durable when a call returns. Files in
-the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and not touched; asked
-for by name they are refused, as is whatever is behind a link. The folder itself may be one. A full disk or quota is
-`DiskFull`. Threads: any number, in any number of processes.
+An object is one file. When a call returns, its effect is durable; after a crash or an error the object is the old or
+the new one. Other files in the folder (other spellings, symbolic links, pipes) are not listed and not touched; a call
+with their name raises. The folder itself may be a symbolic link. A full disk or quota is `DiskFull`. Threads: any
+number, in any number of processes.
 
-An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part. It exists exactly while
-that path does: abort and the end of completion first rename the folder away in one step, so a part that arrives late
-is refused. A crash between publishing and removing leaves the upload; completing it again publishes the same bytes.
+An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part. Abort and completion
+first rename the folder, so that a part that arrives later is refused. A crash between publishing and removing leaves
+the upload; completing it again publishes the same bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_re
 _DESCRIPTION = "upload.json"
 _BLOCK_BYTES = 4 << 20
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# paths of objects that are kept
+# Most paths of objects in memory
 _WAYS = 1 << 14
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _UPLOAD = record(lambda name, started_ms: (name, started_ms), name=text(NAME), started_ms=MILLISECONDS)
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalStorage(SizedStorage):
-    """Objects below `folder`, which is made on the first write; a folder that is not there holds nothing."""
+    """Objects below `folder`, which is made on the first write; a missing folder is an empty storage."""
 
     def __init__(self, folder: Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
         # Path.absolute() keeps "..", resolve() follows links
@@ -71,7 +71,7 @@ class LocalStorage(SizedStorage):
         self.uri = self.folder.as_uri()
         self._disk = disk or Disk()
         self._files = DurableFiles(self.folder, self._disk)
-        self._clock = clock  # that of the file system, in tests
+        self._clock = clock  # in tests, in place of the file system's
         self._uploads = self.folder / ".%uploads"
         self._ways: dict[str, str] = {}
 
@@ -81,7 +81,7 @@ class LocalStorage(SizedStorage):
         return cls(local_path(uri, "file:///dir"), disk=disk)
 
     def children(self) -> Iterator[LocalStorage]:
-        """Yield the storages in folders of this one, in order of name; what may hold objects of this one is none."""
+        """Yield the storages in folders of this one, in order of name; not the folders of its own objects."""
         with typed_errors(f"listing {self.folder}"):
             try:
                 names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
@@ -92,7 +92,7 @@ class LocalStorage(SizedStorage):
                 yield LocalStorage(self.folder / name, disk=self._disk)
 
     def read_now(self, name: str, start: int, length: int, size_bytes: int) -> bytes | None:
-        """As `Storage.read_now`: three system calls, and the way to the file is checked for links once."""
+        """As `Storage.read_now`, by a few system calls. The path is checked for links only once."""
         if type(self).get_range is not LocalStorage.get_range:
             return None
         try:
@@ -113,21 +113,21 @@ class LocalStorage(SizedStorage):
         return data if len(data) == length else None
 
     def put(self, name: str, data: Bytes) -> None:
-        """Store `data` under `name`: written aside, synced, renamed, folder synced."""
+        """Store `data` under `name`: write a temporary file, sync it, rename it, sync the folder."""
         target = self._path(name)
         with typed_errors(f"writing {name!r}"):
             self._files.publish(target, lambda: [data])
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist; the link decides between processes. Raises `ObjectExists`."""
+        """Store `data` if `name` does not exist; a hard link decides between processes. Raises `ObjectExists`."""
         target = self._path(name)
         if os.path.lexists(target):
-            raise ObjectExists(name, str(self.folder))  # spares a loser the writing; the link is what decides
+            raise ObjectExists(name, str(self.folder))  # only saves a write; the link decides
         with typed_errors(f"writing {name!r}"):
             self._files.publish(target, lambda: [data], name)
 
     def settle(self, name: str) -> None:
-        """Write the object again in its place: a sync alone does not repeat one that has failed."""
+        """Write the object again: a second sync does not repeat one that failed."""
         data = self.get(name)
         with typed_errors(f"writing {name!r}"):
             self._files.publish(self._path(name), lambda: [data])
@@ -144,7 +144,7 @@ class LocalStorage(SizedStorage):
         return ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects in order of name; a folder is read when the listing reaches it, if it can hold a match."""
+        """Yield objects in order of name. A folder is read when the listing reaches it."""
         check_prefix(prefix, start_after)
         with typed_errors(f"listing {self.folder}"):
             yield from walk(self.folder, prefix, start_after)
@@ -154,7 +154,7 @@ class LocalStorage(SizedStorage):
         self.delete_many([name])
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects; each folder that lost one is synced once, and goes where it is empty."""
+        """Remove many objects; sync each of their folders once, and remove it if it is empty."""
         paths = [self._path(name) for name in names]
         with typed_errors(f"deleting from {self.folder}"):
             for path in paths:
@@ -183,12 +183,12 @@ class LocalStorage(SizedStorage):
             except FileNotFoundError as error:
                 if not folder.exists():
                     raise _gone(handle) from error
-                # the folder of half-made files went: somebody cleared it
+                # another process removed the folder of half-made files
                 self._files.publish(part, lambda: [view])
         return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Verify and concatenate the parts, publish the object (needs its room once more), drop the upload."""
+        """Verify and concatenate the parts, publish the object, drop the upload. Needs the object's space twice."""
         target = self._path(handle.name)
         with typed_errors(f"completing {handle.name!r}"):
             folder = self._existing(handle)
@@ -209,9 +209,10 @@ class LocalStorage(SizedStorage):
         return chosen_uploads(filter(None, found), prefix, older_than_ms)
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort what `list_uploads` yields; return how many.
+        """Abort the uploads that `list_uploads` yields; return how many there were.
 
-        With an age, above that of the longest put, and no prefix it also removes half-made files of killed writers.
+        With `older_than_ms` and no prefix it also removes half-made files of killed writers. Choose an age that no put
+        takes.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:
@@ -221,9 +222,7 @@ class LocalStorage(SizedStorage):
         return aborted
 
     def now_ms(self) -> int:
-        """Return the file system's time, which a file server has of its own; this machine's where nothing can be
-        written, or deleted.
-        """
+        """Return the file system's time, which may be a file server's; this machine's if the folder is read-only."""
         if self._clock is not None:
             return self._clock.now_ms()
         with contextlib.suppress(OSError):
@@ -232,7 +231,7 @@ class LocalStorage(SizedStorage):
         return SystemClock().now_ms()
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
-        """Remove half-made files and the folders of dropped uploads; return what others may be at work on."""
+        """Remove old half-made files and the folders of dropped uploads; return those that are too new to remove."""
         with typed_errors(f"sweeping {self.folder}"):
             self._files.sweep(older_than_ms)
             self._sweep_uploads(older_than_ms)
@@ -249,7 +248,7 @@ class LocalStorage(SizedStorage):
         with typed_errors(f"reading {name!r}"):
             path = self._path(name)
             try:
-                # a pipe in an object's place would be waited for
+                # `_FLAGS` has O_NONBLOCK: opening a pipe must not wait
                 descriptor = os.open(path, _FLAGS)
             except FileNotFoundError as error:
                 raise ObjectNotFound(name, str(self.folder)) from error
@@ -261,10 +260,9 @@ class LocalStorage(SizedStorage):
             finally:
                 os.close(descriptor)
 
-    # the folders of uploads
 
     def _sweep_uploads(self, older_than_ms: int) -> None:
-        """Remove dropped folders, and old ones without a description that can be read."""
+        """Remove dropped uploads, and old ones whose description can't be read."""
         for entry in self._upload_folders():
             folder = self._uploads / entry
             with contextlib.suppress(FileNotFoundError):
@@ -273,7 +271,7 @@ class LocalStorage(SizedStorage):
                     self._empty(folder)
 
     def _existing(self, handle: UploadHandle) -> Path:
-        # The id becomes a path, and handles come from other processes: only what we could have made is looked up.
+        # Check the id, which becomes a path: handles come from other processes
         self._files.check_way(self._uploads / _DESCRIPTION)
         found = self._describe(handle.upload_id) if _UPLOAD_ID.fullmatch(handle.upload_id) else None
         if found is None or found.name != handle.name:
@@ -291,7 +289,7 @@ class LocalStorage(SizedStorage):
         try:
             name, started_ms = checked(_UPLOAD, load(data, str(path), "upload"), str(path), "upload")
         except CorruptFile as error:
-            _log.warning("an upload without description: %s", error)
+            _log.warning("ignoring an upload whose description is damaged; it is removed by age: %s", error)
             return None
         return UploadHandle(name, upload_id, started_ms)
 
@@ -301,14 +299,14 @@ class LocalStorage(SizedStorage):
             try:
                 file = (folder / _part_file(part.number)).open("rb")
             except FileNotFoundError as error:
-                self._existing(handle)  # an upload that went meanwhile is reported as that
+                self._existing(handle)  # raises ObjectNotFound if the upload was dropped meanwhile
                 raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded") from error
             with file:
                 while block := file.read(_BLOCK_BYTES):
                     digest.update(block)
                     yield block
             if digest.hexdigest() != part.etag:
-                raise InvalidArgument(f"part {part.number} of {handle.name!r} is not the one that etag was given for")
+                raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that etag")
 
     def _drop(self, handle: UploadHandle) -> None:
         dropped = self._uploads / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
@@ -317,13 +315,13 @@ class LocalStorage(SizedStorage):
         except FileNotFoundError:
             return  # a racing abort or completion dropped it
         self._disk.sync_folder(self._uploads)
-        # The upload is gone already; what can't be removed now is invisible and swept later.
+        # The upload is dropped already; files that can't be removed now are invisible and swept later
         with contextlib.suppress(OSError):
             self._empty(dropped)
 
     def _empty(self, folder: Path) -> None:
         if folder.is_symlink():
-            self._disk.unlink(folder)  # the link, and nothing of what it leads to
+            self._disk.unlink(folder)  # the link only, not its target
             return
         for file_name in self._disk.names(folder):
             self._disk.unlink(folder / file_name)
@@ -349,7 +347,7 @@ def _gone(handle: UploadHandle) -> ObjectNotFound:
 
 def _read(name: str, descriptor: int, start: int, length: int) -> bytes:
     data = os.pread(descriptor, length, start)
-    # Linux reads at most 2^31 - 4096 bytes a call; anything shorter than that means the file shrank under us.
+    # Linux reads at most 2^31 - 4096 bytes a call
     while len(data) < length and (more := os.pread(descriptor, length - len(data), start + len(data))):
         data += more
     if len(data) != length:

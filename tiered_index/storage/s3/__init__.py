@@ -1,1 +1,1 @@
-"""Objects in an S3 bucket. Loads boto3, so only `storage/opening.py` imports it, when it is asked for."""
+"""The storage in an S3 bucket. It may load boto3, so `storage/opening.py` imports it on use."""

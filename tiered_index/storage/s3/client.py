@@ -1,7 +1,7 @@
-"""The client of a bucket, its requests, and their errors for the caller.
+"""The boto3 client of a bucket, its requests, and the typed errors for its failures.
 
-botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Messages say what to
-do and name the storage and the object, never a request's headers or credentials. Threads: any number.
+botocore's own repeats are off; it only follows redirects to a bucket's region. Messages name the storage, the object
+and the remedy, never a request's headers or credentials. Threads: any number.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
-# what botocore raises for a request that failed
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+# The errors of botocore for a failed request
 REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError, RecursionError)
 
 
@@ -64,7 +64,7 @@ _PASSING_CODES = {
     "ServiceUnavailable",
     "SlowDown",
     "XAmzContentChecksumMismatch",
-    # those that botocore's standard mode repeats, of whatever service
+    # Those that botocore's standard mode repeats
     "BandwidthLimitExceeded",
     "EC2ThrottledException",
     "LimitExceededException",
@@ -116,7 +116,7 @@ _UNREACHABLE = (
     boto.HTTPClientError,
     boto.IncompleteReadError,
     boto.FlexibleChecksumError,
-    # an error page cut short, or one that is not S3's
+    # an error page that is cut short or not S3's
     ResponseParserError,
 )
 
@@ -125,7 +125,7 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
     """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage."""
     if isinstance(error, ClientError):
         return _translate_answer(error, doing, uri, name)
-    # in the body of an error, which botocore reads by itself
+    # from the body of an error response, which botocore reads itself
     if isinstance(error, HTTPError):
         return PassingFault(f"{doing} in {uri}: the answer broke off: {error}")
     text = f"{doing} in {uri}: {error}"
@@ -136,8 +136,8 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return StorageMisconfigured(f"{text}: set AWS_CA_BUNDLE to the certificate authority of this endpoint")
     if isinstance(error, boto.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
-        return StorageMisconfigured(f"{text}: the endpoint does not speak TLS: is it http:// that is meant?")
-    # botocore follows a redirect without a region by a request that is redirected, and so on
+        return StorageMisconfigured(f"{text}: the endpoint does not speak TLS: try http://")
+    # botocore follows redirects without a region until Python's recursion limit
     wrapped = error.kwargs.get("error") if isinstance(error, boto.HTTPClientError) else error
     if isinstance(wrapped, RecursionError):
         return StorageMisconfigured(f"{doing} in {uri}: {ONLY_REDIRECTS}")
@@ -147,13 +147,13 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
 
 
 def is_elsewhere(error: ClientError) -> bool:
-    """Return whether the service says that the bucket is in another region, which botocore knows how to follow."""
+    """Return whether the service says that the bucket is in another region; botocore follows such redirects."""
     code, status = _code_and_status(error)
     return code in _REDIRECTS or status < _FIRST_REFUSAL
 
 
 def may_pass(error: ClientError) -> bool:
-    """Return whether the same request may be answered differently after a while."""
+    """Return whether a repeat of the request may succeed later."""
     code, status = _code_and_status(error)
     return code in _PASSING_CODES or status == 429 or status >= 500
 
@@ -164,10 +164,10 @@ def _code_and_status(error: ClientError) -> tuple[str, int]:
 
 
 def _foreign_type(error: ClientError, code: str, status: int) -> str | None:
-    """Return the type of an error's body that is not S3's; None: it is S3's, or has no body."""
+    """Return the content type of an error's body if the body is not S3's; None: it is S3's, or there is none."""
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # without a code in the body botocore takes the status for one
+    # if the body has no code, botocore gives the status as the code
     has_code = code not in {"", str(status)}
     if has_code or error.operation_name in _HAS_NO_BODY or headers.get("content-length") == "0":
         return None
@@ -181,12 +181,12 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
     if foreign := _foreign_type(error, code, status):
         text = f"{doing} in {uri}: the answer ({status}) is {foreign}"
         if status in _THROTTLED or (status >= 500 and status != _NOT_IMPLEMENTED):
-            gateway = f"{text}, of a gateway whose service is away, or {NO_S3}"
+            gateway = f"{text}: either a gateway can't reach its service, or {NO_S3}"
             return RequestFault(gateway, is_throttled=status in _THROTTLED)
         return StorageMisconfigured(f"{text}: {NO_S3}")
     is_bare_404 = status == 404 and code in {"404", "NotFound", ""}
     if is_bare_404 and not name and error.operation_name not in _HAS_NO_BODY:
-        # S3 says which bucket it misses, and a listing misses nothing else
+        # S3's 404 of a listing names the missing bucket
         return StorageMisconfigured(f"{doing} in {uri}: the answer is a bare 404: {NO_S3}")
     if code in {"NoSuchKey", "NoSuchUpload"} or is_bare_404:
         what = "the unfinished uploads of " if code == "NoSuchUpload" else ""
@@ -194,20 +194,19 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
     if code == "PreconditionFailed" or status == 412:
         return ObjectExists(name, uri)
     if status == 409:
-        # Another request got in between: ConditionalRequestConflict, OperationAborted, Ceph's ConcurrentModification on
-        # a read.
+        # A concurrent request: ConditionalRequestConflict, OperationAborted, Ceph's ConcurrentModification on a read
         return PassingFault(text)
     if code in _CALLER_CODES or status == 416:
         return InvalidArgument(text)
     if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:
-        # it passes without a change of ours: a writer waits with its files, and may start meanwhile
+        # Not StorageMisconfigured: a writer keeps its files and waits, and may start meanwhile
         return StorageUnavailable(f"{text}: make room in the storage, or raise its quota")
     if code == "InvalidObjectState":
         return ObjectArchived(f"{text}: the object is archived: restore it first (`aws s3api restore-object`)")
     if code in _ADVICE:
         return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
     if may_pass(error):
-        # the code of an answer without a body is its status
+        # the code of a response without a body is its status
         said = said.removeprefix(str(status)).strip()
         return RequestFault(f"{doing} in {uri}: {status} {said}".rstrip(), is_throttled=status in _THROTTLED)
     advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request"
@@ -223,13 +222,13 @@ def build_client(options: S3Options, uri: str, connections: int = FEWEST_CONNECT
         )
         is_chosen = options.addressing_style is not None or options.endpoint_url is not None
         if not is_chosen and not (urlsplit(client.meta.endpoint_url).hostname or "").endswith(_AMAZON):
-            # The environment or the profile names another service; those seldom have a DNS name for each bucket.
+            # Environment or profile name another service. Few of them have a DNS name for each bucket.
             client.close()
             client = _client(session, options, "path", connections)
     except (BotoCoreError, ValueError) as error:
         raise translate(error, doing="opening the storage", uri=uri, name="") from error
     if "@" in urlsplit(client.meta.endpoint_url).netloc:
-        # the environment's or the profile's: botocore would repeat it in every error
+        # from the environment or the profile: botocore repeats the URL in every error
         client.close()
         raise StorageMisconfigured(
             f"opening {uri}: the endpoint URL must not hold credentials; use environment variables"
@@ -258,7 +257,7 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
 
 
 class S3Calls:
-    """One bucket behind one client: requests in, typed errors out."""
+    """Sends requests about one bucket through one client, and raises typed errors."""
 
     def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
         self.client = client
@@ -267,17 +266,17 @@ class S3Calls:
         self.run = loop.run
 
     def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
-        """Send a request, repeated as `RetryLoop` says, and return the parsed answer."""
+        """Send a request, repeated as `RetryLoop` says, and return the parsed response."""
         return self.run(doing, name, lambda: self.once(operation, **parameters))
 
     def once(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Make one attempt, within `run`: raises what botocore raises."""
+        """Send a request once, for use within `run`. Raises botocore's errors."""
         answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self._bucket, **parameters)
         return answer
 
 
 def count_requests(client: S3Client) -> None:
-    """Count each request that `client` is about to send, redirected ones included, and send none past the deadline."""
+    """Have `client` count each request before it is sent, also redirected ones, and send none after the deadline."""
 
     def before_send(event_name: str, **_: Any) -> None:
         check_deadline(f"sending {event_name.rpartition('.')[2]}")

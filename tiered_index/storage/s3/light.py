@@ -1,7 +1,7 @@
-"""Reads of a bucket through obstore, and the way to a bucket as the environment alone says it.
+"""Reads of a bucket through obstore, and the bucket's address from environment variables alone.
 
-Where that gives key, secret and region, and nothing else says how to reach the bucket, a process that only reads needs
-no boto3, which takes as long to load as the rest of a lookup. docs/decisions/0090. Threads: any number.
+If they give key, secret and region, and no other setting applies, a process that only reads does not load boto3.
+Loading boto3 takes as long as the rest of a lookup. docs/decisions/0090. Threads: any number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiered_index.storage.context import check_deadline, sending
 from tiered_index.storage.obstores import NO_RETRIES, client_options, errors, obstore
 from tiered_index.storage.s3.options import S3Options
 
-# what changes how boto3 or obstore reads a bucket, and is not read here
+# Variables that change how boto3 or obstore reads a bucket, and that this module does not support
 _OTHERS = re.compile(
     r"AWS_((DEFAULT_)?PROFILE|SECURITY_TOKEN|CREDENTIAL_EXPIRATION|USE_(FIPS|DUALSTACK)_ENDPOINT"
     r"|IGNORE_CONFIGURED_ENDPOINT_URLS|DEFAULTS_MODE|AUTH_SCHEME_PREFERENCE|DATA_PATH|(S3|SIGV4A)_\w+"
@@ -33,32 +33,32 @@ _OTHERS = re.compile(
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 _AMAZON = re.compile(r".*\.(amazonaws\.com(\.cn)?|api\.aws)")
-# elsewhere Amazon's endpoints are called otherwise
+# In other regions Amazon's endpoints have other names
 _REGION = re.compile(r"(af|ap|ca|eu|il|me|mx|sa|us)-[a-z]+-\d")
-# which a host's name may begin with; not those of directory buckets and access points
+# Names of buckets that can begin a host's name; not those of directory buckets and access points
 _BUCKET = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-# obstore reads variables that boto3 does not, which would change its GETs
+# Overrides variables that obstore reads and boto3 does not: they would change GETs
 _NOT_OF_ENVIRONMENT: Any = {
     "skip_signature": False,
     "request_payer": False,
     "s3_express": False,
-    # of writes, and instead of a customer's key
+    # only affects writes; excludes a customer's key
     "server_side_encryption": "AES256",
 }
 
 
 class Light(NamedTuple):
-    """A bucket that obstore reads: its store, its address, and the file of certificates that its host is checked by."""
+    """A bucket that obstore reads: obstore's store, the bucket's address, and the file of trusted certificates."""
 
     store: Any
     base_url: str
     certificates: str | None
 
     def now_ms(self, timeout_s: float) -> int | None:
-        """Return the service's time (whole seconds): the date of its answer to an unsigned HEAD. None: not known."""
+        """Return the service's time in whole seconds, from its response to an unsigned HEAD. None: unknown."""
         check_deadline("asking for the time")
         sending()
-        # together a twentieth of boto3
+        # loading both takes a twentieth of the time of boto3
         client, ssl = importlib.import_module("http.client"), importlib.import_module("ssl")
         address = urlsplit(self.base_url)
         given: dict[str, Any] = {"timeout": timeout_s}
@@ -95,7 +95,7 @@ def open_store(
         client["root_certificate"] = Path(certificates).read_bytes()
     return obstore().store.S3Store(
         bucket,
-        # the bucket's address, whatever its style; any other key of this would lose to AWS_ENDPOINT_URL_S3
+        # The bucket's address in either style. AWS_ENDPOINT_URL_S3 would override any other option.
         aws_endpoint_url_s3=base_url,
         virtual_hosted_style_request=True,
         **_NOT_OF_ENVIRONMENT,
@@ -107,10 +107,10 @@ def open_store(
 
 
 def get(store: Any, key: str, asked: Mapping[str, Any], length: int | None = None) -> tuple[bytes, int]:
-    """Return the bytes that are there of what is `asked`, by one GET, and the object's size.
+    """Return the bytes of an object that one GET with the options `asked` delivers, and the object's size.
 
-    One byte more than `length` (None: than the object's size) is read: it shows a body that is too long. Raises
-    obstore's errors.
+    Reads one byte more than `length` (None: the object's size): it shows a body that is too long. Raises obstore's
+    errors.
     """
     check_deadline("sending GetObject")
     sending()
@@ -120,10 +120,10 @@ def get(store: Any, key: str, asked: Mapping[str, Any], length: int | None = Non
 
 
 def listed(store: Any, folder: str, start: str | None) -> list[tuple[str, dict[str, Any]]] | None:
-    """Return key and description of what is in a folder after the key `start`, by one request. None: it may be more.
+    """Return key and description of the objects of a folder after the key `start`, by one request.
 
-    obstore takes a page that lacks the token of the next one for the last. A page of S3 has 1,000 keys, so a shorter
-    listing is whole. Raises obstore's errors.
+    None if the listing may be incomplete. obstore takes a page without a token for the last one; a listing with fewer
+    than the 1,000 keys of a page is complete. Raises obstore's errors.
     """
     check_deadline("sending ListObjectsV2")
     sending()
@@ -135,12 +135,12 @@ def listed(store: Any, folder: str, start: str | None) -> list[tuple[str, dict[s
 
 
 def of_environment(bucket: str, options: S3Options, connections: int) -> Light | None:
-    """Return a bucket as the environment alone says to reach it; None: boto3 has to find out."""
+    """Return a bucket that environment variables alone describe; None: use boto3."""
     environment = {name: value for name, value in os.environ.items() if value}
     amazons = {name for name in environment if name.startswith("AWS_")}
     region = options.region or environment.get("AWS_DEFAULT_REGION", "")
     if (
-        # it is loaded, and may be mocked
+        # boto3 is loaded, and may be mocked
         "botocore" in sys.modules
         or not options.lean_gets
         or options.profile is not None
@@ -178,13 +178,13 @@ def of_environment(bucket: str, options: S3Options, connections: int) -> Light |
     try:
         store = open_store(bucket, base_url, region, certificates, options, connections, **credentials)
     except errors():
-        # boto3 says it in its words
+        # boto3 reports the error
         return None
     return Light(store, base_url, certificates)
 
 
 def _has_text(place: str) -> bool:
-    """Return whether a file has bytes. One that can't be seen has none, as for boto3."""
+    """Return whether a file exists and is not empty; False for one that can't be read, as in boto3."""
     try:
         path = Path(place).expanduser()
         return path.is_file() and path.stat().st_size > 0
@@ -194,7 +194,7 @@ def _has_text(place: str) -> bool:
 
 
 def _certificates() -> str | None:
-    """Return the file of certificates that boto3 takes."""
+    """Return the file of certificates that boto3 trusts."""
     try:
         return str(importlib.import_module("certifi").where())
     except ImportError:

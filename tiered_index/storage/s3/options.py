@@ -1,6 +1,6 @@
-"""Options of an S3 storage, and their defaults. Reading them does not load boto3.
+"""Options of an S3 storage, and their defaults. This module does not load boto3.
 
-They hold no credentials: these come from the usual chain (environment, profile, container, instance role).
+Credentials are not options: they come from boto3's chain (environment, profile, container, instance role).
 """
 
 from __future__ import annotations
@@ -73,16 +73,15 @@ class S3Options(StorageOptions):
 
 
 def check_endpoint(endpoint_url: str) -> None:
-    """Raise `ConfigError` for what is no endpoint's URL, or holds credentials; then it is not repeated."""
+    """Raise `ConfigError` if `endpoint_url` is not a service's URL or holds credentials. The message omits the URL."""
     try:
         parts = urlsplit(endpoint_url)
         plain = parts.scheme in {"http", "https"} and bool(parts.hostname) and not parts.query and not parts.fragment
-        _ = parts.port  # raises ValueError where it is not a number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         plain = False
     else:
         if parts.username is not None or parts.password is not None:
-            # The value itself is not repeated: it holds a secret.
             raise ConfigError("endpoint_url must not hold credentials; use the environment or a profile")
     if not plain:
         raise ConfigError("endpoint_url must look like https://host[:port]")

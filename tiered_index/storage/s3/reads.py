@@ -1,14 +1,11 @@
-"""Reads of S3 objects by boto3's client, and of ranges through obstore: what was requested, or an error.
+"""Reads S3 objects through boto3, and ranges through obstore (Rust's object_store) if it is installed.
 
-Ranges are read through obstore (Rust's object_store) where it is installed, because boto3 spends most of a GET's
-processor time in Python (docs/decisions/0085). A GET by boto3's client shows the way: the address of the bucket, its
-region, the signer that has the credentials. The GETs that follow use obstore. After a fault, a redirect, or an answer
-that obstore does not take, the client's method is used until it succeeds. boto3 alone reads where the client has no
-network below it (moto's decorator, a stub), behind a proxy, and in a process that was forked after obstore was loaded:
-the threads of Rust's runtime do not survive a fork.
-
-Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused before its body is
-read. Threads: any number.
+boto3 spends most of a GET's processor time in Python (docs/decisions/0085). A GET by boto3 shows the bucket's address,
+its region and the signer with the credentials; later GETs of ranges use obstore. After a fault, a redirect or a
+response that obstore does not accept, boto3 reads until it succeeds. Only boto3 reads if its client has no network
+(moto's decorator, a stub), behind a proxy, and in a process that was forked after obstore was loaded.
+Some servers, proxies and caches ignore ranges and answer 200 with the whole object. Such a response is refused before
+its body is read. Threads: any number.
 """
 
 from __future__ import annotations
@@ -40,13 +37,13 @@ if TYPE_CHECKING:
     from botocore.model import Shape
 
 _SIGNATURE = "s3v4"
-# Times in a row that obstore failed and boto3 did not, after which only boto3 is used: a certificate, say, that only
-# one of them takes, or a `Content-Range` without the object's size
+# After so many failures in a row that only obstore has, only boto3 is used. Examples: a certificate that only boto3
+# accepts, a `Content-Range` without the object's size.
 _LOST_AT_MOST = 3
 _BEFORE_SIGN = "before-sign.s3.GetObject"
 _ERRORS = create_parser("rest-xml")
-# obstore asks again five minutes before this ends, which is after a minute. botocore renews credentials ten minutes
-# before they end, so none that obstore uses has ended.
+# Validity of credentials given to obstore. obstore renews them five minutes before its end, so after a minute. botocore
+# renews credentials ten minutes before they expire: obstore never uses expired ones.
 _CREDENTIALS_HOLD = timedelta(minutes=6)
 _XML = re.compile(r"\s*($|<\?xml|<Error)")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -54,23 +51,21 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """The request that botocore made for an object: its address without the key, the region that it signed for, and the
-    signer.
-    """
+    """How botocore reads an object of the bucket: the URL without the key, the signed region, and the signer."""
 
     base_url: str
     region: str
     signer: Any
 
     def credentials(self) -> dict[str, Any]:
-        """Return the credentials of this moment."""
+        """Return the current credentials."""
         held = self.signer.get_auth_instance("s3", self.region, _SIGNATURE).credentials
         named = {"access_key_id": held.access_key, "secret_access_key": held.secret_key, "token": held.token}
         return {**named, "expires_at": datetime.now(UTC) + _CREDENTIALS_HOLD}
 
 
 class Reads:
-    """Reads of one bucket; `calls` are all other requests to it."""
+    """Reads objects of one bucket; `calls` sends all other requests to it."""
 
     def __init__(
         self,
@@ -85,9 +80,9 @@ class Reads:
         loop = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
         self.calls = calls = S3Calls(build_client(options, uri, connections), bucket, loop)
         self._bucket, self._options, self._connections = bucket, options, connections
-        # None: the client's method is used
+        # None: boto3 reads
         self._way: _Way | None = None
-        # the store of the way that was used last
+        # The last way and its store
         self._opened: tuple[_Way | None, Any] = None, None
         self._signed: _Way | None = None
         self._lost = 0
@@ -97,7 +92,7 @@ class Reads:
             calls.client.meta.events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
 
     def close(self) -> None:
-        """Close the client's connections, and leave its handlers. Idempotent."""
+        """Close the client's connections, and unregister from its events. Idempotent."""
         self._way, self._opened = None, (None, None)
         self.calls.client.meta.events.unregister(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
         self.calls.client.close()
@@ -113,15 +108,16 @@ class Reads:
         return self.calls.run(what, name, attempt)
 
     def range(self, what: str, name: str, key: str, asked: tuple[int, int]) -> tuple[bytes, int]:
-        """Return the bytes from start to end, and the object's size or that end. None are read where the object ends
-        before.
+        """Return the bytes [start, end) of `asked`, and the object's size or, if it is unknown, `end`.
+
+        The bytes are of no use if the object's size is less than `end`.
         """
         return self.calls.run(what, name, lambda: self._range(what, key, *asked))
 
     def suffix(self, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
         """Return the last `length` (at least 1) bytes, and the object's size.
 
-        An empty object has no suffix for HTTP: the service answers 416, and `size_bytes` asks for the object's size.
+        An empty object has no suffix in HTTP: after status 416 `size_bytes` is called for the object's size.
         """
         what = f"reading the last {length} bytes of {name!r}"
 
@@ -163,10 +159,10 @@ class Reads:
             raise self._refused(answer, f"{what} in {self.calls.uri}: the answer is {answer['ContentRange']}")
         return self._worked(answer, behind - first, what), total
 
-    # by the client's method
+    # through boto3
 
     def _extent(self, answer: dict[str, Any], what: str) -> tuple[int, int, int | None]:
-        """Return start and end of the bytes that the answer says it holds, and the object's size or None."""
+        """Return start and end of the response's bytes by its headers, and the object's size or None."""
         status, header = _status(answer), str(answer.get("ContentRange", ""))
         match = _CONTENT_RANGE.fullmatch(header)
         if status != 206 or match is None:
@@ -176,13 +172,13 @@ class Reads:
         return int(match[1]), int(match[2]) + 1, None if match[3] == "*" else int(match[3])
 
     def _body(self, answer: dict[str, Any], length: int | None, what: str) -> bytes:
-        """Return the body, which must have exactly `length` bytes (None: what botocore verifies by itself)."""
+        """Return the body, which must have exactly `length` bytes (None: botocore verifies it)."""
         body, announced = answer["Body"], answer.get("ContentLength")
         if announced != length:
             raise self._refused(answer, f"{what} in {self.calls.uri}: a body of {announced} bytes instead of {length}")
         try:
-            # Reading a range by its length, not to the end, also keeps botocore from comparing it with the whole
-            # object's checksum, which some services send along with a range.
+            # Read a range by its length: at the end of the body botocore would compare it with the checksum of the
+            # whole object, which some services send with a range
             data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
         except (BotoCoreError, HTTPError, OSError) as error:
             problem = f"{what} in {self.calls.uri}: the body broke off: {error}"
@@ -192,21 +188,21 @@ class Reads:
         return self._whole(what, data, length)
 
     def _whole(self, what: str, data: bytes, length: int | None) -> bytes:
-        """Return a body that was read, which must have `length` bytes; None: any number."""
+        """Return `data`. Raises `PassingFault` if it does not have `length` bytes (None: any number)."""
         if length is not None and len(data) != length:
             problem = f"{what} in {self.calls.uri}: a body of {len(data)} bytes instead of {length}"
             raise PassingFault(problem, wasted_bytes=length)
         return data
 
     def _refused(self, answer: dict[str, Any], problem: str, *, wasted_bytes: int = 0) -> PassingFault:
-        """Close the connection, instead of reading a body that nobody wants, and return the fault."""
+        """Close the connection without reading the body, and return the fault."""
         answer["Body"].close()
         return PassingFault(problem, wasted_bytes=wasted_bytes)
 
     def _worked(self, answer: dict[str, Any], length: int, what: str) -> bytes:
-        """Return the body of a right answer, and let the next GETs go through obstore."""
+        """Return the body of a correct response, and use obstore for the next GETs."""
         data = self._body(answer, length, what)
-        # Not public in botocore: without it, or with an answer that came over no connection, obstore is not used.
+        # `_raw_stream` is private in botocore. Without it, or if the response came over no connection, boto3 reads on.
         raw = getattr(answer["Body"], "_raw_stream", None)
         way = self._signed if isinstance(raw, BaseHTTPResponse) else None
         is_usable = way is not None and self._lost < _LOST_AT_MOST and not get_environ_proxies(way.base_url)
@@ -214,7 +210,7 @@ class Reads:
         return data
 
     def _learn(self, **about: Any) -> None:
-        """See how botocore is about to send a GET of this bucket."""
+        """Note how botocore is about to send a GET of this bucket."""
         request = about["request"]
         signing = request.context.get("signing", {})
         asked = request.context.get("s3_redirect", {}).get("params", {})
@@ -235,19 +231,20 @@ class Reads:
     # through obstore
 
     def _light(self, what: str, key: str, asked: object, length: int) -> tuple[bytes, int] | None:
-        """Return at most `length + 1` bytes of `asked`, a range as obstore takes it, and the object's size. None: ask
-        the client, which tells errors, too. Raises what botocore raises, or `PassingFault`.
+        """Read through obstore: return at most `length + 1` bytes of the range `asked`, and the object's size.
+
+        None: read through boto3, which reports errors. Raises botocore's errors, `PassingFault`.
         """
         way = self._way
         if way is None or obstore() is None:
             return None
-        # loaded and opened by the second GET: a process of one lookup needs neither
+        # Opened by the second GET: a process that makes one lookup does not need obstore
         opened, store = self._opened
         if opened != way:
             try:
                 store = self._open(way)
             except errors():
-                # a variable of the environment, say, that obstore alone reads
+                # for example an environment variable that only obstore reads
                 self._way, self._lost = None, _LOST_AT_MOST
                 return None
             self._opened = way, store
@@ -260,12 +257,12 @@ class Reads:
         return None
 
     def _judge(self, error: Exception, what: str, length: int) -> None:
-        """Raise the error that obstore told; return where the client has to ask again."""
+        """Raise the typed error for an error of obstore; return if boto3 has to repeat the request."""
         text = str(error)
         said = f"{what} in {self.calls.uri}: {text.partition(chr(10))[0]}"
         if told := answered(text):
             status, body = told
-            # obstore tells no header
+            # obstore does not give the response's headers
             kind = "" if _XML.match(body) else "text/html" if "<html" in body else "text/plain"
             document: Any = {"status_code": status, "headers": {"content-type": kind}, "body": body.encode()}
             refused = ClientError(_ERRORS.parse(document, self._shape), "GetObject")
@@ -279,7 +276,7 @@ class Reads:
             raise PassingFault(said) from error
         if "body error" in text:
             raise PassingFault(said, wasted_bytes=length) from error
-        # Counted once for all threads. An answer that obstore never takes must not cost each range two requests.
+        # Count a failure once for all threads. If obstore never accepts a response, each range would cost two requests.
         self._lost += was_used
         if "error sending request" in text and not went_elsewhere(text):
             raise RequestFault(said) from error

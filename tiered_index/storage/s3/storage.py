@@ -1,11 +1,10 @@
 """Objects in an S3 bucket (`s3://bucket/prefix`): Amazon's or any service that speaks its API.
 
-Object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed. Asked of the
-service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes. Threads: any
-number; after a fork, open a new storage, as readers do by themselves.
+The service must have put-if-absent (`If-None-Match: *`), reads that see earlier writes, and listings in order of UTF-8
+bytes. Threads: any number; after a fork, open a new storage (readers do so themselves).
+`PartInfo.etag` is the service's tag and, after a space, the part's CRC32 if the service returned one. An upload that
 
-An uploaded part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service
-gave one: completing an upload that was begun with a checksum algorithm must repeat each part's checksum.
+was begun with a checksum algorithm is completed with the checksum of each part.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ _IN_LISTINGS = {"IsTruncated", "Name", "Bucket", "Contents", "Uploads"}
 
 
 class S3Storage(BucketStorage):
-    """A bucket by boto3, whose ranges are read through obstore.
+    """A bucket, through boto3; ranges are read through obstore.
 
-    Where the environment says how to reach the bucket, boto3 is loaded by the first call that needs it: one that
-    obstore does not make, or does not answer as expected. Until then all reads go through obstore.
+    If environment variables alone describe the bucket, all reads use obstore at first. boto3 is loaded by the first
+    call that obstore can't make or whose response is not as expected.
     """
 
     scheme = "s3"
@@ -72,7 +71,7 @@ class S3Storage(BucketStorage):
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Open the storage; no request is sent. `sleep` and `uniform` are of waits before repeats."""
+        """Open the storage without a request. `sleep` and `uniform` make the waits before repeats."""
         options = options or S3Options()
         super().__init__(bucket, prefix, options, connections=options.max_pool_connections or connections)
         self._waits = sleep, uniform
@@ -84,12 +83,12 @@ class S3Storage(BucketStorage):
         self._encryption = {name: value for name, value in encryption.items() if value is not None}
         self._bucket_seen = False
         if self._light is None:
-            # so that a wrong set-up is an error now
+            # reports a wrong set-up now
             _ = self._reads
 
     @property
     def _reads(self) -> Reads:
-        """The requests by boto3, which is loaded by the first call that needs it, and used from then on."""
+        """The requests through boto3. The first call loads it; from then on all requests use it."""
         with self._loading:
             if self._loaded is None:
                 self._light = None
@@ -103,11 +102,11 @@ class S3Storage(BucketStorage):
 
     @property
     def client(self) -> S3Client:
-        """The client that sends the requests."""
+        """The boto3 client that sends the requests."""
         return self._call.client
 
     def get(self, name: str) -> bytes:
-        """Return the whole object. By boto3 it is compared with the service's checksum."""
+        """Return the whole object. boto3 compares it with the service's checksum; obstore does not."""
         key = self._key(name)
         if (found := self._get_light(name, key, {})) is not None:
             return found[0]
@@ -136,7 +135,7 @@ class S3Storage(BucketStorage):
     def _get_light(
         self, name: str, key: str, asked: Mapping[str, Any], length: int | None = None
     ) -> tuple[bytes, int] | None:
-        """Return bytes and size of an object, `length` of its bytes if given; None: boto3 has to ask."""
+        """Return bytes of an object (`length`, or all) and its size, through obstore; None: use boto3."""
         if (way := self._light) is None or obstore() is None:
             return None
         try:
@@ -155,8 +154,8 @@ class S3Storage(BucketStorage):
         self._put(name, data)
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist. Raises `ObjectExists`, also where the repeat of a request whose
-        answer was lost finds that it had succeeded.
+        """Store `data` if `name` does not exist. Raises `ObjectExists`, also if the response to an own successful
+        request was lost and its repeat finds the object.
         """
         self._put(name, data, IfNoneMatch="*")
 
@@ -189,8 +188,8 @@ class S3Storage(BucketStorage):
                 yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
 
     def _list_light(self, prefix: str, start_after: str) -> Sequence[tuple[str, dict[str, Any]]] | None:
-        """Return name and description of what a listing has; None: boto3 has to ask."""
-        # obstore lists folders
+        """Return name and description of the listed objects, through obstore; None: use boto3."""
+        # obstore lists whole folders
         if (way := self._light) is None or obstore() is None or not prefix.endswith("/"):
             return None
         with contextlib.suppress(*errors()):
@@ -202,7 +201,7 @@ class S3Storage(BucketStorage):
         self._call("delete_object", f"deleting {name!r}", name, Key=self._key(name))
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects, 1,000 a request; the first request with failures ends it, naming them."""
+        """Remove many objects, 1,000 a request. The first request with failures ends the call and names them."""
         keys = iter([self._key(name) for name in names])
         while batch := list(islice(keys, PAGE)):
             doing = f"deleting {len(batch)} objects"
@@ -217,7 +216,7 @@ class S3Storage(BucketStorage):
                 raise StorageUnavailable(text)
 
     def begin_upload(self, name: str) -> UploadHandle:
-        """Start a multipart upload; its start is the service's time (whole seconds)."""
+        """Start a multipart upload; `started_ms` is the service's time in whole seconds."""
         asked = {"Key": self._key(name), "ChecksumAlgorithm": "CRC32", **self._encryption}
         answer = self._call("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
         answered_ms = _answered_ms(answer)
@@ -231,9 +230,10 @@ class S3Storage(BucketStorage):
         return PartInfo(number, etag, memoryview(data).nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object. Raises `ObjectNotFound`, also where the repeat of a request whose answer was lost finds
-        that it had succeeded: a caller who must know uses a unique name and looks at it. A part that was uploaded but
-        is not named is dropped by Amazon; Ceph's gateway refuses the completion.
+        """Publish the object. Raises `ObjectNotFound`, also if the response to an own successful request was lost.
+
+        A caller that must know uses a unique name and then calls `head`. Name every part: Amazon drops others, Ceph's
+        gateway refuses the call.
         """
         documents: list[dict[str, Any]] = []
         for part in check_parts(handle.name, parts, self.min_part_bytes):
@@ -258,7 +258,7 @@ class S3Storage(BucketStorage):
                 yield UploadHandle(name, str(item["UploadId"]), started_ms)
 
     def now_ms(self) -> int:
-        """Return the service's time (whole seconds): the date of an answer, or else as `Storage.now_ms`."""
+        """Return the service's time in whole seconds, from the date of a response, or else as `Storage.now_ms`."""
         if (way := self._light) and (told_ms := way.now_ms(self.options.connect_timeout_s)) is not None:
             return told_ms
         answered_ms = _answered_ms(self._call("list_objects_v2", "asking for the time", Prefix=self._base, MaxKeys=1))
@@ -276,7 +276,7 @@ class S3Storage(BucketStorage):
         self._call("put_object", f"writing {name!r}", name, **sent, **self._encryption, **condition)
 
     def _check_bucket(self) -> None:
-        """Tell a missing bucket from a missing object: a HEAD's 404 has no body that would say which."""
+        """Raise `StorageMisconfigured` if the bucket is missing: a HEAD's 404 does not say whether bucket or object."""
         if self._bucket_seen:
             return
         try:
@@ -286,11 +286,11 @@ class S3Storage(BucketStorage):
                 f"there is no bucket {self.bucket!r} for {self.uri}: create it or correct the URI"
             ) from error
         except StorageMisconfigured:
-            return  # not allowed to ask about the bucket, which a missing one would not say
+            return  # access denied: the bucket exists
         self._bucket_seen = True
 
     def foreign_keys(self) -> Iterator[str]:
-        """As `Storage.foreign_keys`: another listing."""
+        """As `Storage.foreign_keys`, by a listing of all keys."""
         tokens = {"ContinuationToken": "NextContinuationToken"}
         for key, _ in self._listed("list_objects_v2", "listing all keys", "", "Contents", tokens):
             if self._name(key) is None:
@@ -299,38 +299,42 @@ class S3Storage(BucketStorage):
     def _listed(
         self, operation: str, doing: str, prefix: str, member: str, tokens: dict[str, str], **asked: str
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield key and description of what `member` lists, on all pages; `tokens` (parameter: field) tell the next."""
+        """Yield key and description of each item of `member` on all pages.
+
+        `tokens` maps each parameter for the next page to the field of the response that has its value.
+        """
         parameters = {"Prefix": self._base + prefix, **asked}
         while True:
             answer = self._call(operation, doing, **parameters)
             if not answer.keys() & _IN_LISTINGS:
-                # any page would pass for a listing of nothing
+                # any web page would look like an empty listing
                 raise StorageMisconfigured(f"{doing} in {self.uri}: the answer is no listing: {NO_S3}")
             for item in answer.get(member, ()):
                 key = str(item["Key"])
-                # what was not asked for would be deleted as something else than it is
+                # a foreign key would be taken for another object, and perhaps deleted
                 if not key.startswith(self._base + prefix):
                     raise StorageMisconfigured(
-                        f"{self.uri}: the service lists {key!r}, asked for the prefix {self._base + prefix!r}"
+                        f"{self.uri}: the service lists {key!r}, which has not the prefix {self._base + prefix!r}: "
+                        f"{NO_S3}"
                     )
                 yield key, item
             if not answer.get("IsTruncated"):
                 return
             for parameter, field in tokens.items():
-                # without it the rest would be silently missing
+                # without it the rest of the listing would be lost silently
                 if not answer.get(field):
                     problem = f"a listing continues without a marker ({field} is missing)"
                     raise StorageUnavailable(f"{self.uri}: {problem}")
                 parameters[parameter] = str(answer[field])
 
     def _of_upload(self, operation: str, doing: str, handle: UploadHandle, **parameters: Any) -> dict[str, Any]:
-        """Send a request about an upload; `ObjectNotFound` where it is gone."""
+        """Send a request about an upload. Raises `ObjectNotFound` if it was aborted or completed."""
         upload: dict[str, Any] = {"Key": self._key(handle.name), "UploadId": handle.upload_id}
         try:
             return self._call(operation, doing, handle.name, **upload, **parameters)
         except StorageUnavailable as error:
-            # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
-            # fault. Where no answer came, errors of botocore have no response, or None.
+            # Ceph's gateway answers 500 for a dropped upload; listing its parts then raises ObjectNotFound. Without a
+            # response, botocore's error has no `response`, or None.
             if getattr(error.__cause__, "response", None) is not None:
                 with contextlib.suppress(StorageUnavailable):
                     self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
@@ -338,16 +342,15 @@ class S3Storage(BucketStorage):
 
 
 def _request_body(data: Bytes) -> bytes | bytearray:
-    """Return `data` as boto3 takes it; only a memoryview is copied."""
+    """Return `data` in a type that boto3 accepts; only a memoryview is copied."""
     return data if isinstance(data, bytes | bytearray) else bytes(data)
 
 
 def _epoch_ms(moment: datetime) -> int:
-    """Return epoch milliseconds of an answer's time."""
     return round(moment.timestamp() * 1000)
 
 
 def _answered_ms(answer: dict[str, Any]) -> int | None:
-    """Return when the service answered, by its own clock, epoch milliseconds; None: the answer has no date."""
+    """Return the date of a response in epoch milliseconds, by the service's clock; None: it has no date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return _epoch_ms(parsedate_to_datetime(date)) if date else None

@@ -1,1 +1,1 @@
-"""Objects in one SQLite database. May import the contract (`base`)."""
+"""The storage that keeps objects in one SQLite database. May import the contract (`base`)."""

@@ -1,8 +1,8 @@
-"""Bodies: the bytes behind the names of a `SqliteStorage`, in rows of a mebibyte.
+"""Writes, reads and removes bodies: the bytes of a `SqliteStorage`'s objects and parts, in rows of 1 MiB.
 
-A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the last one;
-one that is given up is removed the same way. A killed process leaves drafts; `sweep` removes those that nobody has
-written to for long enough. The functions that take a connection run inside a transaction. Threads: any number.
+A body of more than 16 rows is written as a draft, 16 rows a transaction; the last transaction names it. Large bodies
+are removed in the same way. A killed process leaves drafts, which `sweep` removes by age. The functions with a
+connection run inside a transaction. Threads: any number.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexErro
 from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool, typed
 
 _T = TypeVar("_T")
-# 16 MiB: what the write-ahead log grows by, and how long other writers wait for their turn
+# 16 MiB: bounds the growth of the write-ahead log and the wait of other writers
 _ROWS_A_TRANSACTION = 16
-# Older than every age, and no draft that is being written looks so
+# Time of a draft to be removed: older than any age, and never the time of a draft that is being written
 _GIVEN_UP_MS = -1
 
 
 class Bodies:
-    """Writes, reads and removes bodies."""
+    """The bodies in one database."""
 
     def __init__(self, pool: ConnectionPool, clock: Clock) -> None:
         self._pool = pool
         self._clock = clock
 
     def store(self, doing: str, data: memoryview, name_it: Callable[[sqlite3.Connection, int], _T]) -> _T:
-        """Store `data` (of bytes) and return what `name_it(connection, body)`, perhaps called again, does in the last
-        transaction. After an error nothing is named; what was written is removed, or left to `sweep`.
+        """Store `data` (of bytes) and return `name_it(connection, body)`, which names it in the last transaction.
+
+        `name_it` may be called again. After an error nothing is named; the rows are removed, or left to `sweep`.
         """
         starts = range(0, data.nbytes, CHUNK_BYTES)
         firsts = range(0, max(len(starts), 1), _ROWS_A_TRANSACTION)
@@ -51,7 +52,7 @@ class Bodies:
             return self._pool.write(doing, write_last)
         except TieredIndexError:
             if draft is not None:
-                # What went wrong is what the caller must hear; rows that can't be removed now are swept by age.
+                # Raise the first error; rows that can't be removed now are swept by age
                 with contextlib.suppress(TieredIndexError):
                     self._remove(draft)
             raise
@@ -79,7 +80,7 @@ class Bodies:
         return body
 
     def read(self, connection: sqlite3.Connection, body: int, start: int, length: int) -> bytes:
-        """Return `length` bytes of `body` from `start`, touching only the rows they lie in. Raises `CorruptFile`."""
+        """Return `length` bytes of `body` from `start`; read only the rows that hold them. Raises `CorruptFile`."""
         if not length:
             return b""
         end = start + length
@@ -96,7 +97,7 @@ class Bodies:
                 break
             with connection.blobopen("chunks", "data", chunk, readonly=True) as blob:
                 if len(blob) != size:
-                    raise damage(f"row {chunk} has another length than is kept", expected=size, found=len(blob))
+                    raise damage(f"row {chunk} has a wrong length", expected=size, found=len(blob))
                 blob.seek(position - piece_start)
                 found.append(blob.read(min(end, piece_start + size) - position))
             position += len(found[-1])
@@ -105,7 +106,7 @@ class Bodies:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def give_up(self, connection: sqlite3.Connection, bodies: Iterable[int]) -> list[int]:
-        """Remove bodies that nothing names; return the large ones, which become drafts, for `finish`."""
+        """Remove bodies without a name. Return the large ones, which become drafts; pass them to `finish`."""
         return [body for body in bodies if not self._removed_at_once(connection, body)]
 
     def _removed_at_once(self, connection: sqlite3.Connection, body: int) -> bool:
@@ -120,7 +121,7 @@ class Bodies:
         return True
 
     def finish(self, given_up: Iterable[int]) -> None:
-        """Remove what `give_up` returned, after its transaction; what can't be removed now, `sweep` removes."""
+        """Remove the bodies that `give_up` returned, after its transaction; a failure leaves them to `sweep`."""
         with contextlib.suppress(TieredIndexError):
             for body in given_up:
                 self._remove(body)
@@ -139,7 +140,7 @@ class Bodies:
             return bodies
 
         doing = "sweeping drafts"
-        # a sweep that finds nothing writes nothing
+        # do not begin a write transaction if there is nothing to sweep
         bodies = self._pool.write(doing, condemn) if self._pool.read(doing, old, list) else []
         for (body,) in bodies:
             self._remove(body)
@@ -150,7 +151,7 @@ class Bodies:
             pass
 
     def _remove_some(self, connection: sqlite3.Connection, body: int) -> bool:
-        """Remove rows of a draft, whose writer may live and finds its row gone; return whether there are more."""
+        """Remove rows of a draft; return whether there are more. A writer still at work finds its draft removed."""
         pieces = connection.execute(
             "SELECT chunk, start FROM pieces WHERE body = ? LIMIT ?", (body, 4 * _ROWS_A_TRANSACTION)
         ).fetchall()

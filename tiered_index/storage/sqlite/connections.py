@@ -1,20 +1,20 @@
-"""Connections to one database file, and transactions on them that are repeated while somebody else is in the way.
+"""Connections to one database file, and transactions that are repeated while another connection holds a lock.
 
-One thread uses a connection at a time; idle ones never outlive the file they were opened on. SQLite's locks decide
-between processes; writers of one process queue at a lock of ours first, because SQLite's waiting is polling and starves
-some. Every wait is bounded by `busy_timeout_s`. Locks on files don't pass to a forked child, but the library's memory
-of them does, so before a fork every connection is closed. Threads: any number.
+One thread uses a connection at a time; a connection is closed if its file was replaced. SQLite's locks decide between
+processes. Writers of one process first wait for a lock of this module, because SQLite waits by polling, which starves
+some. Every wait is bounded by `busy_timeout_s`. File locks don't pass to a forked child, but SQLite's memory of them
+does: before a fork every connection is closed. Threads: any number.
 
     objects   one row an object, the row that makes it visible: name -> body, size, time
-    pieces    where the bytes of a body lie: (body, start) -> size, chunk
+    pieces    the rows that hold a body: (body, start) -> size, chunk
     chunks    the bytes, at most `CHUNK_BYTES` a row
-    drafts    bodies that nothing names (yet, or any more), with the time they were last written; -1: given up
+    drafts    bodies without a name, not yet or no longer, with the time of their last write; -1: to be removed
     uploads   unfinished multipart uploads
     parts     their parts: (upload, number) -> body, size, etag
-    overwritten  a mark without rows: no free page has bytes of what was deleted
+    overwritten  a table without rows; if it exists, no free page has bytes of deleted objects
 
-Every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state; its number is never
-used again; its pieces cover it from 0 on without holes.
+In every committed state exactly one row of `objects`, `parts` or `drafts` names a body. Its number is never used again.
+Its pieces cover it from 0 without gaps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MOVED = sqlite3.SQLITE_READONLY_DBMOVED
 
 
 def is_passing(error: sqlite3.Error) -> bool:
-    """Return whether a repeat may succeed: another connection was in the way, or the file was replaced."""
+    """Return whether a repeat may succeed: another connection held a lock, or the file was replaced."""
     code = _code(error)
     return code & _PRIMARY in _PASSING or code == _MOVED
 
@@ -63,7 +63,7 @@ def translate(error: sqlite3.Error, *, doing: str, path: Path) -> TieredIndexErr
     code = _code(error) & _PRIMARY
     text = f"{doing} in {path}: {error}"
     if is_passing(error):
-        return StorageUnavailable(f"{text}: another process keeps the database locked")
+        return StorageUnavailable(f"{text}: another process holds a lock on the database: try again later")
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(f"{text}: make room or move the database")
     if code in _SET_UP:
@@ -75,23 +75,23 @@ def translate(error: sqlite3.Error, *, doing: str, path: Path) -> TieredIndexErr
     if code in _DAMAGE:
         return CorruptFile(str(path), f"damaged database, found while {doing}: {error}")
     if code == sqlite3.SQLITE_ERROR:
-        # Our statements are right, so tables are missing or not as we make them.
+        # Our statements are correct: a table is missing or has other columns
         return CorruptFile(str(path), f"the database's tables are not as they were made: {error}")
     return StorageUnavailable(text)
 
 
 def _code(error: sqlite3.Error) -> int:
-    # Errors that Python's module raises by itself carry no code.
+    # Errors of Python's own module have no code
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_INTERNAL))
 
 
 # `TIDX`, in SQLite's header at byte 68
 APPLICATION_ID = 0x54494458
-# Of these tables, in SQLite's header at byte 60
+# Version of these tables, in SQLite's header at byte 60
 VERSION = 1
 # Bytes of a row of `chunks`; a body's last row is shorter. A reader takes the sizes from `pieces`.
 CHUNK_BYTES = 1 << 20
-# A row's bytes are a chain of pages: larger pages shorten it, smaller ones make the commit of a small object cheaper.
+# A row is a chain of pages: larger pages make it shorter, smaller ones make commits of small objects cheaper
 _PAGE_BYTES = 16_384
 _WAL_KEPT_BYTES = 64 << 20
 
@@ -101,25 +101,25 @@ _TABLES = (
     "CREATE TABLE pieces (body INTEGER NOT NULL, start INTEGER NOT NULL, size_bytes INTEGER NOT NULL, "
     "chunk INTEGER NOT NULL, PRIMARY KEY (body, start)) WITHOUT ROWID",
     "CREATE TABLE chunks (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    # AUTOINCREMENT: a number that a killed writer still knows must not become somebody else's body
+    # AUTOINCREMENT: never reuse the number of a body, which a paused writer may still use
     "CREATE TABLE drafts (body INTEGER PRIMARY KEY AUTOINCREMENT, touched_ms INTEGER NOT NULL)",
     "CREATE TABLE uploads (id TEXT PRIMARY KEY, name TEXT NOT NULL, started_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE INDEX uploads_by_name ON uploads (name, started_ms)",
     "CREATE TABLE parts (upload TEXT NOT NULL, number INTEGER NOT NULL, body INTEGER NOT NULL, "
     "size_bytes INTEGER NOT NULL, etag TEXT NOT NULL, PRIMARY KEY (upload, number)) WITHOUT ROWID",
 )
-# The mark of a database of which every deleted byte was overwritten: an earlier version left them in free pages
+# Marks a database that has no deleted bytes in free pages, as databases of an earlier version may have
 _OVERWRITTEN = "CREATE TABLE overwritten (mark INTEGER)"
 
 
 def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
-    """Yield rows, their values checked to be of `kinds`, numbers not negative. Raises `CorruptFile`."""
+    """Yield rows; check that their values are of `kinds` and numbers not negative. Raises `CorruptFile`."""
     for row in rows:
         for value, kind in zip(row, kinds, strict=True):
             if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
                 raise CorruptFile(
                     str(path),
-                    "a row of the database has a value of another kind",
+                    "a row of the database has a value of a wrong type",
                     expected=kind.__name__,
                     found=type(value).__name__,
                 )
@@ -127,7 +127,7 @@ def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator
 
 
 def recognise(connection: sqlite3.Connection, path: Path) -> bool:
-    """Return whether the file holds our tables; False where it holds nothing.
+    """Return whether the file has our tables; False if it is empty.
 
     Raises `UnsupportedVersion` for a later version of ours, `StorageMisconfigured` for anything else.
     """
@@ -143,7 +143,7 @@ def recognise(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _marks(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Return application id, version and number of tables of one moment: another process may be making them."""
+    """Return application id, version and number of tables, read in one transaction."""
     alone = not connection.in_transaction
     if alone:
         connection.execute("BEGIN")
@@ -157,22 +157,23 @@ def _marks(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def adopt(connection: sqlite3.Connection) -> None:
-    """Set what holds for one connection. FULL: a commit is on the disk when it returns."""
+    """Set the pragmas of a new connection."""
+    # FULL: a commit is on the disk when it returns
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA trusted_schema=OFF")
-    # An erasure promises that no byte is left, so what is deleted is overwritten: it is written once more.
+    # Overwrite deleted bytes: an erasure promises that none is left
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
 
 
 def create(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables in an empty file, by one of racing processes; `StorageMisconfigured` where no WAL is possible."""
+    """Make the tables in an empty file, once among racing processes. Raises `StorageMisconfigured` without a WAL."""
     connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise StorageMisconfigured(
-            f"{path}: SQLite can't keep a write-ahead log here (journal mode {mode!r}); network file systems can't, "
-            f"use a local one"
+            f"{path}: SQLite can't have a write-ahead log here (journal mode {mode!r}), for example on a network file "
+            f"system: use a local one"
         )
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -190,7 +191,7 @@ def create(connection: sqlite3.Connection, path: Path) -> None:
 _T = TypeVar("_T")
 _ATTEMPTS = 8
 _LONGEST_WAIT_S = 0.25
-# Idle connections; a burst of more threads opens more and closes them again
+# Most idle connections
 _KEPT = 16
 
 
@@ -220,21 +221,22 @@ class ConnectionPool:
             _pools.add(self)
 
     def read(self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T]) -> _T:
-        """Return what `action`, perhaps called again, makes of one state of the database; `absent()` without one."""
+        """Return `action(connection)` of one read transaction, which may be repeated; `absent()` without a database."""
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 
     def write(
         self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T] | None = None
     ) -> _T:
-        """Run `action`, perhaps again, in one write transaction: durable at the return, undone whole if it raises.
+        """Return `action(connection)` of one write transaction, which may be repeated and is durable at the return.
 
-        The database is made where there is none, unless `absent` says what is returned then.
+        An error undoes all of it. Without a database return `absent()` or, if `absent` is None, make the database.
         """
         return self._repeat(doing, lambda: self._write(doing, action, absent))
 
     def overwrite(self, doing: str) -> tuple[str, ...]:
-        """Let nothing that was deleted stay in the file or its write-ahead log; return which of them still may have it,
-        since other connections read or there is no room.
+        """Overwrite all deleted bytes in the file and its write-ahead log.
+
+        Return those of the two that may still have some, since other connections read or the disk is full.
         """
         if not self._writer.acquire(timeout=self._timeout_s):
             return (f"{self.path}-wal",)
@@ -253,7 +255,7 @@ class ConnectionPool:
             if connection.execute(marked).fetchone() is None:
                 connection.execute("VACUUM")
                 connection.execute(_OVERWRITTEN)
-            # a log that was checkpointed keeps its bytes until it is cut or written again
+            # a checkpointed log keeps its bytes until it is truncated or written again
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             sound = True
             return (f"{self.path}-wal",) if is_busy else ()
@@ -265,7 +267,7 @@ class ConnectionPool:
             self._give_back(link, sound=sound)
 
     def close(self) -> None:
-        """Close every connection, lent ones when they come back. Idempotent."""
+        """Close every connection; connections in use are closed when they are returned. Idempotent."""
         with self._state:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -288,14 +290,16 @@ class ConnectionPool:
 
     def _write(self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T] | None) -> _T:
         if not self._writer.acquire(timeout=self._timeout_s):
-            raise StorageUnavailable(f"{doing} in {self.path}: other threads kept writing for {self._timeout_s:g} s")
+            raise StorageUnavailable(
+                f"{doing} in {self.path}: other threads wrote for {self._timeout_s:g} s: try again later"
+            )
         try:
             return self._transact("BEGIN IMMEDIATE", action, absent)
         finally:
             self._writer.release()
 
     def _transact(self, begin: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T] | None) -> _T:
-        """Run `action` between `begin` and COMMIT; without `absent` the database is made where there is none."""
+        """Run `action` between `begin` and COMMIT. Without a database return `absent()`, or make it if that is None."""
         link = self._take(make=absent is None)
         if link is None:
             assert absent is not None
@@ -336,7 +340,7 @@ class ConnectionPool:
         try:
             status = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return None  # opening tells what is wrong, where it is to be written
+            return None  # a write reports the error when it opens the file
         except OSError as error:
             raise StorageMisconfigured(
                 f"looking at {self.path}: {error.strerror}: check the permissions of its folders"
@@ -344,7 +348,7 @@ class ConnectionPool:
         return status.st_dev, status.st_ino
 
     def _fresh(self, file: tuple[int, int] | None, *, make: bool) -> _Link | None:
-        """Return an idle connection to `file`, or a new one; None where there is nothing to read."""
+        """Return an idle connection to `file`, or a new one; None if there is no database and `make` is False."""
         while True:
             with self._state:
                 link = self._idle.pop() if self._idle else None
@@ -352,7 +356,7 @@ class ConnectionPool:
                 break
             if link.file == file:
                 return link
-            link.connection.close()  # somebody replaced or removed the file
+            link.connection.close()  # the file was replaced or removed
         if file is None and not make:
             return None
         connection = self._open(make=make)
@@ -384,7 +388,7 @@ class ConnectionPool:
                 if sound and not self._closed and len(self._idle) < _KEPT:
                     self._idle.append(link)
                     return
-            link.connection.close()  # also rolls back what is open
+            link.connection.close()  # also rolls back an open transaction
         finally:
             self._returned()
 
@@ -394,9 +398,9 @@ class ConnectionPool:
             self._state.notify_all()
 
     def _before_fork(self) -> None:
-        """Wait for lent connections, close all, and lend none until `_after_fork`, which the same thread calls."""
+        """Wait for connections in use, close all, and block new uses until `_after_fork` in the same thread."""
         self._state.acquire()
-        self._forking = True  # or threads that read on and on would never leave a moment without a lent connection
+        self._forking = True  # blocks new uses: else threads that read all the time could delay the fork
         self._state.wait_for(lambda: not self._lent, self._timeout_s)
         while self._idle:
             self._idle.pop().connection.close()

@@ -1,15 +1,15 @@
-"""Objects in one SQLite database (`sqlite:///file.db`): a storage in a single file, for one machine and all its
-processes.
+"""Objects in one SQLite database (`sqlite:///file.db`), for one machine and all its processes.
 
-An object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible; when a call returns, its
-effect is durable. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The
-file is made by the first write. Space of deleted objects is overwritten and used again. The file never shrinks: giving
-space back would rewrite it under its readers. Errors besides the contract's: `DiskFull`, `CorruptFile`,
-`UnsupportedVersion`. Threads: any number, in any number of processes, also after a fork. Not for network file systems,
-which lack what its locks need.
+An object's bytes are in rows of 1 MiB; one last row, its name, makes them visible. When a call returns, its effect is
 
-In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. A
-part that arrives after abort or completion is refused, in the transaction that would have named it.
+durable. Each read sees one consistent state and never waits for a writer (write-ahead log). The first write makes the
+file. Bytes of deleted objects are overwritten and their space is used again. The file never shrinks, because that would
+rewrite it under its readers. Errors in addition to the contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`.
+Threads: any number, in any number of processes, also after a fork. Do not use it on a network file system, which lacks
+the locks.
+In a multipart upload each part is a body. Completion assigns the parts' rows to the object in one transaction, without
+
+copying bytes. The transaction that would name a part refuses it after abort or completion.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class SqliteStorage(SizedStorage):
 
     @classmethod
     def from_uri(cls, uri: SplitResult, options: Any, disk: Disk | None, parallel_reads: int | None) -> Self:
-        """Return the storage in a database file."""
+        """As `Storage.from_uri`."""
         if unquote(uri.path).endswith("/"):
             raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
         return cls(local_path(uri, "sqlite:///file.db"))
 
     def put(self, name: str, data: Bytes) -> None:
-        """Store `data` under `name`; up to 16 MiB in one transaction, more as a draft that the last one names."""
+        """Store `data` under `name`: up to 16 MiB in one transaction, more in several, of which the last names it."""
         check_name(name)
         view = memoryview(data).cast("B")
         self._bodies.finish(
@@ -73,7 +73,7 @@ class SqliteStorage(SizedStorage):
         )
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist; the unique name decides. Raises `ObjectExists`."""
+        """Store `data` if `name` does not exist; the table's primary key decides. Raises `ObjectExists`."""
         check_name(name)
         view = memoryview(data).cast("B")
 
@@ -84,7 +84,7 @@ class SqliteStorage(SizedStorage):
 
         doing = f"writing {name!r}"
         if self._pool.read(doing, lambda connection: self._row(connection, name), lambda: None):
-            raise ObjectExists(name, self.uri)  # spares a loser the writing; the insertion is what decides
+            raise ObjectExists(name, self.uri)  # only saves a write; the INSERT decides
         self._bodies.store(doing, view, name_it)
 
     def head(self, name: str) -> ObjectInfo:
@@ -137,7 +137,7 @@ class SqliteStorage(SizedStorage):
         """Store one part, replacing an earlier one of that number; its `etag` is the SHA-256 of the bytes."""
         check_part(number)
         doing = f"writing part {number} of {handle.name!r}"
-        # Spares a late part the writing; the check beside the part's row is what counts.
+        # Only saves a write; the check in `name_it` decides
         self._pool.read(doing, lambda c: self._check_open(c, handle), lambda: self._refuse_upload(handle))
         view = memoryview(data).cast("B")
         part = PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
@@ -155,7 +155,7 @@ class SqliteStorage(SizedStorage):
         return part
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object in one transaction that writes none of its bytes again, and drop the upload."""
+        """Publish the object and drop the upload in one transaction, without writing its bytes again."""
         check_name(handle.name)
 
         def write(connection: sqlite3.Connection) -> Sequence[int]:
@@ -201,9 +201,10 @@ class SqliteStorage(SizedStorage):
         return iter(self._pool.read("listing uploads", read, tuple))
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort what `list_uploads` yields; return how many.
+        """Abort the uploads that `list_uploads` yields; return how many there were.
 
-        With an age, above that of a put's longest pause, and no prefix it also removes drafts of killed writers.
+        With `older_than_ms` and no prefix it also removes drafts of killed writers. Choose an age that exceeds a
+        writer's longest pause.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:
@@ -215,7 +216,7 @@ class SqliteStorage(SizedStorage):
         return self._clock.now_ms()
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
-        """Remove drafts of killed writers, overwrite what was freed, and empty the write-ahead log."""
+        """Remove drafts of killed writers, overwrite freed pages, and empty the write-ahead log."""
         self._bodies.sweep(older_than_ms)
 
         def drafts(connection: sqlite3.Connection) -> list[str]:
@@ -226,7 +227,7 @@ class SqliteStorage(SizedStorage):
         return (*left, *self._pool.overwrite("overwriting what was freed"))
 
     def close(self) -> None:
-        """Close the connections; what is called afterwards is refused. Idempotent."""
+        """Close the connections; later calls raise `IndexClosed`. Idempotent."""
         self._pool.close()
 
     def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
@@ -250,7 +251,7 @@ class SqliteStorage(SizedStorage):
         raise ObjectNotFound(name, self.uri)
 
     def _name_object(self, connection: sqlite3.Connection, name: str, body: int, size: int) -> Sequence[int]:
-        """Make `body` the object called `name`; return the bodies given up."""
+        """Make `body` the object called `name`; return bodies for `Bodies.finish`."""
         old = self._row(connection, name)
         connection.execute(
             "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (name, body, size, self._clock.now_ms())
