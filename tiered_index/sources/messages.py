@@ -1,5 +1,4 @@
-"""Maps the columns of a source to message fields; records and batches of messages. Pure.
-"""
+"""Maps the columns of a source to message fields; records and batches of messages. Pure."""
 
 from __future__ import annotations
 

@@ -551,9 +551,9 @@ NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 def test_columns_of_another_type_are_refused_before_a_row_is_read(make_message, tmp_path):
     path = tmp_path / "m.parquet"
     for name, values, problem in (
-        ("topic", [["t"]], "column 'topic' has the type list<.*>, and text must be there"),
-        ("size", [1.5], "column 'size' has the type double, and integers must be there"),
-        ("keys", ["k"], "column 'keys' has the type string, and a list of text must be there"),
+        ("topic", [["t"]], "column 'topic' has the type list<.*>, but must have text"),
+        ("size", [1.5], "column 'size' has the type double, but must have integers"),
+        ("keys", ["k"], "column 'keys' has the type string, but must have a list of text"),
     ):
         pq.write_table(table([make_message(1)], **{name: values}), path)
         with pytest.raises(InvalidArgument, match=problem):

@@ -121,7 +121,7 @@ class DurableFiles:
             folder = folder.parent
 
     def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]], absent: str | None = None) -> None:
-        """Write the bytes of `chunks()`, which may be called twice, to `target`; an error leaves the old or the new file.
+        """Write the bytes of `chunks()`, which may be called twice, to `target`; an error leaves the old or new file.
 
         With `absent`, the object's name, raise `ObjectExists` if `target` exists; of racing processes one succeeds.
         """

@@ -260,7 +260,6 @@ class LocalStorage(SizedStorage):
             finally:
                 os.close(descriptor)
 
-
     def _sweep_uploads(self, older_than_ms: int) -> None:
         """Remove dropped uploads, and old ones whose description can't be read."""
         for entry in self._upload_folders():
