@@ -129,8 +129,8 @@ def test_a_problem_of_all_replicas_leaves_each_of_them_ready(tmp_path, monkeypat
             assert (got.status_code, got.json()["reasons"]) == (200, [])
             assert {one["part"] for one in client.get("/v1/health").json()["problems"]} == {"storage", "tokens"}
             assert any("scripted fault" in one for one in got.json()["problems"])
-            assert [one.message for one in caplog.records if "tokens known before stay" in one.message] == [
-                f"{file} is not a file of tokens: it is not JSON; the tokens known before stay"
+            assert [one.message for one in caplog.records if "last known tokens stay valid" in one.message] == [
+                f"{file} is not a file of tokens: it is not JSON; the last known tokens stay valid"
             ]
             # the client is told what is wrong, and when to come back
             got = client.get("/v1/query", params=KNOWN)
@@ -181,7 +181,7 @@ def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkey
         assert entered.wait(PATIENCE_S)
         # the answer comes before the first look has ended
         got = client.get("/readyz")
-        assert (got.status_code, got.json()["problems"]) == (200, ["storage: it was not looked at yet"])
+        assert (got.status_code, got.json()["problems"]) == (200, ["storage: not checked yet"])
         go_on.set()
         first.join(PATIENCE_S)
         assert client.get("/readyz").json()["problems"] == []

@@ -174,7 +174,7 @@ WRONG = [
     ("/v1/query", 400, "topic is missing"),
     ("/v1/query?topic=orders&key=k&max_count=ten", 400, "max_count: must be a whole number"),
     ("/v1/query?topic=orders&key=k&max_count=0", 400, "max_count: must be at least 1"),
-    ("/v1/query?topic=orders&key=k&max_count=10001", 400, "this service gives 10,000 at once"),
+    ("/v1/query?topic=orders&key=k&max_count=10001", 400, "this service returns 10,000 at once"),
     ("/v1/query?topic=orders&key=k&key=j", 400, "parameter 'key' is given more than once"),
     ("/v1/query?topic=orders&key=k&begin=0", 400, "begin is not a parameter of this request"),
     ("/v1/query?topic=orders&key=", 400, "key: must not be empty"),
@@ -249,7 +249,7 @@ def test_an_answer_that_could_be_too_large_is_refused_before_it_is_made(index):
         for counts, status in (([50, 50], 200), ([50, 51], 413), ([64, 64], 413)):
             lookups = [{"topic": "orders", "key": "k", "max_count": count} for count in counts]
             got = client.post("/v1/query:batch", json={"lookups": lookups})
-            assert (got.status_code, "entries are asked for" in got.text) == (status, status == 413)
+            assert (got.status_code, "the lookups ask for up to" in got.text) == (status, status == 413)
 
 
 def test_what_a_path_does_not_take_is_said(client):

@@ -73,7 +73,7 @@ def test_a_source_is_taken_once(index, headers, encode):
         # a client that had no answer sends it again, perhaps with more behind it
         assert post(first, position=2, after=0).json() == taken | {"entries": 0, "messages": 0, "repeated": True}
         gap = post(encode(message(9)), position=10, after=5)
-        assert (gap.status_code, gap.json()["detail"]) == (409, "'s' was taken up to 2, not up to 5")
+        assert (gap.status_code, gap.json()["detail"]) == (409, "source 's' is at position 2, not 5")
         assert post(encode(message(3)), position=3, after=2).json()["position"] == 3
         assert [item.offset for item in index.query("orders", "k")] == [3, 2, 1]
         assert index.durable_position("s") == 2
@@ -159,8 +159,8 @@ BOMBS = [
     (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
     (stream(columns(100, topic=SHARED), compression="zstd"), 413, "when it is decompressed"),
     (stream(columns(100, topic=VIEWS)), 400, "column 'topic' has another type"),
-    (stream(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "so long a topic"),
-    (lines(message(1, topic="x" * 1000, keys=[str(n) for n in range(10_000)])), 413, "so long a topic"),
+    (stream(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "topics of this length"),
+    (lines(message(1, topic="x" * 1000, keys=[str(n) for n in range(10_000)])), 413, "topics of this length"),
 ]
 
 

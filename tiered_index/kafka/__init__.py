@@ -1,1 +1,1 @@
-"""Records of Kafka: the source that follows topics, the keys that it indexes, and records read again by their place."""
+"""Follows topics of Kafka: the source, the client, and the keys of records."""

@@ -1,4 +1,4 @@
-"""Addresses of clusters, and clients of them. Values of settings are secrets: no message has one."""
+"""Clients of Kafka clusters, and their addresses and settings. Messages never have a setting's value: it may be secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 SCHEME = "kafka://"
 TIMEOUT_S = 30.0
 _ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
-# The source depends on them: its positions are those of the index, and none is chosen for it.
+# Settings that the source depends on: it alone chooses positions
 _OURS = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -43,7 +43,7 @@ _DEFAULTS = {
     "group.id": "tiered-index",
     "isolation.level": "read_committed",
     "check.crcs": True,
-    # of all partitions; a client that is not asked for records asks the broker for no more of them
+    # of all partitions; a client that reads nothing fetches no more than this
     "queued.max.messages.kbytes": 65536,
 }
 _REFUSED = re.compile(
@@ -61,10 +61,10 @@ class KafkaAddress:
 
     @classmethod
     def parse(cls, text: str) -> KafkaAddress:
-        """Return the address that `text` is. Raises `InvalidArgument`."""
+        """Return the address in `text`. Raises `InvalidArgument`."""
         found = _ADDRESS.fullmatch(text)
         if found is None:
-            raise InvalidArgument("an address of Kafka is kafka://HOST:PORT,.../TOPIC,..., with logins by --kafka")
+            raise InvalidArgument("write the address as kafka://HOST:PORT,.../TOPIC,...; pass logins by --kafka")
         return cls(found[1], tuple(filter(None, (found[2] or "").split(","))))
 
 
@@ -79,20 +79,20 @@ def read_settings(path: Path) -> dict[str, str]:
         name, mark, value = line.partition("=")
         if line.strip() and not line.lstrip().startswith("#"):
             if not mark:
-                raise InvalidArgument(f"{path}, line {number}: a setting is NAME=VALUE")
+                raise InvalidArgument(f"{path}, line {number}: write a setting as NAME=VALUE")
             settings[name.strip()] = value.strip()
     return settings
 
 
 def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any:
-    """Return a consumer of a cluster, with `settings` of its client and those that only the caller knows.
+    """Return a consumer of a cluster with the user's `settings` of the client; `more` are the caller's own.
 
-    Raises `ConfigError` for settings that can't be, `InvalidArgument` for those that the source needs itself.
+    Raises `ConfigError` for invalid settings, `InvalidArgument` for settings that the source must set itself.
     """
     if kafka is None:
         raise ConfigError(f"kafka:// needs the extra 'kafka' (confluent_kafka is missing): {install_hint('kafka')}")
     if taken := sorted({*_OURS, *more} & settings.keys()):
-        raise InvalidArgument(f"leave --kafka {taken[0]} out: the index decides where a partition is read")
+        raise InvalidArgument(f"leave --kafka {taken[0]} out: the index sets it")
     try:
         return kafka.Consumer({**_DEFAULTS, "bootstrap.servers": servers, **settings, **_OURS, **more})
     except (kafka.KafkaException, TypeError, ValueError) as error:
@@ -103,14 +103,14 @@ def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any
 
 
 def open_admin(servers: str, settings: Mapping[str, str]) -> Any:
-    """Return a client for `ids_of_topics`; `open_consumer` has taken the settings, and its log tells of trouble."""
+    """Return a client for `ids_of_topics`. It logs nothing: call `open_consumer` first, which checks the settings."""
     return kafka.admin.AdminClient({**settings, "bootstrap.servers": servers, "log_level": 0})
 
 
 def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: float) -> dict[str, str]:
-    """Return the ids of topics, in hexadecimal digits; nothing of one that was deleted, and of a cluster that has none.
+    """Return the ids of topics in hexadecimal digits, by name. Deleted topics, and clusters without ids, have none.
 
-    `cluster` is its metadata: one without a controller is not asked. Raises as `error_of` says.
+    `cluster` is the cluster's metadata; without a controller the result is empty. Raises as `error_of`.
     """
     names, ids = list(topics), {}
     if not names or cluster.controller_id not in cluster.brokers:
@@ -124,13 +124,13 @@ def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: fl
                 raise error_of(error.args[0], name) from error
             continue
         words = found.get_most_significant_bits(), found.get_least_significant_bits()
-        if any(words):  # a broker without ids says 0
+        if any(words):  # a broker without ids answers 0
             ids[name] = "".join(f"{word % (1 << 64):016x}" for word in words)
     return ids
 
 
 def asked(what: str, call: Callable[[], T]) -> T:
-    """Return what a request to the cluster answers. Raises as `error_of` says."""
+    """Return `call()`, a request to the cluster. Raises as `error_of`; `what` begins the message."""
     try:
         return call()
     except kafka.KafkaException as error:
@@ -138,7 +138,7 @@ def asked(what: str, call: Callable[[], T]) -> T:
 
 
 def error_of(error: Any, what: str) -> TieredIndexError:
-    """Return the error of this package for one of the client's, at the place `what`."""
+    """Return this package's error for an error of the client; `what` begins the message."""
     text = f"{what}: {error.str()}"
     if _REFUSED.fullmatch(error.name()):
         return StorageMisconfigured(text)
@@ -146,7 +146,7 @@ def error_of(error: Any, what: str) -> TieredIndexError:
 
 
 def record_of(message: Any) -> KafkaRecord:
-    """Return a message of the client as a record."""
+    """Return the record of a message of the client."""
     kind, time_ms = message.timestamp()
     if time_ms < 0:
         kind = TimestampType.NONE

@@ -1,6 +1,6 @@
-"""The keys under which a record is found: its key, headers, fields of its value, or those that a function returns.
+"""Extracts the keys of records: the record's key, headers, fields of its value, or the results of a function.
 
-Threads: any thread may call `of`; one thread takes records, and counts.
+Threads: any thread may call `of`; only one may call `take`, which counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMED = 10
 
 
 def key_text(data: bytes) -> str:
-    """Return bytes as a key: their UTF-8 text, else ``0x`` and their hexadecimal digits."""
+    """Return the key for bytes: their UTF-8 text, else ``0x`` and their hexadecimal digits."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -32,7 +32,7 @@ def key_text(data: bytes) -> str:
 
 
 def _texts(found: Any) -> Iterator[str]:
-    """Yield a value of JSON as keys: texts, numbers and truth values as they are written, each element of an array."""
+    """Yield the keys of a JSON value: a text, a number, true or false as JSON, each element of an array."""
     if isinstance(found, list):
         for each in found:
             yield from _texts(each)
@@ -51,10 +51,10 @@ def _is_usable(key: str) -> bool:
 
 @dataclass
 class Keys:
-    """Takes the keys out of records, by `--key` (``key``, ``header:NAME``, ``json:JMESPATH``) or by a function.
+    """Extracts keys from records, by `--key` (``key``, ``header:NAME``, ``json:JMESPATH``) or by a function.
 
-    A key is at most 32,767 UTF-16 code units; longer ones and empty ones are none. `without_key` counts records that
-    gave none, `no_json` those whose value was needed and is no JSON. `no_json_first` names the first.
+    Empty keys and keys of more than 32,767 UTF-16 code units are skipped. `without_key` counts records without a key,
+    `no_json` records whose value should be JSON and is not. `no_json_first` has the places of the first of these.
     """
 
     given: Sequence[str] = ("key",)
@@ -94,7 +94,7 @@ class Keys:
         return self._by_key and not self._headers and not self._paths
 
     def take(self, record: KafkaRecord) -> list[str]:
-        """Return the keys of a record as `of` does, and count what it lacks."""
+        """Return the keys of a record as `of` does, and count missing keys and invalid JSON."""
         damaged: list[str] = []
         if not (keys := self.of(record, damaged)):
             self.without_key += 1
@@ -103,7 +103,7 @@ class Keys:
         return keys
 
     def of(self, record: KafkaRecord, damaged: list[str] | None = None) -> list[str]:
-        """Return the keys of a record, each once; `damaged` gets its place if its value should be JSON and is not."""
+        """Return the distinct keys of a record. Adds its place to `damaged` if its value should be JSON and is not."""
         found = self.function(record) if self.function is not None else self._of_parts(record, damaged)
         return [key for key in dict.fromkeys(found) if _is_usable(key)]
 

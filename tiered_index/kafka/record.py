@@ -1,4 +1,4 @@
-"""A record of Kafka as this package passes it on, whether a broker or the archive had it. Pure."""
+"""The type of Kafka's records. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["KafkaRecord", "TimestampType"]
 
 
 class TimestampType(IntEnum):
-    """The clock that gave a record its time, by Kafka's numbers."""
+    """The clock of a record's time, by Kafka's numbers."""
 
     NONE = 0
     CREATE = 1
@@ -18,9 +18,9 @@ class TimestampType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KafkaRecord:
-    """One record, at its place. A `value` of None is a tombstone. A header's name may occur several times.
+    """One record and its place. A `value` of None is a tombstone. A header's name may occur several times.
 
-    `timestamp_ms` is None where the record has no time (`TimestampType.NONE`).
+    `timestamp_ms` is None if the record has no time (`TimestampType.NONE`).
     """
 
     topic: str

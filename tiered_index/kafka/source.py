@@ -1,21 +1,20 @@
-"""Topics of Kafka as a `Source`: every partition is read from the index's own position on, without a consumer group.
+"""The `Source` of Kafka's topics: reads every partition from the index's own position, without a consumer group.
 
-The position of a partition is the offset behind the last record that was put, under the name that `Name` writes. What
-happens to a partition:
+The position of a partition is the offset after the last record that was put; `Name` is its key in the index. A
+partition may change:
 
 | found | what happens |
 |---|---|
-| a new partition, or a new topic that fits a pattern | it is read from its begin |
+| a new partition, or a new topic that matches a pattern | it is read from its begin |
 | a partition that is gone | it is reported once; the others go on |
 | another log than the one that was read | it is read from its begin, and reported as rewritten |
-| a position out of the log's range | `OffsetOutOfRange`; with `restart_at` on at the log's begin or end |
+| a position out of the log's range | `OffsetOutOfRange`; with `restart_at` it continues at the log's begin or end |
 | offsets without a record (compacted, control records, aborted) | the position passes them |
 
-A topic that was deleted and created again has another id. Each name of a position has the id of its topic, and ids are
-compared at the begin and every few seconds. A cluster without ids of topics (before Kafka 2.8) proves less: at the
-begin, and if a topic comes back, one of the last `_COMPARED` records before the position must be in the index, by its
-place, size, time and key. If none is, the log counts as another one. Such a cluster does not prove a log that a topic
-got within the few seconds between two looks.
+A topic that was deleted and created again has another id. Each name has the id of its topic, and ids are compared at
+the begin and every few seconds. A cluster before Kafka 2.8 has no ids. There, at the begin and if a topic reappears,
+one of the last `_COMPARED` records before the position must be in the index, by place, size, time and key. Otherwise
+the log counts as another one. A topic that is replaced between two checks is not detected there.
 
 Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
 `positions`.
@@ -63,26 +62,26 @@ _WAIT_S = 0.2
 _ROUND_S = 0.5
 _METADATA_S = 5.0
 _COMMIT_S = 1.0
-# a run without `follow` gives a cluster up that says nothing for so long
+# A run without `follow` raises after so long without an answer of the cluster
 _PATIENCE_S = 60.0
-# Records before a position that are looked up, and entries of one key and second that are looked at.
+# Most records before a position that are compared, and most entries of one key and second that are read for one
 _COMPARED, _ALIKE = 100, 10_000
 
 
 class OffsetOutOfRange(CorruptFile):
-    """A partition does not have the next record: it has offsets [`begin`, `end`), and `position` is not among them."""
+    """The next record of a partition, at `position`, is not in its log, which has offsets [`begin`, `end`)."""
 
     def __init__(self, place: str, position: int, begin: int, end: int) -> None:
-        problem = f"offset {position:,} is next, and the log has {begin:,} to {end:,}"
+        problem = f"the next offset is {position:,}, and the log has {begin:,} to {end:,}"
         hint = "--restart-at begin or --restart-at end continues there, and reports the gap"
         super().__init__(place, f"{problem}: {hint}")
         self.position, self.begin, self.end = position, begin, end
 
 
 class Name(NamedTuple):
-    """The name under which the index keeps a partition's position. A log that begins again has a new `generation`.
+    """The key of a partition's position in the index. A log that begins again has a new `generation`.
 
-    `topic_id` is the cluster's id of the topic, which no topic has again; empty: not known.
+    `topic_id` is the topic's unique id in the cluster; empty: unknown.
     """
 
     cluster: str
@@ -93,7 +92,7 @@ class Name(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the name that `text` is; None: another source's."""
+        """Return the name in `text`; None: it is another source's."""
         found = _NAME.fullmatch(text)
         return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "") if found else None
 
@@ -105,25 +104,28 @@ class Name(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Partition:
-    """One partition, and how far it is read and put. `newest_ms` is the time of the last put record."""
+    """One partition: `position` is the offset after its last put record, `read` after its last read one.
+
+    `newest_ms` is the time of the last put record.
+    """
 
     name: Name
     position: int
     read: int
-    # records before the position are to be compared with the index: the log may be another one
+    # The log may be another one: records before the position must be compared with the index
     doubted: bool = False
-    # where a run without `follow` ends; None: not known
+    # The offset at which a run without `follow` ends; None: unknown
     target: int | None = None
     at_end: bool = False
     newest_ms: int | None = None
 
     @property
     def place(self) -> str:
-        """The partition for people."""
+        """Topic and number of the partition, for messages."""
         return f"{self.name.topic}/{self.name.partition}"
 
     def is_done(self) -> bool:
-        """Return whether all that was there at the begin is put."""
+        """Return whether all records that the log had at the begin are put."""
         return not self.doubted and (self.at_end or (self.target is not None and self.position >= self.target))
 
 
@@ -143,8 +145,8 @@ class KafkaSource:
     """Follows the topics of one cluster for one index.
 
     `restart` reads every partition from its begin. `commit_group` publishes durable positions as offsets of a group.
-    Raises `InvalidArgument` for a topic that is not there, `ConfigError` where the index follows another cluster,
-    `StorageUnavailable` and `StorageMisconfigured` where the cluster can't be asked.
+    Raises `InvalidArgument` for a missing topic, `ConfigError` if the index follows another cluster,
+    `StorageUnavailable` and `StorageMisconfigured` if the cluster does not answer or refuses.
     """
 
     index: IndexService
@@ -170,7 +172,7 @@ class KafkaSource:
         self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._heard_error, **group)
         self._admin = open_admin(self.address.servers, self.settings)
         self._partitions: dict[tuple[str, int], Partition] = {}
-        # those that are gone, and those that the broker said to be gone since the last look
+        # Deleted partitions, and those that the broker reported as missing since the last check
         self._gone: set[tuple[str, int]] = set()
         self._missed: set[tuple[str, int]] = set()
         self._pending: deque[_Read] = deque()
@@ -196,10 +198,8 @@ class KafkaSource:
         if error.fatal():
             self._problem = error_of(error, self.place)
 
-    # partitions
-
     def _look_for_partitions(self, *, begin: bool = False) -> None:
-        """Assign the partitions that are new or have another log, and report those that are gone."""
+        """Assign the partitions that are new or have another log, and report deleted ones."""
         self._looked_s = time.monotonic()
         try:
             found = asked(self.place, lambda: self._consumer.list_topics(timeout=TIMEOUT_S if begin else 5.0))
@@ -240,7 +240,7 @@ class KafkaSource:
             try:
                 partition = self._begin(place, put, ids.get(place[0], ""), restart=begin and self.restart)
                 self._assign(partition)
-            except StorageUnavailable as error:  # it may be gone again: the next look tells
+            except StorageUnavailable as error:  # it may be deleted again: the next check decides
                 if begin:
                     raise
                 self._trouble = str(error)
@@ -253,7 +253,7 @@ class KafkaSource:
     def _begin(
         self, place: tuple[str, int], put: tuple[Name, int] | None, topic_id: str, *, restart: bool
     ) -> Partition:
-        """Return a partition at the position up to which it was put or, if that is of another log, at its begin."""
+        """Return a partition at its position in the index or, if that belongs to another log, at its begin."""
         begin, end = self._range(place)
         target = None if self.follow else end
         if put is None or restart:
@@ -265,18 +265,18 @@ class KafkaSource:
             self._start_anew(partition, "its topic was deleted and created again", topic_id)
         elif not topic_id or topic_id != name.topic_id:
             partition.name = name._replace(topic_id=topic_id or name.topic_id)
-            # a log without records before the position has none that could be missed
+            # without records before the position there is nothing to compare
             partition.doubted = begin < position
         return partition
 
     def _assign(self, partition: Partition) -> None:
-        """Have a partition read from its position on, or from the records that are compared first."""
+        """Read a partition from its position, or from earlier records that must be compared."""
         place = partition.name.topic, partition.name.partition
         at = max(self._range(place)[0], partition.read - _COMPARED) if partition.doubted else partition.read
         self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
 
     def _start_anew(self, partition: Partition, why: str, topic_id: str = "") -> None:
-        """Read a partition, whose log is another one than that of its position, from its begin."""
+        """Read a partition with another log from its begin, and report a loss."""
         name, before = partition.name, partition.position
         begin = self._range((name.topic, name.partition))[0]
         partition.name = name._replace(generation=name.generation + 1, topic_id=topic_id or name.topic_id)
@@ -286,9 +286,9 @@ class KafkaSource:
         self._losses.append(Loss("rewritten", min(begin, before), before, None, problem))
 
     def _is_same_log(self, partition: Partition, messages: list[Any], end: int | None) -> bool:
-        """Return whether records before the position are those of the index. If not, read the log from its begin.
+        """Return whether a record before the position is in the index. If none is, read the log from its begin.
 
-        `end` is the log's end, if no message follows. Without such a record among `messages`, later ones may tell.
+        `end` is the log's end if no message follows. While all `messages` are before the position, later ones decide.
         """
         position, keys = partition.position, self._all_keys()
         if any(self._is_put(message, keys) for message in messages if message.offset() < position):
@@ -298,17 +298,17 @@ class KafkaSource:
         if end is not None and end < position:
             self._out_of_range.add(place)
         elif end is not None or messages[-1].offset() >= position:
-            why = f"none of its records before offset {position:,} is known to be the one that was put"
+            why = f"none of its records before offset {position:,} is in the index"
             self._start_anew(partition, why)
             self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
             self._assign(partition)
         return False
 
     def _is_put(self, message: Any, keys: Keys) -> bool:
-        """Return whether the index has an entry of a message: of its place, size and time, by one of its keys."""
+        """Return whether the index has an entry of a message, with its place, size, time and one of its keys."""
         time_ms = min(message.timestamp()[1], MAX_TIMESTAMP_MS)
         if time_ms < 0:
-            return False  # an entry has the time of its reading
+            return False  # its entry has the time at which it was read
         topic, wanted = message.topic(), (message.partition(), message.offset(), _size(message))
         return any(
             (item.queue_id, item.offset, item.size) == wanted
@@ -317,7 +317,7 @@ class KafkaSource:
         )
 
     def _all_keys(self) -> Keys:
-        """Return the keys by which records are in the index, those of earlier runs among them."""
+        """Return the extraction of all keys that this run and earlier runs put."""
         if self.keys.function is not None:
             return self.keys
         names = (name for name in self.index.durable_positions() if name.startswith(KEYS_PREFIX))
@@ -337,12 +337,12 @@ class KafkaSource:
         known = {name.cluster for text in self.index.durable_positions() if (name := Name.parse(text)) is not None}
         if known - {self.cluster}:
             raise ConfigError(
-                f"this index is of the cluster {min(known)!r}, not of {self.cluster!r}, whose offsets are others: use "
-                "another root and storage, or --store-name if this is the same cluster under another id"
+                f"this index follows the cluster {min(known)!r}, and {self.cluster!r} has other offsets: use another "
+                "root and storage, or --store-name if this is the same cluster under another id"
             )
 
     def _range(self, place: tuple[str, int]) -> tuple[int, int]:
-        """Return the first offset of a partition, and the one behind its last."""
+        """Return the first offset of a partition, and the offset after its last record."""
         where = f"{place[0]}/{place[1]}"
         found = asked(
             where, lambda: self._consumer.get_watermark_offsets(kafka.TopicPartition(*place), timeout=TIMEOUT_S)
@@ -354,15 +354,15 @@ class KafkaSource:
     # the protocol `Source`
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts that only this source has, JSON-ready."""
+        """Return the counts that only this source has, for JSON."""
         return {"no_json": self.keys.no_json, "no_json_first": self.keys.no_json_first}
 
     def positions(self) -> dict[str, int]:
-        """Return the offsets behind the last put records."""
+        """Return the offset after the last put record of each partition, by name."""
         return {str(partition.name): partition.position for partition in list(self._partitions.values())}
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Yield new records, a batch a partition. Raises `OffsetOutOfRange`, `CorruptFile`, and as the client says."""
+        """Yield new records, in batches of one partition. Raises `OffsetOutOfRange`, and as `error_of`."""
         until_s = time.monotonic() + _ROUND_S
         yield from self._hand_over()
         if time.monotonic() - self._looked_s > _METADATA_S:
@@ -375,7 +375,7 @@ class KafkaSource:
                 break
         self._publish_positions()
         if self._out_of_range:
-            self._look_for_partitions()  # a topic that was made again has another id
+            self._look_for_partitions()  # detects a topic that was created again
             self._settle_range()
         if self._problem is not None:
             raise self._problem
@@ -391,7 +391,7 @@ class KafkaSource:
         return [partition for place, partition in list(self._partitions.items()) if place not in self._gone]
 
     def _hand_over(self) -> Generator[Batch, None, None]:
-        """Yield what was read. A batch that is not put stays, and so do those behind it."""
+        """Yield the batches that were read. If one is not put, it and the later ones stay pending."""
         while self._pending:
             partition, batch, newest_ms = self._pending[0]
             yield batch
@@ -434,7 +434,7 @@ class KafkaSource:
                 self._pending.append(self._read(partition, several))
             if end is not None:
                 partition.at_end = True
-                if end > partition.read:  # behind the last record: what was compacted away, aborted, or a mark
+                if end > partition.read:  # compacted, aborted or control records follow the last record
                     self._pending.append(self._passed(partition, end))
 
     def _passed(self, partition: Partition, end: int) -> _Read:
@@ -442,7 +442,7 @@ class KafkaSource:
         return _Read(partition, Batch(source=str(partition.name), position=end, columns=_NO_ENTRIES), None)
 
     def _read(self, partition: Partition, messages: list[Any]) -> _Read:
-        """Return the batch of messages of one partition, which are in order of their offsets."""
+        """Return the batch of messages of one partition, which are in order of offset."""
         partition.at_end = False
         end = partition.read = messages[-1].offset() + 1
         without = self.keys.without_key
@@ -461,7 +461,7 @@ class KafkaSource:
         offsets = np.array([message.offset() for message in messages], np.int64)
         sizes = np.array([_size(message) for message in messages], np.int64)
         times = np.array([message.timestamp()[1] for message in messages], np.int64)
-        # a record without a time has that of its reading; one that no clock can have meant is quarantined as the latest
+        # A record without a time gets the present. A time beyond the greatest one becomes that, and is quarantined.
         times = np.where(times < 0, self.clock.now_ms(), np.minimum(times, MAX_TIMESTAMP_MS))
         newest_ms = int(times[-1])
         if rows is not None:
@@ -483,17 +483,19 @@ class KafkaSource:
         return _Read(partition, batch, newest_ms)
 
     def _slow_keys(self, messages: list[Any]) -> tuple[Any, Any]:
-        """Return one key a row, and the number of its record."""
+        """Return the keys, one a row, and the number of each key's record."""
         found = [self.keys.take(record_of(message)) for message in messages]
         rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
         return pa.array([key for keys in found for key in keys], pa.string()), rows
 
     def _settle_range(self) -> None:
-        """Continue where the logs are that lack the next record. Raises `OffsetOutOfRange` without `restart_at`."""
+        """Continue at the begin or end of logs that lack the next record. Raises `OffsetOutOfRange` without
+        `restart_at`.
+        """
         for place in sorted(self._out_of_range):
             partition = self._partitions[place]
             begin, end = self._range(place)
-            # else a broker had not caught up with its leader
+            # otherwise a replica was behind its leader
             if not begin <= partition.read <= end:
                 if self.restart_at is None:
                     raise OffsetOutOfRange(partition.place, partition.read, begin, end)
@@ -509,7 +511,7 @@ class KafkaSource:
         self._out_of_range.clear()
 
     def _publish_positions(self) -> None:
-        """Commit durable positions under the group's name; nothing here reads them."""
+        """Commit durable positions for the group. They are for other tools; this source does not read them."""
         if self.commit_group is None or time.monotonic() - self._committed_s < _COMMIT_S:
             return
         self._committed_s = time.monotonic()
@@ -529,7 +531,9 @@ class KafkaSource:
                 self._committed |= new
 
     def lag(self) -> Lag:
-        """Return how many records the index is behind, and the age of the last put record of what is behind."""
+        """Return the number of records that are not put yet, and the greatest age of a last put record of their
+        partitions.
+        """
         end = behind = 0
         seconds: float | None = 0.0
         now_ms = self.clock.now_ms()
@@ -545,7 +549,7 @@ class KafkaSource:
         return Lag(end, behind, None if self._trouble is not None else seconds)
 
     def _high(self, partition: Partition) -> int:
-        """Return the end of a partition's log as the client saw it last."""
+        """Return the end of a partition's log that the client saw last."""
         place = kafka.TopicPartition(partition.name.topic, partition.name.partition)
         with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a client that is closed has none
             found = self._consumer.get_watermark_offsets(place, cached=True)
@@ -561,7 +565,7 @@ class KafkaSource:
 
 
 _SURE_BYTES = 32_767
-# Errors of a partition whose topic is not there, or not any more.
+# Errors of a partition whose topic does not exist (any more)
 _MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
 
 
@@ -572,7 +576,7 @@ def _size(message: Any) -> int:
 
 
 def _gap(partition: Partition, begin: int, end: int, target: int) -> Loss:
-    """Return what is skipped, or was put and isn't in the log any more."""
+    """Return the loss: records that are skipped, or that were put and are not in the log any more."""
     where = f"{partition.place} had offset {partition.read:,} next, and its log has {begin:,} to {end:,}"
     if target >= partition.read:
         return Loss("missing", partition.read, target, None, f"{where}: deleted before they were read")
@@ -586,5 +590,5 @@ def _is_pattern(topic: str) -> bool:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Return whether a topic is meant; Kafka's own topics are meant by their whole names alone."""
+    """Return whether a topic matches `pattern`. Kafka's own topics match only their whole names."""
     return name == pattern or (_is_pattern(pattern) and not name.startswith("__") and fnmatchcase(name, pattern))

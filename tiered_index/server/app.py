@@ -1,4 +1,4 @@
-"""A service put together: its routes, each with a handler and the model of its query, and the gate before them."""
+"""Assembles a service: its routes, each with a handler and the model of its query, behind the gate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tiered_index.server.served import Served
 from tiered_index.server.stored import StoredHandlers
 from tiered_index.server.verifying import VerificationHandlers
 
-# The description of every route, with examples; tests hold it true.
+# The description of every route, with examples; tests compare it with the service
 OPENAPI = Path(__file__).parent / "openapi.json"
 
 
@@ -51,10 +51,10 @@ class Service:
         hosts: frozenset[str] | None = None,
         console: bool = True,
     ) -> None:
-        """`Calls`, `MemoryBudget`, `Rate` and `Gate` describe the other arguments."""
+        """Assemble the service. See `Calls`, `MemoryBudget`, `Rate` and `Gate` for the arguments."""
         self._calls = Calls(threads, waiting)
         self._served = served
-        # requests of other protocols of the process are counted, too
+        # public: other protocols of the process count their requests there, too
         metrics = self.metrics = Metrics(served.lookups, self._gauges)
         self._health = HealthHandlers(served, metrics)
         self._verification = VerificationHandlers(served, self._calls, metrics)
@@ -117,13 +117,13 @@ class Service:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An ASGI application that checks a request's query by `model` and has it handled. None: any query."""
+    """An ASGI application that checks a request's query with `model` (None: any query) and calls `handle`."""
 
     handle: Callable[[Request, Any], Awaitable[Response]]
     model: type[Nothing] | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take one request."""
+        """Answer one request."""
         request = Request(scope, receive, send)
         asked = of_query(self.model, request.query_params) if self.model is not None else None
         response = await self.handle(request, asked)
@@ -134,7 +134,7 @@ def _route(
     methods: str, path: str, handle: Callable[[Request, Any], Awaitable[Response]], model: type[Nothing] | None = None
 ) -> Route:
     route = Route(path, Endpoint(handle, model), methods=methods.split())
-    # Starlette adds HEAD to GET, which would cost a lookup.
+    # Starlette adds HEAD to GET; a HEAD would cost a lookup
     route.methods = set(methods.split())
     return route
 

@@ -1,8 +1,7 @@
-"""Calls of the library for requests: in threads, within bounds, and ended where the client has gone.
+"""Runs the library's synchronous calls for requests: in threads, within bounds, until the client disconnects.
 
-The library's calls are synchronous. A call has a usage of its own; where nobody waits for its answer any more, that
-allows no further request to the storage, as with `AsyncIndexReader`. `Calls` belongs to one event loop; an `Allowance`
-to one request, whatever thread its calls run in.
+Each call has its own usage. If the client disconnects, the usage allows no further request to the storage, as with
+`AsyncIndexReader`. Use `Calls` in one event loop. An `Allowance` is for one request, in any thread.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 
 T = TypeVar("T")
-# what ends sooner is not worth watching the client for
+# The client of a shorter call is not watched
 _SOON_S = 0.05
 _BUSY_RETRY_S = 1
 CLIENT_GONE = 499
@@ -35,20 +34,20 @@ CLIENT_GONE = 499
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """The most that one request may ask for; a request that names no bound has these. `limits` has a `timeout_s`."""
+    """The greatest bounds of one request, and the defaults. `limits` has a `timeout_s`."""
 
     limits: LookupLimits = field(default_factory=partial(LookupLimits, 10_000, 1 << 30, 30.0))
     max_cost_usd: float = 0.05
     max_count: int = 10_000
     max_lookups: int = 10_000
-    # of all lookups of a batch: as JSON that many take a GiB while they are made
+    # Of all lookups of a batch: JSON of so many entries needs a GiB of memory
     max_entries: int = 1_000_000
     message_bytes: int = 64 << 20
     body_bytes: int = 16 << 20
 
 
 class Allowance:
-    """The rest of one request's bounds; all of its calls share it."""
+    """The rest of one request's bounds, which all its calls share."""
 
     def __init__(self, caps: Caps, prices: PriceTable) -> None:
         self.usage = Usage(prices, max_cost_usd=caps.max_cost_usd)
@@ -58,17 +57,17 @@ class Allowance:
         self.narrow(caps.limits, None)
 
     def narrow(self, limits: LookupLimits, max_cost_usd: float | None) -> None:
-        """Lower the bounds to those asked for, where these are less; None: as they are."""
+        """Lower the bounds to the given ones; None and greater ones change nothing."""
         self.limits, usage = self.limits.least(limits), self.usage
         usage.max_requests, usage.max_bytes = self.limits.max_requests, self.limits.max_bytes
         if max_cost_usd is not None and usage.max_cost_usd is not None:
             usage.max_cost_usd = min(max_cost_usd, usage.max_cost_usd)
         if self._ended:
-            # meanwhile, in another thread
+            # `end` was called meanwhile, in another thread
             usage.max_requests = 0
 
     def left_s(self) -> float:
-        """Return the seconds that are left. Raises `BudgetExceeded` where none are."""
+        """Return the seconds that are left. Raises `BudgetExceeded` if there are none."""
         limit_s = self.limits.timeout_s
         assert limit_s is not None
         left_s = self._began_s + limit_s - time.monotonic()
@@ -77,17 +76,17 @@ class Allowance:
         return left_s
 
     def end(self) -> None:
-        """Let its calls make no further request."""
+        """Allow no further request to the storage."""
         self._ended = True
         self.usage.max_requests = 0
 
 
-# of streams, behind their first ones, that are made at once, lest single lookups wait for them
+# Later pages of streams that are made at once; more would delay single lookups
 _LATER_PAGES = 2
 
 
 class Calls:
-    """Runs up to `threads` calls at once; up to `waiting` more wait for their turn, others are refused."""
+    """Runs up to `threads` calls at once. Up to `waiting` more calls wait; others are refused."""
 
     def __init__(self, threads: int, waiting: int) -> None:
         self._pool = DaemonPool(threads, "tiered-index-http")
@@ -98,8 +97,9 @@ class Calls:
         self.later_pages = asyncio.Semaphore(_LATER_PAGES)
 
     async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
-        """Return what `call` returns in a thread. Raises as it does, and `Refused` where the client has gone, or where
-        too many calls wait.
+        """Run `call` in a thread and return its result.
+
+        Raises its errors, and `Refused` if the client disconnects or too many calls wait.
         """
         if self.under_way >= self._most:
             raise Refused(503, "too many requests are under way; try again", retry_after_s=_BUSY_RETRY_S)
@@ -115,24 +115,24 @@ class Calls:
                 await while_there(request, awaited)
         except BaseException:
             allowance.end()
-            # nobody takes its result or error any more
+            # its result or error is not needed any more
             awaited.cancel()
             future.cancel()
             raise
         return awaited.result()
 
     def _ended(self, _: object) -> None:
-        # in the call's thread: the loop is woken once a call, for its result
+        # runs in the call's thread: the event loop is woken only once a call, for its result
         with self._lock:
             self.under_way -= 1
 
     def close(self) -> None:
-        """Take no further calls, and let those under way end."""
+        """Accept no further calls; calls under way continue."""
         self._pool.close()
 
 
 async def while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
-    """Return once what is awaited has ended, however it did. Raises `Refused` where the client goes before."""
+    """Wait until `awaited` is done, with or without an error. Raises `Refused` if the client disconnects first."""
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         both: list[asyncio.Future[Any]] = [awaited, gone]
@@ -144,7 +144,7 @@ async def while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
 
 
 async def _disconnected(request: Request) -> None:
-    # nobody reads a body here: one beyond its bounds ends the request, too
+    # a body that exceeds its bounds ends the request, too
     with contextlib.suppress(Refused):
         while (await request.receive())["type"] != "http.disconnect":
             pass

@@ -1,7 +1,7 @@
-"""Entries that come by HTTP, as NDJSON that `ingest` takes or an Arrow stream of the same columns, for one writer.
+"""Puts entries from HTTP requests into the writer: NDJSON as for `ingest`, or an Arrow stream of the same columns.
 
-A request is taken whole or refused whole. With a source and its position it is idempotent: what ends at a position that
-was taken already is not taken again, and with `after` a request that leaves a gap is refused. Threads: any.
+A request is accepted whole or refused whole. With a source and its position it is idempotent: a repeated position puts
+nothing. With `after`, a request that leaves a gap is refused. Threads: any.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tiered_index.sources.columns import (
 from tiered_index.sources.messages import json_object
 
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
-# A message's topic is beside each of its keys: so many bytes of topics a byte of the largest body.
+# Each key has a copy of its message's topic. Most bytes of topics for each byte of the largest body:
 _TOPICS_PER_BYTE = 8
 
 
@@ -55,20 +55,21 @@ class Batch:
 
 
 def parsed(body: bytes, form: str, most_bytes: int) -> Batch:
-    """Return what a body holds. Raises `InvalidArgument` naming the first line that is wrong, and `Refused` where it
-    represents more than `most_bytes`.
+    """Return the messages of a body. Raises `InvalidArgument`, which names the first wrong line or column.
+
+    Raises `Refused` if the decompressed body has more than `most_bytes`, or its topics are too long.
     """
     return _ndjson(body, most_bytes) if form == wire.NDJSON else _arrow(body, most_bytes)
 
 
 def _check_topics_bytes(topics_bytes: int, most_bytes: int) -> None:
     if topics_bytes > _TOPICS_PER_BYTE * most_bytes:
-        raise Refused(413, "too many keys of messages with so long a topic; send fewer of them at once")
+        raise Refused(413, "too many keys for topics of this length: send fewer messages at once")
 
 
 def _ndjson(body: bytes, most_bytes: int) -> Batch:
     messages = []
-    # line by line: a list of short ones takes more than twenty times their bytes
+    # line by line: a list of short lines needs more than twenty times their bytes
     for number, line in enumerate(io.BytesIO(body), 1):
         if not line.strip():
             continue
@@ -107,22 +108,22 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
         _check_topics_bytes(pc.sum(beside).as_py() or 0, most_bytes)
     columns = entry_columns(table)
     if columns is None:
-        raise InvalidArgument("a value is missing, or a column has another type than messages have")
+        raise InvalidArgument("a value is missing, or a column has a type that no message column has")
     topics = pc.unique(columns["topic"]).to_pylist()
     return Batch(columns, len(table), frozenset(topics), "topic_id" in columns.schema.names)
 
 
 class Intake:
-    """Puts requests into one index, each position of a source once."""
+    """Puts batches into one index, each position of a source only once."""
 
     def __init__(self, index: IndexService) -> None:
         self._index = index
         self._lock = threading.Lock()
-        # of sources that were put here: what is durable may be less
+        # Positions that were put here; the durable ones may be less
         self._positions: dict[str, int] = {}
 
     def take(self, batch: Batch, asked: EntriesParameters) -> dict[str, Any]:
-        """Put a batch and say what became of it. Raises as `put_batch`, and `Refused` where it leaves a gap."""
+        """Put a batch and return the response document. Raises as `put_batch`, and `Refused` if it leaves a gap."""
         source, position = asked.source, asked.position
         with self._lock:
             known = self._known(source)
@@ -130,7 +131,7 @@ class Intake:
             entries = 0
             if not repeated:
                 if asked.after is not None and asked.after != (known or 0):
-                    raise Refused(409, f"{source!r:.80} was taken up to {known or 0:,}, not up to {asked.after:,}")
+                    raise Refused(409, f"source {source!r:.80} is at position {known or 0:,}, not {asked.after:,}")
                 entries = self._index.put_batch(batch.columns, source, position)
                 if source is not None and position is not None:
                     self._positions[source] = position
@@ -154,14 +155,14 @@ class Intake:
 
 
 class EntryHandlers(Handlers):
-    """Takes entries beside a writer, and refuses them elsewhere."""
+    """Puts entries if the service has a writer, and refuses them otherwise."""
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
         self._intake = Intake(served.writer) if served.writer is not None else None
 
     async def entries(self, request: Request, asked: EntriesParameters) -> Response:
-        """Put entries: NDJSON as `ingest` takes it, or an Arrow stream. A body is taken whole or refused whole."""
+        """Put the entries of a body: NDJSON as for `ingest`, or an Arrow stream. All are put, or none."""
         caller = caller_of(request)
         caller.need("write")
         if asked.source is not None:
@@ -173,7 +174,7 @@ class EntryHandlers(Handlers):
 
         def act() -> bytes:
             if form == wire.NDJSON:
-                # one after the other is read
+                # lines are parsed one by one, so the longest one bounds the memory
                 request.state.reservation.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}

@@ -1,8 +1,7 @@
-"""The gate before all routes: request id, caller, bounds of rate and size, and errors as answers.
+"""The gate in front of all routes: request id, caller, bounds on rate and size, and errors as responses.
 
-The gate is the outermost ASGI application. Where no tokens are configured, only requests to the address that the
-service listens on are taken, so that no web page can ask a service on the same host by a name of its own. Threads: the
-event loop's.
+The gate is the outermost ASGI application. Without tokens it accepts only requests to the service's own address.
+Otherwise a web page could call a service on the same host by a DNS name of its own. Threads: the event loop's.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ from tiered_index.tracing import request_span, tell_request
 
 _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-# what needs no token: probes, and the description of the service
+# Paths that need no token: probes, and the description of the service
 _OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
-# callers whose rate is known at once; the ones seen last stay
+# Most callers whose rate is kept; the oldest are dropped
 _MOST_CALLERS = 10_000
-# of metrics: a client can call its method as it likes
+# Methods that metrics name; a client can send any text as its method
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# What a body may take, whatever its size, and how fast it must come beyond that.
+# Time for a body of any size, and the least rate of longer bodies
 _BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
-# Bodies that are held at once, as many of the largest ones.
+# Most memory of bodies, as a number of the largest ones
 _MOST_BODIES = 16
 _BUSY_RETRY_S = 1
 TARGET = "tiered_index.target"
-"""The extension of a scope that has the target of a request that names a host in it."""
+"""The scope extension with the target of a request whose target is an absolute URL."""
 Observe = Callable[[str, str, int, float], None]
-"""Is told of each request: route, method, status, seconds."""
+"""Called for each request with route, method, status and seconds."""
 
 
 @dataclass
 class Rate:
-    """Requests a second of each caller, with bursts of as many; 0: any number. A token bucket each."""
+    """Limits each caller to `per_s` requests a second, by a token bucket of that size; 0: no limit."""
 
     per_s: float
     _filled: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def take(self, who: str) -> None:
-        """Count a request. Raises `Refused` where it is one too many."""
+        """Count a request. Raises `Refused` if it exceeds the rate."""
         if not self.per_s:
             return
         now_s = time.monotonic()
@@ -74,8 +73,9 @@ class Rate:
 
 @dataclass(eq=False)
 class Gate:
-    """Lets requests pass to `app`. `hosts` are the names by which it may be asked without tokens; None: any.
-    `unguarded` are further paths that need no token. `refused` is called with each refused request.
+    """Checks requests and passes them to `app`. Without tokens it accepts only the host names `hosts` (None: any).
+
+    `unguarded` are further paths that need no token. `refused` is called for each request that is forbidden (403).
     """
 
     app: ASGIApp
@@ -88,12 +88,12 @@ class Gate:
     refused: Callable[[str, str | None, str, str, dict[str, Any]], None]
     hosts: frozenset[str] | None = None
     unguarded: frozenset[str] = frozenset()
-    # bytes of bodies, and requests whose answers have not ended
+    # Bytes of bodies in memory, and requests whose responses have not ended
     held_bytes: int = 0
     under_way: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take one request."""
+        """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -125,11 +125,11 @@ class Gate:
                     state["caller"] = self._caller(scope, headers)
                     _check_text(scope)
                     body.announce(headers.get(b"content-length", b"0"))
-                    # With it Starlette raises for unknown paths and methods.
+                    # With "app" set, Starlette raises for unknown paths and methods
                     scope["app"] = self
                     await self.app(scope, body.receive, answer)
                 except ClientDisconnect:
-                    # before its body was whole
+                    # the client disconnected before its body was complete
                     status = CLIENT_GONE
                 except Exception as error:
                     failed = error
@@ -137,7 +137,7 @@ class Gate:
                         status = await _refuse(error, request_id, self.redaction, answer)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
-                        # without an end the client sees that the answer is not whole
+                        # a response without an end shows the client that it is incomplete
                         raise _BrokeOff from None
                 finally:
                     tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
@@ -162,15 +162,15 @@ class Gate:
             host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
             name = (host[0] if host[0] and host[2].isdigit() else "".join(host)).strip("[]").lower()
             if self.hosts is not None and name not in self.hosts:
-                raise Refused(403, "this service has no tokens and is asked by an address that is not its own")
+                raise Refused(403, "this service has no tokens: call it by the address that it listens on")
             if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-                raise Refused(403, "this service has no tokens, and a page of another site calls it")
+                raise Refused(403, "this service has no tokens, and refuses requests from pages of other sites")
             self.rate.take(client[0] if client else "")
             return ANYONE
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         caller = self.tokens.find(token.strip()) if kind.lower() == "bearer" else None
         if caller is None:
-            # wrong tokens are counted, too, by where they come from
+            # requests with wrong tokens are counted by client address
             self.rate.take(f"/{client[0] if client else ''}")
             raise Refused(401, "give a token: Authorization: Bearer TOKEN")
         self.rate.take(caller.name)
@@ -178,7 +178,7 @@ class Gate:
 
 
 class _Body:
-    """The body of one request as it comes, within the gate's bounds of size, time and memory."""
+    """Receives the body of one request within the gate's bounds on size, time and memory."""
 
     def __init__(self, gate: Gate, receive: Receive) -> None:
         self._gate = gate
@@ -188,7 +188,7 @@ class _Body:
         self.taken = 0
 
     def announce(self, length: bytes) -> None:
-        """Take the length that a client tells. Raises `Refused` where it is too much."""
+        """Check the Content-Length. Raises `Refused` if it is too large."""
         if length.isdigit():
             self._check(int(length))
 
@@ -197,13 +197,13 @@ class _Body:
             raise Refused(413, f"the body has more than {self._gate.body_bytes:,} bytes")
 
     async def receive(self) -> Message:
-        """Return the next message. Raises `Refused` for a body that is too large, too slow, or one too many."""
+        """Return the next ASGI message. Raises `Refused` if the body is too large or slow, or memory is short."""
         if self._is_whole:
-            # what comes now is that the client has gone
+            # the next message says that the client has disconnected
             return await self._receive()
         until_s = self._began_s + _BODY_S + self.taken / _LEAST_BYTES_PER_S
         try:
-            # not by `wait_for`, which makes a task of each wait
+            # not `wait_for`, which makes a task for each wait
             async with asyncio.timeout(until_s - time.monotonic()):
                 message = await self._receive()
         except TimeoutError:
@@ -214,13 +214,13 @@ class _Body:
         self._is_whole = not message.get("more_body", False)
         self._check(self.taken)
         if self._gate.held_bytes > _MOST_BODIES * self._gate.body_bytes:
-            raise Refused(503, "too many bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
+            raise Refused(503, "too many request bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
         return message
 
 
 def _route_of(scope: Scope) -> str:
     route = scope.get("route")
-    # without what says of a parameter which characters it may have
+    # the path without the parameters' converters
     return str(getattr(route, "path_format", getattr(route, "path", "other")))
 
 
@@ -231,7 +231,7 @@ def _log_request(method: str, route: str, status: int, seconds: float, caller: C
 
 
 def _check_host(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Raise `Refused` where two hosts are named: a proxy and this service might each go by another one (RFC 9112)."""
+    """Raise `Refused` for two different hosts: a proxy and this service could use different ones (RFC 9112)."""
     if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
         raise Refused(400, "the header Host is given more than once")
     target = scope.get("extensions", {}).get(TARGET)
@@ -240,7 +240,7 @@ def _check_host(scope: Scope, headers: dict[bytes, bytes]) -> None:
 
 
 def _check_text(scope: Scope) -> None:
-    """Raise `Refused` where path or query are no UTF-8: another key than the one that was meant would be looked up."""
+    """Raise `Refused` if path or query are not UTF-8: the lookup would be for another key."""
     try:
         unquote_to_bytes(scope["query_string"]).decode()
         unquote_to_bytes(scope.get("raw_path") or b"").decode()
@@ -249,7 +249,7 @@ def _check_text(scope: Scope) -> None:
 
 
 class _BrokeOff(Exception):
-    """An answer ended before its end."""
+    """A response broke off."""
 
 
 async def _refuse(
@@ -257,7 +257,7 @@ async def _refuse(
 ) -> int:
     allowed: list[tuple[bytes, bytes]] = []
     if isinstance(error, HTTPException):
-        # Starlette refuses unknown paths, and names the methods that a path has.
+        # Starlette refuses unknown paths and methods, and sends the allowed methods
         allowed = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
         error = Refused(error.status_code, error.detail)
     problem = Problem.of(error, request_id, redaction)

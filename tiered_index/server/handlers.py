@@ -1,6 +1,6 @@
-"""Base of the handlers of requests: a call of the library in a thread, within bounds, and its answer as bytes.
+"""Base of the request handlers: runs a call of the library in a thread, within bounds, and returns its answer as bytes.
 
-Threads: handlers run on the event loop and never wait there for index or storage.
+Threads: handlers run on the event loop, and never wait there for index or storage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Handlers:
-    """Handlers of requests: each takes a request and its checked query."""
+    """Base of request handlers. A handler gets a request and its checked query."""
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         self.served = served
@@ -35,7 +35,7 @@ class Handlers:
         self.prices = served.lookups.config.prices
 
     def allowance(self, asked: Spending | None = None) -> Allowance:
-        """Return what a request may spend: the service's bounds, or the lower ones that it asks for."""
+        """Return the bounds of a request: the service's, or lower ones that it asks for."""
         allowance = Allowance(self.served.caps, self.prices)
         if asked is not None:
             asked.narrow(allowance)
@@ -50,15 +50,16 @@ class Handlers:
         *,
         claim: int = 0,
     ) -> Response:
-        """Return what `act` makes in a thread as an answer; `claim` is the memory that it may take meanwhile."""
+        """Run `act` in a thread and return its result as a response. `claim` is the memory that it may need (bytes)."""
         made = await self.made(request, allowance, act, claim)
         reservation: Reservation = request.state.reservation
         reservation.settle(len(made if isinstance(made, bytes) else made.body))
         return PacedResponse(made, media_type)
 
     async def made(self, request: Request, allowance: Allowance, act: Callable[[], T], claim: int) -> T:
-        """Return what `act` returns in a thread, which reserves `claim` bytes once it has begun. If the
-        budget lacks them, or bytes that `act` reserves, it is called again once the budget has them.
+        """Run `act` in a thread, which first reserves `claim` bytes of memory, and return its result.
+
+        If the memory budget lacks bytes that it or `act` reserves, `act` is called again when the budget has them.
         """
         reservation: Reservation = request.state.reservation
 
@@ -75,18 +76,18 @@ class Handlers:
                     await while_there(request, claiming)
                 finally:
                     claiming.cancel()
-                # raises if the budget lacked them
+                # raises if the budget did not have them in time
                 claiming.result()
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who sent a request."""
+    """Return the caller of a request."""
     caller: Caller = request.state.caller
     return caller
 
 
 def need_type(request: Request, *kinds: str) -> str:
-    """Return the content type of a request's body. Raises `Refused` for another one than `kinds`."""
+    """Return the content type of a request's body. Raises `Refused` unless it is one of `kinds`."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise Refused(415, f"send the body unencoded, not in the encoding {encoding!r:.80}")

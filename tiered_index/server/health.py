@@ -1,7 +1,6 @@
 """The health of the service: metrics, problems, liveness and readiness.
 
-A `StandIn` answers for the application while the index opens and recovers, so that a probe finds somebody. Threads: the
-event loop's; any thread may set a `StandIn`.
+A `StandIn` answers probes while the index opens and recovers. Threads: the event loop's; any thread may set its `app`.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ class HealthHandlers(Handlers):
     """Metrics and probes."""
 
     def __init__(self, served: Served, metrics: Metrics) -> None:
-        # Probes must answer above all while every thread of lookups waits for the storage.
+        # Own threads: probes must answer even if every thread of lookups waits for the storage
         super().__init__(served, Calls(2, 62), metrics)
         self.past = History(served, metrics)
 
     async def metrics(self, request: Request, _: Nothing) -> Response:
-        """Metrics for Prometheus."""
+        """Return metrics for Prometheus."""
         caller_of(request).need_every_topic("metrics are")
         body = await self.calls.run(request, self.allowance(), self.counters.page)
         return Response(body, headers={"content-type": MEDIA_TYPE})
 
     async def livez(self, request: Request, _: None) -> Response:
-        """Say that the process answers."""
+        """Answer that the process is alive."""
         return _alive()
 
     async def readyz(self, request: Request, _: None) -> Response:
-        """Say whether this replica is to get requests and why not, and what is amiss beside that."""
+        """Return whether this replica can serve requests, the reasons if not, and other problems."""
 
         def look() -> Response:
             problems = [text for found in self.served.problems_by_part().values() for text in found]
@@ -47,7 +46,7 @@ class HealthHandlers(Handlers):
         return await self.calls.run(request, self.allowance(), look)
 
     async def health(self, request: Request, _: Nothing) -> Response:
-        """Name all that is amiss, by the part of the service."""
+        """Return all problems, by the part of the service."""
         caller_of(request).need_every_topic("the service's health is")
 
         def look() -> Response:
@@ -62,25 +61,25 @@ class HealthHandlers(Handlers):
         return await self.calls.run(request, self.allowance(), look)
 
     async def history(self, request: Request, _: Nothing) -> Response:
-        """Show the last hour of the figures that have alerts."""
+        """Return the last hour of the figures that operators watch."""
         caller_of(request).need_every_topic("the service's history is")
         return await self.answer(request, self.allowance(), lambda: wire.encode(self.past.document()), wire.JSON)
 
     async def token(self, request: Request, _: Nothing) -> Response:
-        """Tell what the caller's token may do."""
+        """Return the permissions of the caller's token."""
         caller = caller_of(request)
         document = {"name": caller.name, "role": caller.role, "topics": caller.topics}
         return Response(wire.encode(document), media_type=wire.JSON)
 
 
 class StandIn:
-    """Answers as `app` does while that is set, and else that the process lives and why it is not ready."""
+    """Passes requests to `app` once it is set. Until then it answers that the process is alive and not ready."""
 
     app: ASGIApp | None = None
     reason = "recovering: the index is being opened"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take one request."""
+        """Answer one request."""
         answer: ASGIApp = _alive() if scope.get("path") == "/livez" else _ready([self.reason], [])
         await (self.app or answer)(scope, receive, send)
 

@@ -1,7 +1,7 @@
-"""The last hour of the figures that operators watch, each with the threshold of its alert.
+"""Keeps the last hour of the figures that operators watch, each with the threshold of its alert.
 
-A sample is taken every 15 seconds, without a request to the storage. Samples are kept for two hours, since figures of
-the last hour look back over one. Threads: one of its own takes samples; any may read them.
+A sample is taken every 15 seconds, without a request to the storage. Samples are kept for two hours, because a figure
+may be the growth over an hour. Threads: one of its own takes samples; any may read them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Alert:
-    """The threshold of an alert of `deploy/prometheus/alerts.yaml`, which fires after `for_s` seconds beyond it."""
+    """An alert of `deploy/prometheus/alerts.yaml`. It fires if a value exceeds `threshold` for `for_s` seconds."""
 
     name: str
     threshold: float
     for_s: int
-    # fires at or below the threshold, in place of above it
+    # the alert fires if the value is at or below the threshold
     is_floor: bool = False
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure over time: a value of samples. With `over_s` it is its growth in that time; with `per` also divided by
-    the growth of another value, and multiplied by `times`.
+    """A figure over time: the value `of` samples.
+
+    With `over_s` it is the value's growth in that time. With `per` it is divided by the growth of that value and
+    multiplied by `times`.
     """
 
     title: str
@@ -55,7 +57,7 @@ class Figure:
     alert: Alert | None = None
 
     def at(self, now: Mapping[str, float], before: Mapping[str, float] | None) -> float | None:
-        """Return the figure as of a sample; `before` is the one `over_s` earlier. None: not known."""
+        """Return the figure for the sample `now`; `before` is the sample `over_s` earlier. None: unknown."""
         value = now.get(self.of, math.nan)
         if self.over_s:
             value = _grown(self.of, now, before or {})
@@ -113,15 +115,14 @@ class History:
         self._thread.join()
 
     def run_once(self) -> None:
-        """Take a sample of the present."""
+        """Take a sample."""
         try:
             self._samples.append({"time_s": self._now_s(), **self._sample()})
         except (TieredIndexError, OSError) as error:
-            # the next sample may have them
-            _log.warning("history: no figures of this moment: %s", error)
+            _log.warning("history: this sample failed, the next one follows in %d s: %s", EVERY_S, error)
 
     def document(self) -> dict[str, Any]:
-        """Return the figures of the last hour that are known at any time in it, JSON-ready."""
+        """Return the last hour of the figures that have a value in it, as a document for JSON."""
         samples, now_s = list(self._samples), self._now_s()
         times_s = [one["time_s"] for one in samples]
         first = bisect.bisect_left(times_s, now_s - _SHOWN_S)
@@ -129,13 +130,13 @@ class History:
         for figure in FIGURES:
             values = []
             for number, sample in enumerate(samples[first:], first):
-                # a sample may come a little late
+                # a sample may be a little late
                 earlier = bisect.bisect_left(times_s, times_s[number] - figure.over_s - EVERY_S / 2, 0, number)
                 values.append(figure.at(sample, samples[earlier] if earlier < number else None))
             if any(value is not None for value in values):
                 alert = figure.alert and {**vars(figure.alert)}
                 shown.append({"title": figure.title, "unit": figure.unit, "alert": alert, "values": values})
-        # the clock of samples never goes back; people want the time of day
+        # samples have monotonic times; the document has the time of day
         end_ms = time.time_ns() // 1_000_000
         times_ms = [end_ms - int((now_s - one) * 1000) for one in times_s[first:]]
         return {"begin_ms": end_ms - _SHOWN_S * 1000, "end_ms": end_ms, "times_ms": times_ms, "figures": shown}
@@ -145,7 +146,7 @@ class History:
             self.run_once()
 
     def _sample(self) -> dict[str, float]:
-        """Return the sums of the metrics that need no request to the storage, by name."""
+        """Return the sums of the metrics by name, without those that need a request to the storage."""
         lookups, writer = self._served.lookups, self._served.writer
         storages = [lookups.storage] if isinstance(lookups, IndexService) else lookups.storages
         found = {name: value for name, (_, value) in self._served.gauges().items() if not isinstance(value, tuple)}

@@ -1,6 +1,6 @@
-"""Listeners of one process: each serves one protocol on one address, all on one asyncio loop, until they are stopped.
+"""Runs the listeners of one process on one asyncio loop; each serves one protocol on one address. Has that of HTTP.
 
-HTTP is one of them; another protocol's is any other object with the same three members. Threads: `stop` from any.
+Threads: the loop's.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from tiered_index.server.problems import Problem, Redaction, Refused
 
 _REFUSED = {
     400: "not an HTTP/1.1 request, or its URL has characters that must be percent-encoded",
-    408: "the head of the request comes too slowly",
+    408: "the head of the request arrives too slowly",
     414: "the URL has more than 64 KiB: send many keys by POST /v1/query:batch",
     431: "the head of the request has more than 64 KiB",
 }
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-# connections that wait to be accepted
+# Most connections that wait to be accepted
 _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
-# that the kernel holds of an answer
+# Size of the kernel's send buffer of a connection
 _SENT_BYTES = 512 << 10
-# for the head of a request to come whole, and for a client to take of what fills the buffer to it
+# Time for the complete head of a request, and between two checks that a client reads a response
 _HEAD_S = _TAKE_S = 30.0
 _LEAST_TAKEN_PER_S = 16 << 10
-# How many times `_TAKE_S` the client of a stream has to take what was sent, and the last line.
+# Checks after which a slow client of a stream is disconnected: it may still read the sent bytes and the last line
 _MORE_TIMES = 4
-# of a TLS handshake, as of RocketMQ's protocol
+# Time for a TLS handshake, as for RocketMQ's protocol
 _HANDSHAKE_S = 10.0
-# of a URL, of a head and of a trailer; the parser bounds none of them
+# Most bytes of a URL, a head and a trailer; the parser has no bounds
 _MOST_HEAD_BYTES = 64 << 10
-# For which a refused client is read on, to no use: a connection that is closed before everything was read is reset, and
-# the refusal may be lost with it.
+# Time to read on from a refused client: closing a connection with unread data resets it, and the refusal may be lost
 _LINGER_S = 5.0
-# requests of one connection that wait until those before them are answered
+# Most requests of one connection that wait for earlier ones
 _MOST_WAITING = 128
 
 
@@ -62,18 +61,18 @@ class Listener(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it can be reached."""
+        """The URL of the address."""
 
     async def serve(self, ready: Callable[[], None]) -> None:
-        """Serve until stopped, and call `ready` once it does; requests that are under way are ended first."""
+        """Serve until `stop` is called; call `ready` once the listener accepts connections. Ends requests under way."""
 
     def stop(self) -> None:
-        """Have `serve` end; in the loop's thread."""
+        """Make `serve` end. Call it in the loop's thread."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """Files in PEM: certificate, its key, and the authority of clients' certificates, which are then needed."""
+    """PEM files: the certificate, its key, and the CA for client certificates, which are mandatory with a CA."""
 
     certificate: Path
     key: Path
@@ -93,9 +92,10 @@ class Tls:
 
 
 class HttpListener:
-    """Serves an ASGI application. The address is taken when it is made, unless it is `bound`: port 0 is any free one.
+    """Serves an ASGI application over HTTP.
 
-    Raises `SetupUnavailable` if the address or the TLS files can't be used.
+    The constructor binds the address, unless `bound` is a bound socket. Port 0 is any free port. `drain_s` is the time
+    for requests under way at the end. Raises `SetupUnavailable` if the address or the TLS files can't be used.
     """
 
     def __init__(
@@ -128,17 +128,17 @@ class HttpListener:
         self._server = _Server(config)
 
     def twin(self) -> HttpListener:
-        """Return another one of the same application at the same address; connections go to the one that serves."""
+        """Return a second listener of the same application and address. Only call `serve` of one of them."""
         more: Any = {"tls": self._tls, "drain_s": self._drain_s, "bound": self._socket.dup()}
         return HttpListener(self._app, self._host, self.port, **more)
 
     def close(self) -> None:
-        """Release the address of one that does not serve."""
+        """Release the address, if `serve` was not called."""
         self._socket.close()
 
     @property
     def url(self) -> str:
-        """Where it can be reached."""
+        """The URL of the address."""
         name = f"[{self._host}]" if ":" in self._host else self._host
         return f"{'https' if self._tls else 'http'}://{name}:{self.port}"
 
@@ -151,30 +151,32 @@ class HttpListener:
             self._socket.close()
 
     def stop(self) -> None:
-        """Take no further connections; requests that are under way are ended first."""
+        """Accept no further connections, and let requests under way end."""
         self._server.should_exit = True
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that ends where the head of a request is too long or late, where its client sends what is no request
-    or too many requests at once, where it does not take an answer, or where there are too many others.
+    """An HTTP connection with bounds.
+
+    It ends if a request's head is invalid, too long or late, if a client sends too many requests at once or does not
+    read a response, or if there are too many connections.
     """
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
-    # since a request or a piece of a body began
+    # Bytes since the start of a request or a piece of a body
     _head_bytes = 0
     _field_bytes = 0
-    # A head has begun, and has not ended.
+    # A head has begun and has not ended
     _in_head = False
-    # The status of a request that is not answered otherwise.
+    # Status of the refusal if parsing fails
     _refusal = 400
     _lingering: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._pace = Pace()
-        # each request has a copy as its state
+        # each request gets a copy as its state
         self.app_state = {**self.app_state, PACE: self._pace}
         self._more_times = _MORE_TIMES
         if len(self.connections) > _MOST_CONNECTIONS:
@@ -191,19 +193,19 @@ class _Connection(HttpToolsProtocol):
         elif self._head_bytes > _MOST_HEAD_BYTES and self._lingering is None:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         elif self.cycle is None or self.cycle.response_complete:
-            # empty lines, or the body of a request that was answered without it, end the wait for the next request
+            # Empty lines, or the body of a request that is answered already, stop Uvicorn's timer for the next request
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
 
     def _refuse(self, status: int) -> None:
-        """Answer a request that was not read to its end, and end the connection once its client has the answer."""
+        """Refuse a request that was not read to its end, and close the connection after the response."""
         if self.cycle is not None and not self.cycle.response_complete:
-            # an answer is under way, and another one within it would be a part of it
+            # a response is under way; the refusal would become a part of it
             self.transport.abort()
             return
-        # a head that is refused is late no more: a second refusal would follow the first
+        # without this a late head would be refused a second time
         self._end_watch()
         error = Refused(status, _REFUSED[status])
         problem = Problem.of(error, secrets.token_hex(8), Redaction())
@@ -262,7 +264,7 @@ class _Connection(HttpToolsProtocol):
         self._taken()
 
     def _unsupported_upgrade_warning(self) -> None:
-        # some clients offer HTTP/2 with each first request; they are answered as if they had not
+        # some clients offer HTTP/2 in each first request: no warning
         pass
 
     def _watch_taking(self) -> None:
@@ -270,9 +272,9 @@ class _Connection(HttpToolsProtocol):
         self._stuck = self.loop.call_later(_TAKE_S, self._go_on_or_end, left)
 
     def _go_on_or_end(self, left: int) -> None:
-        """End the connection of a client that has taken next to nothing since `left` bytes were to be taken.
+        """Close the connection if its client reads too slowly; `left` is the unread size at the last check.
 
-        A stream goes no further, and says so to a client that takes anything at all.
+        If the client of a stream reads slowly but reads, mark the stream as slow: it then ends with an error line.
         """
         taken = left - self.transport.get_write_buffer_size()
         if taken < _TAKE_S * _LEAST_TAKEN_PER_S:
@@ -305,7 +307,7 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which leaves signals to the process and tells when it listens."""
+    """Uvicorn's server without signal handlers; it calls `ready` when it listens."""
 
     ready: Callable[[], None]
 
@@ -314,7 +316,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # as Uvicorn's, which leaves the time of a handshake to asyncio: a minute
+        # as Uvicorn's, but with a shorter time for TLS handshakes than asyncio's minute
         loop, config = asyncio.get_running_loop(), self.config
         more: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_S} if config.ssl is not None else {}
         connection = partial(_Connection, config=config, server_state=self.server_state, app_state={})
@@ -327,21 +329,22 @@ class _Server(uvicorn.Server):
 
 
 def is_local(host: str) -> bool:
-    """Return whether only this host can reach an address."""
+    """Return whether `host` is a loopback address."""
     return host in _LOCAL or host.startswith("127.")
 
 
 def own_names(host: str) -> frozenset[str]:
-    """Return by which names a service on `host` may be asked without tokens."""
+    """Return the host names that requests to a service on `host` may use if it has no tokens."""
     return _LOCAL | {host.lower()}
 
 
 async def serve_all(
     listeners: Sequence[Listener], ready: Callable[[], None], stopping: threading.Event, ended: Callable[[], bool]
 ) -> None:
-    """Serve until SIGTERM or SIGINT comes or `ended` says so; `stopping` is set first. `ready` is called once all do.
+    """Serve until SIGTERM or SIGINT arrives or `ended()` is True; then set `stopping` and stop all listeners.
 
-    Signals are heard in the main thread only. Raises what a listener raises; the others are stopped then.
+    `ready` is called once all listeners serve. Signals are handled only in the main thread. If a listener raises, the
+    others are stopped and its error is raised.
     """
     loop, left = asyncio.get_running_loop(), len(listeners)
 
@@ -375,14 +378,14 @@ async def serve_all(
 
 @contextlib.contextmanager
 def in_background(listener: Listener) -> Iterator[None]:
-    """Serve in a thread of its own until the block ends. Raises what the listener raises."""
+    """Serve in a background thread until the block ends. Raises the listener's errors at the end."""
     ready, stop = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             asyncio.run(serve_all([listener], ready.set, threading.Event(), stop.is_set))
-        except BaseException as error:  # noqa: BLE001 - whoever has opened the block gets it
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             errors.append(error)
         ready.set()
 
@@ -405,16 +408,16 @@ async def _watch(ended: Callable[[], bool], stop: Callable[[], None]) -> None:
 
 
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Return a socket that has the address, and does not listen yet. Port 0 is any free one.
+    """Return a socket that is bound to the address and does not listen yet. Port 0 is any free port.
 
-    Raises `SetupUnavailable`, which names the `option` of the port.
+    Raises `SetupUnavailable`; if the port is in use, the message names the `option` that sets it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # by its protocol asyncio knows that answers must not wait for acknowledgements (TCP_NODELAY)
+    # with this protocol asyncio sets TCP_NODELAY: responses must not wait for acknowledgements
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # connections have it, too: what a slow reader does not take is not made
+        # connections inherit it: a slow reader must slow down the making of its response
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT_BYTES)
         bound.bind((host, port))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The routes of lookups: each reads a request, has the library answer it in a thread, and sends the answer as bytes.
+"""The handlers of lookups, messages and topics: the library answers in a thread, and the answer is sent as bytes.
 
-Models of `parameters` check what is asked, and `wire` makes bytes of answers. Each lookup is counted and told to the
-audit log, also where it fails. Threads: handlers run on the event loop and never wait there for index or storage.
+Models of `parameters` check requests, and `wire` encodes answers. Each lookup, also a failed one, is counted and
+written to the audit log. Threads: handlers run on the event loop and never wait there for index or storage.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, IndexItem, QueryResult, TopicsResult
 
 _NO_EXPLAIN = Explain()
-# Directories of queue offsets that are kept.
+# Size of the cache of queue offset directories
 _DIRECTORIES_BYTES = 64 << 20
-_NO_QUEUES = "messages are browsed by their queues: serve --store, or archive segments with --archive-queues"
+_NO_QUEUES = "browsing needs queue offsets: serve with --store, or archive segments with --archive-queues"
 _UNREADABLE = "this message can't be read"
 _MESSAGES = b'{"messages":['
-# Entries of a stream that are sent at once: it can end behind them.
+# Entries of a stream that are sent at once; a slow stream ends after such a piece
 _ROWS = 1000
-_TOO_SLOWLY = "the answer is taken too slowly; go on from its cursor"
+_TOO_SLOWLY = "the client reads the answer too slowly: continue from its cursor"
 
 
 class LookupHandlers(Handlers):
-    """Lookups, topics and messages."""
+    """Handlers of lookups, topics and messages."""
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
         self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
 
     async def query(self, request: Request, asked: parameters.QueryParameters) -> Response:
-        """Look one key up: where its messages lie, newest first."""
+        """Answer a lookup of one key."""
         caller_of(request).need_topic(asked.topic)
         form = wire.form_of(request.headers.get("accept"))
         if asked.all and form == wire.JSON:
             raise InvalidArgument("all=true needs a stream: send Accept: application/x-ndjson, or Arrow's")
         if asked.all and "max_count" not in asked.model_fields_set:
-            # what a page finds it looks for again: larger ones take less time in all
+            # each page repeats a part of the lookup: larger pages take less time in total
             asked = asked.model_copy(update={"max_count": min(parameters.PAGE, self.served.caps.max_count)})
         self._check_count(asked.max_count)
         allowance = self.allowance(asked)
@@ -89,7 +89,7 @@ class LookupHandlers(Handlers):
 
     def _items_encoded(self, asked: parameters.OneKey, files: bool, answer: QueryResult) -> Document:
         body = wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
-        # texts have no bare quotation marks
+        # unambiguous, because quotation marks in texts are escaped
         between = (found.start() + 1 for found in re.finditer(rb'\},\{"topic":', body))
         ends = chain(between, (body.find(b'],"status":') for _ in answer.items[:1]))
         return self._document(asked, body, ends, answer.items, answer)
@@ -135,7 +135,7 @@ class LookupHandlers(Handlers):
         *,
         claim: int = 0,
     ) -> Response:
-        """Return a lookup's answer as JSON; counts it, and writes it to the audit log. `claim` is what it may take."""
+        """Return a lookup's answer as JSON; count and audit it. `claim` is the memory that it may need, in bytes."""
 
         def act() -> bytes | Document:
             return encoded(self._recorded(request, kind, what, look_up))
@@ -145,11 +145,11 @@ class LookupHandlers(Handlers):
             return await self.answer(request, allowance, act, wire.JSON, claim=claim)
         finally:
             if _withheld(request):
-                # the time must not tell what is at a place, either
+                # the time must not show what is at a withheld place
                 await asyncio.sleep(pause_s(time.monotonic() - began_s))
 
     def _recorded(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
-        """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
+        """Return `look_up()` for the caller; count it and write it to the audit log, also if it fails."""
         status, explain, count = "failed", _NO_EXPLAIN, 0
         try:
             answer = _for_caller(caller_of(request), look_up())
@@ -178,7 +178,7 @@ class LookupHandlers(Handlers):
     async def _stream(
         self, request: Request, asked: parameters.QueryParameters, allowance: Allowance, form: str
     ) -> Response:
-        """Return an answer page by page. The first page is read before it begins, so that its error is a problem."""
+        """Return an answer as a stream of pages. The first page is read before the response begins: it may raise."""
         redaction = self.served.redaction
         totals, reports, arrow = PageTotals(), list[dict[str, Any]](), wire.ArrowStream()
         files = {"files": reports} if _tells_files(request, asked) else {}
@@ -197,7 +197,7 @@ class LookupHandlers(Handlers):
                 begins = range(0, len(once), _ROWS)
                 if form == wire.ARROW:
                     table = wire.table_of(once, redaction)
-                    # without rows: the schema
+                    # a table without rows sends the schema
                     return once, [arrow.table(table.slice(n, _ROWS)) for n in begins or (0,)]
                 lines = map(wire.encode, wire.item_documents(once, redaction))
                 return once, [b"".join(islice(lines, _ROWS)) for _ in begins]
@@ -208,7 +208,7 @@ class LookupHandlers(Handlers):
                 async with self.calls.later_pages:
                     await reservation.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
                     answer, pieces = await self.calls.run(request, allowance, partial(reservation.making, act))
-            # while a page is sent, the one before it may still be on its way to the client
+            # while a page is sent, the previous one may still be in buffers
             reservation.settle(2 * sum(map(len, pieces)) + SEEN_BYTES * len(seen))
             return answer, pieces
 
@@ -235,7 +235,7 @@ class LookupHandlers(Handlers):
                 status = totals.document(answer, files, cursor=cursor)
                 status = redaction.document(status | {"timestamp_resolution_ms": answer.timestamp_resolution_ms})
             except TieredIndexError as error:
-                # no status, so that what was sent can't pass for the whole answer
+                # the last line has no status, so that the stream can't be mistaken for a whole answer
                 problem = Problem.of(error, request.state.request_id, redaction).document
                 status = {"error": problem, "cursor": cursor}
             finally:
@@ -245,7 +245,7 @@ class LookupHandlers(Handlers):
         return StreamingResponse(body(), media_type=form)
 
     async def query_batch(self, request: Request, _: None) -> Response:
-        """Look many keys up at once, each file read once for all of them."""
+        """Answer lookups of many keys at once; each file is read once."""
         need_type(request, wire.JSON)
         body = await request.body()
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
@@ -266,7 +266,7 @@ class LookupHandlers(Handlers):
             keys = [[topic[:SHOWN], key[:SHOWN]] for topic, key in shown]
             counts = lookups.counts_of_topics()
             what = {"lookups": len(lookups), "topics": shown_topics(counts), "keys": keys}
-            # what a refusal is told of
+            # for the audit log, if the request is refused
             request.state.asked = what
             caller.need_topics(counts)
             self._check_counts(lookups.max_counts)
@@ -297,7 +297,7 @@ class LookupHandlers(Handlers):
         return await self.answer(request, allowance, act, form)
 
     async def messages(self, request: Request, asked: parameters.MessagesParameters) -> Response:
-        """Look one key up and fetch the messages themselves, each with its state."""
+        """Answer a lookup of one key with its messages, each with its state."""
         caller_of(request).need_topic(asked.topic)
         self._check_count(asked.max_count)
         allowance = self.allowance(asked)
@@ -330,7 +330,7 @@ class LookupHandlers(Handlers):
         )
 
     async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:
-        """Show one message: by the id that names its place, or by its unique key with `topic`."""
+        """Answer with one message: by the id of its place, or with `topic` by its unique key."""
         caller, msg_id = caller_of(request), str(request.path_params["id"])
         if asked.topic is not None:
             caller.need_topic(asked.topic)
@@ -364,7 +364,7 @@ class LookupHandlers(Handlers):
         )
 
     async def browse(self, request: Request, asked: parameters.BrowseParameters) -> Response:
-        """Show the messages of a topic around a moment, without a key."""
+        """Answer with the messages of a topic around a moment, without a key."""
         caller = caller_of(request)
         caller.need_topic(asked.topic)
         allowance = self.allowance(asked)
@@ -382,7 +382,7 @@ class LookupHandlers(Handlers):
             lookups, messages = self.served.lookups, self.served.messages
             with deadline_at(time.monotonic() + allowance.left_s()):
                 if isinstance(lookups, IndexReader):
-                    # what was erased meanwhile is shown no more
+                    # learn of erasures
                     lookups.refresh()
                 archives = messages.archives
                 expired = archives[0].state().expired if len(archives) == 1 else NOTHING
@@ -410,7 +410,7 @@ class LookupHandlers(Handlers):
     def _browsed_encoded(self, topic: str, body: parameters.Body, caller: Caller, answer: Browsed) -> Document:
         redaction, left, shown = self.served.redaction, self.served.caps.message_bytes, []
         for one in answer.messages:
-            # a reason may tell of other topics
+            # a reason may name other topics
             problem = one.problem and (redaction.text(one.problem) if caller.topics is None else _UNREADABLE)
             message = None if one.message is None else one.message.to_dict(body, left)
             place = {"queue_id": one.queue_id, "queue_offset": one.queue_offset}
@@ -418,7 +418,7 @@ class LookupHandlers(Handlers):
             left = max(0, left - len(shown[-1]))
         ends = [{"queue_id": n, "begin": of.begin, "end": of.end} for n, of in sorted(answer.ends.items())]
         whole = {"topic": topic, "status": answer.status, "earlier": answer.earlier, "later": answer.later}
-        # what was read of the archive is of all topics
+        # reads of the archive are about all topics
         explain = {} if caller.topics is not None else {"explain": answer.explain.to_dict(files=False)}
         document = _with_messages(whole | {"queues": ends} | explain, shown)
 
@@ -432,7 +432,7 @@ class LookupHandlers(Handlers):
         return messages if caller.topics is None else messages.seen_by(caller.sees)
 
     def _leveled(self, request: Request, answer: MessagesResult) -> MessagesResult:
-        """Return an answer that tells nothing of places which are withheld, and note how many there are."""
+        """Return an answer whose time shows nothing about withheld places; note their number for the audit log."""
         if not (count := sum(one.withheld for one in answer.messages)):
             return answer
         request.state.withheld = count
@@ -445,9 +445,9 @@ class LookupHandlers(Handlers):
         redaction, left = self.served.redaction, self.served.caps.message_bytes
         shown = []
         for one in answer.messages:
-            # what is compressed can stand for a thousand times its bytes
+            # a compressed body can become a thousand times its size
             document = describe_fetched(one, asked.body, max_body_bytes=left)
-            # the places alone: what a message says is its own
+            # redact only the places, not the message
             document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
             shown.append(wire.encode(document).rstrip())
             left = max(0, left - len(shown[-1]))
@@ -457,7 +457,7 @@ class LookupHandlers(Handlers):
         return self._document(asked, whole, _row_ends(shown), [one.item for one in answer.messages], answer)
 
     async def topics(self, request: Request, asked: parameters.Range) -> Response:
-        """List the topics: entries, bytes of their messages, first and last second."""
+        """Answer with the topics: entries, bytes of their messages, first and last second."""
         caller = caller_of(request)
         allowance = self.allowance(asked)
 
@@ -479,38 +479,38 @@ class LookupHandlers(Handlers):
         if (most := sum(counts)) > (given := self.served.caps.max_entries):
             raise Refused(
                 413,
-                f"up to {most:,} entries are asked for, and this service gives {given:,} at once: ask for fewer keys, "
-                "or with a lesser max_count",
+                f"the lookups ask for up to {most:,} entries, and this service returns {given:,} at once: ask for "
+                "fewer keys, or with a lesser max_count",
             )
 
     def _check_count(self, max_count: int) -> None:
         if max_count > self.served.caps.max_count:
             raise InvalidArgument(
-                f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
-                "with the cursor"
+                f"max_count is {max_count:,}, and this service returns {self.served.caps.max_count:,} at once: lower "
+                "it, and continue with the cursor"
             )
 
 
 def _with_messages(whole: dict[str, Any], shown: list[bytes]) -> bytes:
-    """Return one document that begins with the messages `shown`: no more than one was there as values at once."""
+    """Return a document that begins with the messages `shown`, which are encoded already, to save memory."""
     whole = {"messages": [], **whole}
     return b"".join((_MESSAGES, b",".join(shown), wire.encode(whole)[len(_MESSAGES) :]))
 
 
 def _row_ends(shown: list[bytes]) -> Iterator[int]:
-    """Yield the places behind the messages of such a document."""
-    # a comma behind each
+    """Yield the position after each message of a document of `_with_messages`."""
+    # each is followed by a comma
     return islice(accumulate((len(one) + 1 for one in shown), initial=len(_MESSAGES) - 1), 1, None)
 
 
 def _withheld(request: Request) -> dict[str, int]:
-    """Return of how many places a request was told nothing, for the audit log; empty where of none."""
+    """Return the number of places that were withheld from a request, for the audit log; empty for none."""
     count: int = getattr(request.state, "withheld", 0)
     return {"withheld": count} if count else {}
 
 
 def _tells_files(request: Request, asked: parameters.Bounds) -> bool:
-    """Return whether an answer tells what was done with each file: files are of all topics, and so are their times."""
+    """Return whether an answer reports each file. Files are about all topics, so the caller must see every topic."""
     return asked.explain and caller_of(request).topics is None
 
 

@@ -1,8 +1,8 @@
-"""The memory budget of answers: the bytes that the answers of all requests hold at once have a bound.
+"""The memory budget of answers: bounds the bytes of the answers to all requests.
 
-A request reserves the bytes that its answer may take. Once the answer is made, the request keeps its bytes until the
-client has taken them. A request that exceeds the budget waits a moment, and is refused then. Smaller answers go ahead
-of larger ones. Threads: `Reservation.hold` and `Reservation.grow` from any, all else in the event loop's.
+A request reserves the bytes that its answer may need. Once the answer is made, the reservation is its size, until the
+client has read it. A request that exceeds the budget waits up to 5 seconds, and is then refused. Smaller answers may
+pass larger ones. Threads: `hold`, `grow` and `making` of a `Reservation` from any, all else in the event loop's.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from tiered_index.service.lookup.messages import Fetched, MessageSource
 from tiered_index.types import IndexItem
 
 T = TypeVar("T")
-# An entry as its document while JSON is made, and what its topic adds for each byte: all of it escaped, three times.
+# Memory of an entry while JSON is made, and of each byte of its topic: escaped, three copies
 _ENTRY_BYTES, _TOPIC_FACTOR = 1024, 6
-# A message as it is stored, as text, and as JSON: digits and escapes take more than the bytes.
+# Memory of a message for each stored byte: stored, as text, and as JSON with digits and escapes
 MESSAGE_FACTOR = 4
-# A body of JSON as Python's objects: lists of one list each take most.
+# Memory of a parsed JSON body for each byte; nested lists need the most
 _PARSED_FACTOR = 50
-# Of an entry that a stream has sent, lest it sends it again.
+# Memory of an entry that a stream has sent, and must not send again
 SEEN_BYTES = 256
-# One answer claims no more than this part of the budget, so that it need not wait until nobody else asks.
+# One answer claims at most 7 of 8 parts of the budget, so that it need not wait for an idle service
 _PARTS = 8
 _WAIT_S = 5.0
 _RETRY_S = 1
 
 
 def entries_bytes(counts: Iterable[tuple[str, int]]) -> int:
-    """Return what so many entries, each number with their topic, may take while an answer is made of them."""
+    """Return the memory that an answer of entries may need, in bytes; `counts` are pairs of topic and number."""
     return sum(count * (_ENTRY_BYTES + _TOPIC_FACTOR * len(topic.encode(errors="replace"))) for topic, count in counts)
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Return what a body of JSON may take while it is read."""
+    """Return the memory that a JSON body may need when it is parsed, in bytes."""
     return _PARSED_FACTOR * len(body)
 
 
 class MemoryBudget:
-    """`most_bytes` for all answers together. Of one event loop."""
+    """A budget of `most_bytes` for all answers of one event loop."""
 
     def __init__(self, most_bytes: int, *, wait_s: float = _WAIT_S) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
         self._wait_s = wait_s
         self._lock = threading.Lock()
-        # who waits, and for how much
+        # Bytes that requests wait for
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def fits(self, size: int) -> bool:
-        """Count `size` bytes more if the budget has them, and return whether it has."""
+        """Reserve `size` bytes and return True, or return False if the budget lacks them."""
         with self._lock:
             if self.held_bytes + size > self.most_bytes:
                 return False
@@ -65,7 +65,7 @@ class MemoryBudget:
             return True
 
     async def wait(self, size: int, left_s: float) -> bool:
-        """Count `size` bytes once the budget has them, after `left_s` seconds at most; return whether it had."""
+        """Wait up to `left_s` seconds to reserve `size` bytes; return whether they were reserved."""
         if self.fits(size):
             return True
         found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,7 +82,7 @@ class MemoryBudget:
         return found.done()
 
     def count(self, size: int) -> None:
-        """Count bytes that are there, or with a negative `size` are gone, and let those in who fit by now."""
+        """Add `size` bytes to the reserved ones. A negative `size` frees bytes, and wakes requests that fit now."""
         with self._lock:
             self.held_bytes += size
         if size < 0 and self._waiting:
@@ -95,7 +95,7 @@ class MemoryBudget:
 
 
 class MemoryInUse(Exception):
-    """A call in a thread needs to hold `size` bytes in all, which are to be claimed before it is made again."""
+    """A call in a thread needs `size` bytes in total. Claim them, then repeat the call."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -113,9 +113,7 @@ class Reservation:
         self._is_making = self._has_ended = False
 
     async def claim(self, size: int, left_s: float) -> None:
-        """Hold `size` bytes in place of what was held. Raises `Refused` if the budget lacks them for
-        `left_s` seconds.
-        """
+        """Hold `size` bytes in place of those held. Raises `Refused` if the budget lacks them for `left_s` seconds."""
         more = size - self._bytes if self._bytes else self._share(size)
         if more <= 0:
             self._memory.count(more)
@@ -124,7 +122,7 @@ class Reservation:
         self._bytes += more
 
     def hold(self, size: int) -> None:
-        """Hold `size` bytes at least. Raises `MemoryInUse` if the budget lacks them now. In any thread."""
+        """Hold at least `size` bytes. Raises `MemoryInUse` if the budget lacks them now. In any thread."""
         more = (share := self._share(size)) - self._bytes
         if more > 0:
             if not self._memory.fits(more):
@@ -139,13 +137,14 @@ class Reservation:
             raise _no_memory_left() from None
 
     def settle(self, size: int) -> None:
-        """Hold the `size` bytes that were made, in place of what they might have been."""
+        """Hold `size` bytes, those of the finished answer, in place of the reserved ones."""
         self._memory.count(size - self._bytes)
         self._bytes = size
 
     def making(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns; what is held meanwhile is held until it ends. Raises `Refused` where the request
-        has ended: what the call would hold, nobody would count. In any thread.
+        """Return `call()`, and keep the reserved bytes until it ends, even if the request ends first.
+
+        Raises `Refused` if the request has ended already. In any thread.
         """
         with self._lock:
             if self._has_ended:
@@ -157,12 +156,12 @@ class Reservation:
             with self._lock:
                 self._is_making = False
             if self._has_ended:
-                # nobody waited for it
+                # the request ended during the call; RuntimeError: the loop is closed
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self.settle, 0)
 
     def end(self) -> None:
-        """Hold nothing more, where a call is under way once it has ended."""
+        """Free all bytes, after the call under way if there is one."""
         with self._lock:
             self._has_ended = True
             is_making = self._is_making
@@ -175,17 +174,17 @@ class Reservation:
 
 @dataclass(frozen=True)
 class CountedMessages:
-    """Fetches messages for which the budget has memory."""
+    """A `MessageSource` that reserves memory for the messages before it fetches them."""
 
     source: MessageSource
     reservation: Reservation
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return the result of each of `items`. Raises `Refused` if the budget lacks their bytes."""
+        """As `MessageSource.fetch`. Raises `Refused` if the budget lacks memory for the messages."""
         self.reservation.grow(MESSAGE_FACTOR * sum(item.size for item in items))
         return self.source.fetch(items, topic, key)
 
 
 def _no_memory_left() -> Refused:
-    error = "the answers that are under way leave no room for this one; try again, a stream from its cursor"
+    error = "the service has no memory left for this answer: try again (a stream: from its cursor)"
     return Refused(503, error, retry_after_s=_RETRY_S)

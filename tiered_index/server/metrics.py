@@ -32,16 +32,16 @@ _SKIPPED = "skipped_"
 _PLACES = ("buffer", "unsealed", "compacted", "uploaded", "cache", "storage")
 _REASONS = ("time", "topic", "filter", "budget")
 _HTTP = ("route", "method", "status")
-# where a lookup had to go, the farthest first, of the places of the files that it read
+# Places of files that a lookup read, the farthest first
 _FARTHEST = (("storage", ("storage", "messages")), ("cache", ("cache",)))
 
 
 class Metrics:
-    """The metrics of one service. `more` returns further ones, by name, with their meanings."""
+    """The metrics of one service. `more` returns further gauges."""
 
     def __init__(self, lookups: Index, more: Callable[[], Gauges] = dict) -> None:
         registry = self._registry = CollectorRegistry()
-        # series `_created`, one beside each counter and histogram, which nobody asks for
+        # no `_created` series for counters and histograms
         disable_created_metrics()  # type: ignore[no-untyped-call]
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -69,7 +69,7 @@ class Metrics:
         self._skipped = counter(
             "lookup_files_skipped", "Files skipped by lookups, by reason: time, topic, filter, budget.", "reason"
         )
-        # a series that is not there until something happened has no rate when it does
+        # begin at 0: a rate misses the first increase of a series that did not exist before
         for counted, known in ((self._files, _PLACES), (self._skipped, _REASONS)):
             for value in known:
                 counted.labels(value)
@@ -82,7 +82,7 @@ class Metrics:
         self._http.labels(route, method, str(status)).observe(seconds)
 
     def rocketmq_request(self, request: str, status: str, seconds: float) -> None:
-        """Count a request of RocketMQ's protocol, by its name and the one of the response's code."""
+        """Count a request of RocketMQ's protocol, by the names of request and response code."""
         self._rocketmq.labels(request, status).observe(seconds)
 
     def lookup(self, kind: str, status: str, explain: Explain) -> None:
@@ -103,7 +103,7 @@ class Metrics:
                 self._skipped.labels(outcome.removeprefix(_SKIPPED)).inc(count)
 
     def totals(self) -> dict[str, float]:
-        """Return the requests over HTTP so far, those that the service failed, and the storage requests of lookups."""
+        """Return the numbers of HTTP requests, of those with status 500 to 502, and of storage requests of lookups."""
         http = [one for family in self._http.collect() for one in family.samples if one.name.endswith("_count")]
         lookups = [one for family in self._requests.collect() for one in family.samples]
         return {

@@ -1,7 +1,7 @@
-"""The pace of a connection and of the answer on it: whether the client reads too slowly.
+"""Sends answers at the client's pace, and ends the answer of a client that reads too slowly.
 
-A slow client's answer ends early, and says so: a document of rows becomes a shorter one with a cursor. Any other answer
-ends with a line that has `error`. The text before that line is no JSON document, so that it can't pass for a whole one.
+A document of rows becomes a shorter document with a cursor. Any other answer ends with a line that has `error`. The
+text before that line is not a complete JSON document, so that it can't be mistaken for the whole answer.
 Threads: the event loop's.
 """
 
@@ -19,16 +19,14 @@ from tiered_index.server import wire
 from tiered_index.server.problems import Problem, Redaction, Refused
 
 PACE = "pace"
-"""The part of a scope's state that has the `Pace` of its connection."""
-# An answer is handed over in pieces of this size, each once the client has taken most of the one before it.
+"""The key of a connection's `Pace` in the state of its scopes."""
+# Size of the pieces of an answer; a piece is sent when the client has read most of the previous one
 _PIECE_BYTES = 256 << 10
 
 
 @dataclass
 class Pace:
-    """The pace of one connection: whether the client reads too slowly, and whether the answer is a stream, whose last
-    line can say so.
-    """
+    """The pace of one connection: whether the client reads too slowly, and whether the answer can end early."""
 
     is_slow: bool = False
     is_stream: bool = False
@@ -36,8 +34,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class Document:
-    """A JSON document that can end behind some of its rows. `cuts` are places behind rows, each with the bytes that end
-    the list of rows there and say how to go on. `rest` is the place behind those bytes in the whole document.
+    """A JSON document that can end early, after some of its rows.
+
+    `cuts` are positions after rows, each with the bytes that end the list of rows there, with status and cursor. `rest`
+    is the position after these bytes in the whole document.
     """
 
     body: bytes
@@ -48,8 +48,9 @@ class Document:
 def document_of_rows(
     body: bytes, ends: Iterable[int], status: str, cursor: str | None, cursor_after: Callable[[int], str]
 ) -> Document:
-    """Return a document of rows, followed by `status` and `cursor`. `ends` are the places behind its rows, and
-    `cursor_after` returns the cursor behind the row with a number.
+    """Return a document whose rows are followed by `status` and `cursor`.
+
+    `ends` are the positions after its rows. `cursor_after` returns the cursor after the row with a number.
     """
     cut = "partial" if status == "partial" else "truncated"
     whole = {"status": status, "cursor": cursor}
@@ -59,14 +60,16 @@ def document_of_rows(
 def document_with_ends(
     body: bytes, ends: Iterable[int], whole: dict[str, Any], after: Callable[[int], dict[str, Any]]
 ) -> Document:
-    """Return a document of rows, followed by the fields of `whole`. `ends` are the places behind its rows, and `after`
-    returns the fields that replace these where the document ends behind the row with a number.
+    """Return a document whose rows are followed by the fields of `whole`.
+
+    `ends` are the positions after its rows. `after` returns the fields in place of `whole` if the document ends after
+    the row with a number.
     """
     if len(body) <= _PIECE_BYTES:
         return Document(body)
     cuts, last = list[tuple[int, bytes]](), 0
     for number, last in enumerate(ends):
-        # one for each piece: a client is known to be slow between pieces
+        # one cut for each piece: an answer ends early only between pieces
         if last >= (cuts[-1][0] if cuts else 0) + _PIECE_BYTES:
             cuts.append((last, _end_of_rows(after(number))))
     return Document(body, cuts, last + len(_end_of_rows(whole)))
@@ -77,9 +80,9 @@ def _end_of_rows(fields: dict[str, Any]) -> bytes:
 
 
 class PacedResponse(Response):
-    """An answer that is handed over as its client takes it, so that what is held of it is what is counted.
+    """A response that is sent in pieces at the client's pace, so that buffers do not hold a second copy.
 
-    A large one has no length: if its client takes it too slowly, it ends early.
+    A large response has no Content-Length: it ends early if its client reads too slowly.
     """
 
     def __init__(self, content: bytes | Document, media_type: str | None = None) -> None:
@@ -110,21 +113,22 @@ class PacedResponse(Response):
                 if at == end:
                     await send({"type": "http.response.body", "body": last, "more_body": False})
                     return
-                # the loop's turn, in which it notes that a connection is lost: each piece sent on it is a warning
+                # let the event loop note a lost connection: each later piece would log a warning
                 await asyncio.sleep(0)
         finally:
             pace.is_stream = False
 
     def _until(self, whole: bytes, at: int, end: int) -> int:
-        """Return the end of the piece that begins at `at`; lines stay whole if one fits."""
+        """Return the end of the piece that begins at `at`. NDJSON is cut between lines if a line fits."""
         until = min(at + _PIECE_BYTES, end)
         if until < end and self.media_type == wire.NDJSON:
             until = whole.rfind(b"\n", at, until) + 1 or until
         return until
 
     def _early_end(self, at: int, request_id: str) -> tuple[int, bytes]:
-        """Return the place at which the answer ends early once `at` bytes were sent, and the bytes that follow there:
-        none if the rest is no longer than an early end.
+        """Return the position at which an answer of which `at` bytes are sent ends early, and the bytes of its end.
+
+        Without a cut after `at`, a document of rows is sent whole.
         """
         document = self._document
         for place, end in document.cuts:
@@ -132,7 +136,7 @@ class PacedResponse(Response):
                 return place, end + document.body[document.rest :]
         if document.cuts:
             return len(document.body), b""
-        error = Refused(408, "the answer was taken too slowly; ask for less at once")
-        # a document lacks its end, and no further line can be that
+        error = Refused(408, "the client read the answer too slowly: ask for less at once")
+        # the error's line makes an incomplete document invalid
         line = b"\n" * (document.body[at - 1 : at] != b"\n")
         return at, line + wire.encode({"error": Problem.of(error, request_id, Redaction()).document})

@@ -1,6 +1,6 @@
-"""Parameters and bodies of requests, as the library's arguments.
+"""Models that check the parameters and bodies of requests, and return them as the library's arguments.
 
-The models check requests, and `openapi.json` says what each parameter means. Threads: any; values are immutable.
+`openapi.json` describes each parameter. Threads: any; values are immutable.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 M = TypeVar("M", bound=BaseModel)
 
 Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value)))]
-# A date alone is its whole day.
+# A date without a time means the end of the day
 End = Annotated[int, BeforeValidator(lambda value: parse_time(str(value), end=True))]
 Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS)]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS)]
-# as the library's `query_all`
+# Default of the library's `query_all`
 PAGE = 1000
-# as a `Lookup`'s
+# Default of `Lookup`
 _MAX_COUNT = 64
-# Errors of one request of which the first ones are told: pydantic makes all of them, a KiB each.
+# Most errors of one request that are reported in detail: pydantic makes an object of a KiB for each
 _MOST_ERRORS = 20_000
 
 
@@ -44,7 +44,7 @@ def _is_no_truth(value: Any) -> Any:
     return value
 
 
-# pydantic takes true for 1
+# pydantic accepts true as 1
 Count = Annotated[int, BeforeValidator(_is_no_truth)]
 Amount = Annotated[float, BeforeValidator(_is_no_truth)]
 
@@ -64,7 +64,7 @@ class Spending(Nothing):
     timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False)
 
     def narrow(self, allowance: Allowance) -> None:
-        """Lower what a request may spend to these bounds."""
+        """Lower the bounds of `allowance` to these."""
         allowance.narrow(LookupLimits(self.max_requests, self.max_bytes, self.timeout_s), self.max_cost_usd)
 
 
@@ -83,7 +83,7 @@ class Range(Bounds):
 
 
 class OneKey(Range):
-    """One key of one topic, and how many answers are wanted."""
+    """One key of one topic, and the page of its entries."""
 
     topic: Topic
     key: Key
@@ -159,7 +159,7 @@ class BrowseParameters(Spending):
         return self
 
 
-# a mapping: of a thousand, a model or dataclass each took as long as the answers
+# A TypedDict: making a thousand models or dataclasses took as long as answering
 class OneLookup(TypedDict):
     """One of the lookups of a batch."""
 
@@ -174,17 +174,17 @@ class OneLookup(TypedDict):
 
 
 class BatchBody(Bounds):
-    """Body of `POST /v1/query:batch`; the bounds are of all lookups together."""
+    """Body of `POST /v1/query:batch`; the bounds apply to all lookups together."""
 
     allow_spent: bool = False
     lookups: list[OneLookup] = Field(min_length=1)
 
     def columns(self) -> LookupColumns:
-        """Return what is looked up."""
+        """Return the lookups as columns."""
         rows, count = self.lookups, len(self.lookups)
         topics, keys = [one["topic"] for one in rows], [one["key"] for one in rows]
         if max(map(len, rows)) == 2:
-            # topics and keys alone
+            # only topics and keys
             return LookupColumns(topics, keys, [None] * count, [None] * count, [_MAX_COUNT] * count, [None] * count)
         begins_ms, ends_ms = [one.get("begin_ms") for one in rows], [one.get("end_ms") for one in rows]
         max_counts, cursors = [one.get("max_count", _MAX_COUNT) for one in rows], [one.get("cursor") for one in rows]
@@ -192,7 +192,7 @@ class BatchBody(Bounds):
 
 
 def of_query(model: type[M], given: QueryParams) -> M:
-    """Return a request's parameters. Raises `InvalidArgument`, also for one that is given twice."""
+    """Return a request's checked parameters. Raises `InvalidArgument`, also for a repeated parameter."""
     values = dict(given)
     if len(values) < len(given.multi_items()):
         twice = next(name for name in values if len(given.getlist(name)) > 1)
@@ -201,12 +201,12 @@ def of_query(model: type[M], given: QueryParams) -> M:
 
 
 def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyType({})) -> M:
-    """Return a request's JSON body. Raises `InvalidArgument`, and `Refused` where a list has more than `most` says."""
+    """Return a request's checked JSON body. Raises `InvalidArgument`, and `Refused` for a list longer than `most`."""
     try:
         values = _json(body)
         for name, limit in most.items() if isinstance(values, dict) else ():
             if isinstance(listed := values.get(name), list) and len(listed) > limit:
-                # before something is made of each of them
+                # before objects are made for the elements
                 raise Refused(413, f"{len(listed):,} {name}; the limit of this service is {limit:,}")
         return _checked(model, values)
     except (ValueError, RecursionError) as error:
@@ -219,7 +219,7 @@ def _json(body: bytes) -> Any:
     try:
         return from_json(body, cache_strings="keys")
     except ValueError:
-        # it takes no half surrogates, of which the model says where they are, and UTF-8 alone
+        # pydantic's parser refuses half surrogates and other encodings; the model's errors say where they are
         return json.loads(body)
 
 
@@ -228,7 +228,7 @@ def _checked(model: type[M], values: Any) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         if (count := error.error_count()) > _MOST_ERRORS:
-            raise InvalidArgument(f"{count:,} values are wrong, or no parameters of this request") from None
+            raise InvalidArgument(f"{count:,} values are wrong or are not parameters of this request") from None
         raise InvalidArgument("; ".join(map(_said, error.errors()[:5]))) from error
 
 

@@ -1,6 +1,6 @@
-"""Errors as `application/problem+json` (RFC 9457), without local paths, stack traces and foreign text.
+"""Turns errors into `application/problem+json` (RFC 9457), without local paths and stack traces.
 
-The member `error` is the class of `errors.py`, so that a client can raise it again. Threads: any.
+The member `error` is the name of a class of `errors.py`, so that a client can raise it. Threads: any.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tiered_index.errors import (
 from tiered_index.types import FileReport
 
 MEDIA_TYPE = "application/problem+json"
-# files that could not be read are named up to this number
+# Most failed files that a problem names
 _MOST_FAILED = 100
 _RETRY_S = 1
 
 
 class Refused(TieredIndexError):
-    """The service itself refuses a request: `status` says why, `retry_after_s` when to try again (None: not so)."""
+    """The service refuses a request with an HTTP `status`. `retry_after_s`: when a repeat may succeed (None: never)."""
 
     def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Refused(TieredIndexError):
         self.retry_after_s = retry_after_s
 
 
-# The first class that an error is one of decides. Where a repeat may help, clients are told when.
+# HTTP status, and Retry-After, of the first class that matches an error
 _STATUS: tuple[tuple[type[TieredIndexError], int, int | None], ...] = (
     (InvalidArgument, 400, None),
     (LockHeld, 409, None),
@@ -72,7 +72,7 @@ class Redaction:
 
     @classmethod
     def of(cls, config: IndexConfig, storages: Iterable[str] = (), **folders: Path | None) -> Redaction:
-        """Return that of an index's root, cache and local storages, and of further `folders` by name."""
+        """Return a redaction of an index's root, cache and local storages, and of further `folders` by name."""
         places = {"root": config.root, "cache": config.cache_dir, **folders}
         found = {str(path.absolute()): f"[{name}]" for name, path in places.items() if path is not None}
         for uri in (config.storage, *storages):
@@ -80,7 +80,7 @@ class Redaction:
             if parts.scheme.lower() in ("file", "sqlite") and parts.path:
                 path = Path(unquote(parts.path))
                 found |= {parts.path: f"/{path.name}", str(path): f"/{path.name}"}
-        # the longest first, since one place may lie in another
+        # the longest first: one path may be within another
         return cls(tuple(sorted(found.items(), key=lambda pair: -len(pair[0]))))
 
     def text(self, text: str) -> str:
@@ -90,7 +90,7 @@ class Redaction:
         return text
 
     def document(self, value: Any) -> Any:
-        """Return a JSON value whose texts, also names such as those of sources, have no local paths."""
+        """Return a JSON value without local paths in texts and in names of members."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -98,7 +98,7 @@ class Redaction:
         return [self.document(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-# Absolute paths, by themselves and in URIs of files; what represents a place has one name in a URI.
+# Absolute paths, also in URIs of files. A text of `Redaction` in a URI has only one segment, and is kept.
 _PATH = re.compile(r"""(?<![\w/:.\])}-])/[^\s'",;:)\]]+|\b(?:file|sqlite)://+[^\s/'",;:)\]]+/[^\s'",;)\]]*""")
 
 
@@ -109,7 +109,7 @@ def without_paths(text: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """An answer that is an error: its status, when to try again, and its document."""
+    """An error response: its status, `Retry-After` (None: none), and document."""
 
     status: int
     retry_after_s: int | None
@@ -117,8 +117,8 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException, request_id: str, redaction: Redaction) -> Problem:
-        """Return what a client is told of an error. What nobody foresaw is told by its request's id alone."""
-        status, retry_after_s, detail = 500, None, f"unexpected error; the service's log has it by {request_id}"
+        """Return the problem for an error. For an unexpected error, it has only the request's id."""
+        status, retry_after_s, detail = 500, None, f"unexpected error: look up {request_id} in the service's log"
         name = type(error).__name__ if isinstance(error, TieredIndexError) else "Unexpected"
         if isinstance(error, Refused):
             status, retry_after_s = error.status, error.retry_after_s

@@ -1,4 +1,4 @@
-"""RocketMQ's own protocol as one more listener of the service: whom it lets in, and on which settings it runs."""
+"""The listener for RocketMQ's remoting protocol: its options, access keys and audit records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ASKED = ("topic", "key", "offset", "queueId", "queueOffset")
 
 @dataclass(frozen=True, kw_only=True)
 class RemotingOptions:
-    """Options of RocketMQ's protocol: `keys` is a file of `read_keys`, the others are those of `ReadOnlyBroker`."""
+    """Options of RocketMQ's protocol. `keys` is a file for `read_keys`. See `ReadOnlyBroker` for the others."""
 
     port: int
     cluster: str
@@ -51,7 +51,7 @@ class RemotingOptions:
         metrics: Metrics,
         threads: int,
     ) -> RemotingServer:
-        """Return the server, which does not listen yet; `bound` has its address.
+        """Return the server, which does not listen yet; `bound` is a socket that is bound to its address.
 
         Raises `ConfigError` for files that can't be used.
         """
@@ -78,17 +78,17 @@ class RemotingOptions:
 
 
 def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_known: bool) -> None:
-    """Write a request to the audit log, as those over HTTP."""
+    """Write a request to the audit log."""
     refused = response.code == ResponseCode.NO_PERMISSION
     caller = None if not is_known else request.fields[ACCESS_KEY] if signed else "anyone"
     asked = {name: request.fields[name][:SHOWN] for name in _ASKED if name in request.fields}
     audit.write(
         {
             "caller": caller,
-            # a request without a signature only claims a name
+            # without a valid signature the name is only a claim
             **({} if is_known else {"claimed": request.fields.get(ACCESS_KEY, "")[:SHOWN]}),
             ("refused" if refused else "lookup"): f"rocketmq:{name_of(request.code)}",
-            # which request is `other` by name
+            # identifies requests whose name is `other`
             "code": request.code,
             **asked,
             **({"withheld": response.withheld} if response.withheld else {}),
@@ -106,9 +106,9 @@ _KEYS: documents.Check[dict[str, dict[str, Any]]] = documents.map_of(_SECRET)
 
 
 def read_keys(path: Path) -> Mapping[str, AccessKey]:
-    """Return the keys of a file ``{"NAME": {"secret": "...", "topics": ["PREFIX", ...]}}``; without topics: every one.
+    """Return the keys of a file ``{"NAME": {"secret": "...", "topics": ["PREFIX", ...]}}``.
 
-    Raises `SetupUnavailable`, which repeats nothing of the file.
+    A key without `topics` allows every topic. Raises `SetupUnavailable`, whose text has nothing of the file.
     """
     try:
         rows = _KEYS(json.loads(path.read_bytes()))

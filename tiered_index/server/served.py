@@ -27,21 +27,21 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 
 Index = IndexReader | IndexService
-"""What answers lookups: readers of storages, or the writer of one index."""
+"""The library's object that answers lookups: a reader of storages, or the writer of one index."""
 SHOWN = 1024
-"""Characters of a text that a client chose in a record of the audit log."""
+"""Most characters of a client's text in a record of the audit log."""
 MOST_SHOWN = 100
-"""Lookups of a batch, and topics, that a record names."""
-# how long a look at the storage counts, and may take
+"""Most lookups of a batch, and topics, that a record names."""
+# Validity and timeout of a check of the storage
 _LOOK_KEEPS_S = 2.0
 _LOOK_TIMEOUT_S = 2.0
 
 
 class Audit:
-    """Lookups as JSON lines in a file: caller, lookup, time and outcome. None: no file.
+    """An audit log: lookups as JSON lines in a file, with caller, time and outcome. `path` None: no log.
 
-    A file that was moved away or deleted (`logrotate` does so) is begun again with the next record. It is made with
-    mode 600, since it has keys of messages. One that is there keeps its mode except for the rights of everybody else.
+    If the file was moved or deleted, as by `logrotate`, the next record begins a new one. A new file has mode 600,
+    because it has keys of messages. An existing file loses only the permissions of others.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -54,14 +54,12 @@ class Audit:
             raise SetupUnavailable(f"the audit log {path} can't be written: {error.strerror}") from error
 
     def refused(self, request_id: str, caller: str | None, what: str, asked: str, more: dict[str, Any]) -> None:
-        """Write that a request was not allowed: `what` is its method and path, `asked` its query, `more` is of its
-        body.
-        """
+        """Write a forbidden request: `what` is its method and path, `asked` its query, `more` fields of its body."""
         said = {"refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403}
         self.write({"request_id": request_id, "caller": caller, **said})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record with its time. If it can't be written, `problem` says why, and the service is not ready."""
+        """Write a record with its time. If that fails, `problem` has the reason, and the service is not ready."""
         if self._file is None:
             return
         line = json_text({"time_ms": time.time_ns() // 1_000_000, **record}) + "\n"
@@ -74,7 +72,7 @@ class Audit:
                 self.problem = f"the audit log can't be written: {error.strerror}"
 
     def _follow(self) -> None:
-        """Open the file again where its path names another one by now, or none."""
+        """Open the file again if it was moved or deleted."""
         assert self._path is not None and self._file is not None
         try:
             if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
@@ -82,7 +80,7 @@ class Audit:
         except FileNotFoundError:
             pass
         before, self._file = self._file, _opened(self._path)
-        # closing fails where a full disk did not take its last records; that was told then
+        # closing fails if the disk was full at the last records; `problem` had that error
         with contextlib.suppress(OSError):
             before.close()
 
@@ -93,7 +91,7 @@ class Audit:
 
 
 def _opened(path: Path) -> TextIO:
-    """Return the file for appending; who is neither its owner nor of its group may not use it. Raises `OSError`."""
+    """Return the file for appending, without permissions for others. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -106,14 +104,15 @@ def _opened(path: Path) -> TextIO:
 
 
 def shown_topics(topics: Iterable[str]) -> list[str]:
-    """Return topics as a record of the audit log names them."""
+    """Return topics for a record of the audit log."""
     return sorted({topic[:SHOWN] for topic in topics})[:MOST_SHOWN]
 
 
 @dataclass
 class Served:
-    """An index, or several, as a service shows them. Of what runs beside: its `problems`, its `gauges` (meaning and
-    value, by name), and with `behind` why its answers are too old.
+    """The index or indexes of a service, and what the service knows of them.
+
+    `problems` and `gauges` are those of a follower in the process. `behind` returns why answers are too old, or None.
     """
 
     lookups: Index
@@ -130,23 +129,23 @@ class Served:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
-        self._unreachable: str | None = "it was not looked at yet"
+        self._unreachable: str | None = "not checked yet"
 
     @property
     def writer(self) -> IndexService | None:
-        """The index where this process writes it."""
+        """The index that this process writes; None: it only reads."""
         return self.lookups if isinstance(self.lookups, IndexService) else None
 
     @property
     def index_id(self) -> str:
-        """The identity of the one index. Raises `InvalidArgument` where several are read."""
+        """The id of the index. Raises `InvalidArgument` if there are several."""
         return self.lookups.genesis.index_id if isinstance(self.lookups, IndexReader) else self.lookups.index_id
 
     def not_ready(self) -> list[str]:
-        """Return the reasons to leave this replica out: others of its kind could do better. Nothing: it is ready.
+        """Return the reasons to send this replica no requests; empty: it is ready. Sends no request to the storage.
 
-        A problem that all replicas share is none: without any of them, clients would meet refused connections in place
-        of errors that say what is wrong. Does not ask the storage.
+        A problem that all replicas share is not a reason: without any replica, clients would get refused connections in
+        place of errors.
         """
         if self.stopping.is_set():
             return ["stopping"]
@@ -156,7 +155,7 @@ class Served:
         return self._public([*reasons, *filter(None, [self.behind()])])
 
     def problems_by_part(self) -> dict[str, list[str]]:
-        """Return all that is amiss now, by the part of the service: each part has a list. May ask the storage."""
+        """Return a list of present problems for each part of the service. May send requests to the storage."""
         lookups, problem = self.lookups, self.tokens.problem() if self.tokens is not None else None
         if isinstance(lookups, IndexService):
             storage, writer = None, lookups.health()["problems"]
@@ -172,7 +171,7 @@ class Served:
         return {part: self._public(filter(None, problems)) for part, problems in found.items()}
 
     def metrics(self) -> Gauges:
-        """Return the numbers that metrics have beside the index's: meaning and value, by name. May ask the storage."""
+        """Return gauges of the service: meaning and value, by name. May send requests to the storage."""
         counts = {part: len(found) for part, found in self.problems_by_part().items()}
         return {
             "ready": ("1 while /readyz says ready.", not self.not_ready()),
@@ -181,11 +180,11 @@ class Served:
         }
 
     def _public(self, texts: Iterable[str]) -> list[str]:
-        # probes need no token: they get no path at all, also none that nobody foresaw
+        # probes need no token: remove every path, also unknown ones
         return [without_paths(self.redaction.text(text)) for text in texts]
 
     def _look(self, reader: IndexReader) -> str | None:
-        """Return why the storage can't be read. A look counts for a moment; who asks meanwhile has the one before."""
+        """Return why the storage can't be read, or None. A check is valid for 2 s; other threads get the last one."""
         if self._lock.acquire(blocking=False):
             try:
                 if time.monotonic() - self._looked_s >= _LOOK_KEEPS_S:
@@ -206,13 +205,13 @@ def _refreshed(reader: IndexReader) -> str | None:
 
 
 def redaction_of(lookups: Index, store: Path | None, storages: Iterable[str] = ()) -> Redaction:
-    """Return what hides the places of an index, of a store, and of further `storages`."""
+    """Return the redaction of the paths of an index, a store, and further `storages`."""
     own = [lookups.storage.uri] if isinstance(lookups, IndexService) else lookups.sources
     return Redaction.of(lookups.config, [*storages, *own], store=store)
 
 
 def messages_of(lookups: Index, store: Path | None) -> RocketmqMessages:
-    """Return where the messages of an index's entries come from: a store's folder, and archived segments."""
+    """Return the source of messages for an index: a store's folder (None: none) and archived segments."""
     archive = lookups.segment_archives if isinstance(lookups, IndexReader) else lookups.segment_archive
     config = lookups.config
     return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root)

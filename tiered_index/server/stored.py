@@ -1,4 +1,4 @@
-"""Lists of files and window tables, one file, and the cost of topics, days and states. Threads: any."""
+"""The handlers of files and costs. Threads: any."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tiered_index.storage.context import deadline_at
 
 
 class StoredHandlers(Handlers):
-    """Handlers of the lists of files and costs."""
+    """Handlers of the list of files, of one file, and of the cost by topic, day and state."""
 
     async def files(self, request: Request, _: Nothing) -> Response:
-        """List every file and window table of the one index, and what is archived."""
+        """Answer with all files, window tables and archived segments of the index."""
         caller_of(request).need_every_topic("files hold entries")
         lookups, ndjson = self.served.lookups, wire.form_of(request.headers.get("accept")) == wire.NDJSON
 
@@ -37,7 +37,7 @@ class StoredHandlers(Handlers):
         return await self.answer(request, self.allowance(), act, form)
 
     async def file(self, request: Request, _: Nothing) -> Response:
-        """Show what is known of one file without reading its entries."""
+        """Answer with the description of one file, without reading its entries."""
         caller_of(request).need_every_topic("files hold entries")
         file_id = str(request.path_params["id"])
 
@@ -52,7 +52,7 @@ class StoredHandlers(Handlers):
         return await self.answer(request, self.allowance(), act, wire.JSON)
 
     async def du(self, request: Request, asked: DuParameters) -> Response:
-        """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."""
+        """Answer with entries, bytes and dollars a month by topic, day and state."""
         caller, lookups = caller_of(request), self.served.lookups
         allowance = self.allowance()
 
@@ -61,7 +61,7 @@ class StoredHandlers(Handlers):
             with deadline_at(time.monotonic() + allowance.left_s()):
                 table = lookups.du()
             if caller.topics is not None:
-                # rows without a topic are of all of them
+                # rows without a topic are about all topics
                 seen = [topic is not None and caller.sees(topic) for topic in table["topic"].to_pylist()]
                 table = table.filter(pa.array(seen, pa.bool_()))
             return wire.encode(du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices))

@@ -1,8 +1,8 @@
-"""Tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
+"""Access tokens, stored as hashes, each with a role and the prefixes of the topics that it may see.
 
-The file is JSON: ``[{"name", "sha256", "role", "topics"}]``; `topics` is a list of prefixes, null: every topic. A token
-is 256 random bits, so one round of SHA-256 hides it. The file is read again within a second of each change, so that a
-token that was taken out ends then. While it can't be read, the tokens known before stay. Threads: any.
+The file is JSON: ``[{"name", "sha256", "role", "topics"}]``; `topics` is a list of prefixes, or null for every topic. A
+token has 256 random bits, so one round of SHA-256 protects it. The file is read again within a second of a change: a
+removed token is refused from then on. While the file can't be read, the last known tokens stay valid. Threads: any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.server.problems import Refused
 
 Role = Literal["read", "write", "admin"]
-# each has what those before it have
+# Each role includes the earlier ones
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
 _log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 1.0
@@ -46,7 +46,7 @@ class Caller:
     topics: tuple[str, ...] | None = None
 
     def need(self, role: Role) -> None:
-        """Raise `Refused` where the caller has less than `role`."""
+        """Raise `Refused` unless the caller has `role` or a higher one."""
         if ROLES.index(self.role) < ROLES.index(role):
             raise Refused(403, f"this needs the role {role}, and the token has {self.role}")
 
@@ -55,22 +55,23 @@ class Caller:
         return self.topics is None or topic.startswith(self.topics)
 
     def sees_source(self, source: str) -> bool:
-        """Return whether the caller may see a source of entries; its name may tell of topics that it may not see."""
+        """Return whether the caller may see a source of entries, whose name may have names of other topics."""
         return self.topics is None or source.startswith(f"{self.name}:")
 
     def need_topic(self, topic: str) -> None:
-        """Raise `Refused` where the caller may not see a topic."""
+        """Raise `Refused` if the caller may not see a topic."""
         if not self.sees(topic):
             raise Refused(403, f"the token is not for topic {topic!r:.80}")
 
     def need_topics(self, topics: Iterable[str]) -> None:
-        """As `need_topic`, in order, so that a refusal names the same topic each time."""
+        """As `need_topic` for each of `topics`, in order of name."""
         for topic in sorted(topics):
             self.need_topic(topic)
 
     def need_source(self, source: str) -> None:
-        """Raise `Refused` where the caller may not say how far a source was read: what others put of it later would
-        count as repeated, and be left out.
+        """Raise `Refused` if the caller may not set the position of a source.
+
+        A wrong position would make the service skip entries that others put of that source.
         """
         if source.startswith(SOURCE_PREFIX):
             raise Refused(403, f"sources named {SOURCE_PREFIX}... are stores that the service follows")
@@ -78,24 +79,25 @@ class Caller:
             raise Refused(403, f"the token is for some topics, so its sources are named {self.name}:...")
 
     def need_topic_ids(self) -> None:
-        """Raise `Refused` where the caller may not choose topic ids: a conflict tells the name of another topic, and
-        a chosen id is lost to the topic that needs it.
+        """Raise `Refused` if the caller may not choose topic ids.
+
+        The error of a conflict names another topic, and a chosen id can't be used for another topic.
         """
         if self.topics is not None:
             raise Refused(403, "the token is for some topics: leave topic_id out, and the index chooses it")
 
     def need_every_topic(self, what: str) -> None:
-        """Raise `Refused` where the caller may not see every topic: `what` tells of all of them."""
+        """Raise `Refused` unless the caller may see every topic; `what` begins the message."""
         if self.topics is not None:
             raise Refused(403, f"{what} of all topics, and the token is for some of them")
 
 
-# what a service without tokens takes everybody for
+# The caller of each request to a service without tokens
 ANYONE = Caller("anyone", "admin")
 
 
 class Tokens:
-    """The callers of a token file, by their tokens. Raises `SetupUnavailable` if the file can't be read at first."""
+    """The tokens of a file. The constructor raises `SetupUnavailable` if the file can't be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,13 +108,13 @@ class Tokens:
         self._problem: str | None = None
 
     def find(self, token: str) -> Caller | None:
-        """Return whose token it is; None: nobody's."""
+        """Return the caller with a token; None: the token is unknown."""
         self._look()
-        # the hash is compared, not the token, so that the time tells nothing of it
+        # compare hashes, not tokens: the time must not show parts of a token
         return self._callers.get(hashlib.sha256(token.encode()).hexdigest())
 
     def problem(self) -> str | None:
-        """Return why the file can't be read now, without its path; None: it can."""
+        """Return why the file can't be read now, without its path; None: it can be read."""
         self._look()
         return self._problem
 
@@ -130,28 +132,27 @@ class Tokens:
                     _log.warning("%s can be read again", self._path)
                 self._problem = None
             except SetupUnavailable as error:
-                # a half-written file must not lock everybody out
+                # a half-written file must not refuse all callers
                 problem = str(error).replace(str(self._path), "the token file")
                 if problem != self._problem:
-                    _log.error("%s; the tokens known before stay", error)
+                    _log.error("%s; the last known tokens stay valid", error)
                 self._problem = problem
 
 
 def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -> str:
-    """Make a token, add its hash to the file, which may be new, and return it.
+    """Make a token, add its hash to the file, and return it. A missing file is made, with mode 600.
 
-    The file is replaced as a whole. Calls at once, of any process, wait for each other. The file keeps its owner, group
-    and mode; a new one is for its owner alone. `topics` are prefixes; None allows every topic. Raises `InvalidArgument`
-    for the name, for an empty list and for an empty prefix, and `ConfigError` if the file can't be read, replaced or
-    given to its owner.
+    The file is replaced as a whole, and keeps its owner, group and mode. Concurrent calls of any processes wait for
+    each other. `topics` are prefixes; None allows every topic. Raises `InvalidArgument` for the name, an empty list or
+    an empty prefix, and `ConfigError` if the file can't be read or replaced.
     """
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"a token's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r:.80}"
         )
     if topics is not None and not (topics and all(topics)):
-        raise InvalidArgument("a prefix of topics is missing or empty: name one at least, or none for every topic")
-    # a link stays one
+        raise InvalidArgument("a prefix of topics is empty: give at least one prefix, or leave the option out")
+    # replace the target of a link, not the link
     path = path.resolve()
     token = f"ti_{secrets.token_urlsafe(32)}"
     row = {
@@ -169,7 +170,7 @@ def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -
 
 
 def _is_added(path: Path, row: dict[str, Any]) -> bool:
-    """Add a row to the file; return whether another call has not replaced or made the file meanwhile."""
+    """Add a row to the file and return True, or return False if another call replaced or made the file meanwhile."""
     with contextlib.ExitStack() as ending:
         is_new = not path.exists()
         if not is_new:
@@ -207,7 +208,7 @@ def _keep_access(path: Path, new: Path) -> None:
         shutil.copystat(path, new)
     except OSError as error:
         raise ConfigError(
-            f"{path} belongs to user {state.st_uid} and group {state.st_gid}, who could not read it any more: "
+            f"{path} belongs to user {state.st_uid} and group {state.st_gid}, and its replacement would not: "
             "run this as that user, or as root"
         ) from error
 
@@ -245,5 +246,5 @@ def _changed(path: Path) -> tuple[int, ...]:
         state = path.stat()
     except OSError as error:
         raise SetupUnavailable(f"{path} can't be read: {error.strerror}") from error
-    # the time of a change, too: the one of the contents can be set back
+    # ctime, too: mtime can be set back
     return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino

@@ -1,4 +1,4 @@
-"""Verifications as jobs: one at a time, each with its progress; the last ones are remembered. Threads: any."""
+"""Runs verifications as background jobs, one at a time, and keeps the last 16. Threads: any."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RETRY_S = 5
 
 @dataclass
 class Verification:
-    """One verification. `checked` counts files or objects, whichever it is `doing`."""
+    """One verification job. `checked` counts files or objects; `doing` says which."""
 
     id: str
     deep: bool
@@ -44,12 +44,12 @@ class Verification:
     problem: dict[str, Any] | None = None
 
     def progress(self, doing: str, checked: int, _detail: str = "") -> None:
-        """Take in the progress of files or objects."""
+        """Set the progress."""
         self.checked, self.doing = checked, doing
 
 
 class VerificationHandlers(Handlers):
-    """Begins and shows verifications of the one index."""
+    """Handlers that begin and show verifications of the index."""
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
@@ -58,14 +58,14 @@ class VerificationHandlers(Handlers):
         self._pool = DaemonPool(1, "tiered-index-verify")
 
     async def verify(self, request: Request, _: Nothing) -> Response:
-        """Begin to check every checksum of the one index; the answer says where its progress is."""
+        """Begin a verification of the index, and answer with the job's address."""
         _need_admin(request)
         need_type(request, wire.JSON)
         body = await request.body()
 
         def act() -> Verification:
             asked = of_body(VerifyBody, body)
-            # of several indexes each is checked by itself
+            # raises if there are several indexes
             assert self.served.index_id
             return self._begin(request.state.request_id, deep=asked.deep)
 
@@ -73,7 +73,7 @@ class VerificationHandlers(Handlers):
         return Response(wire.encode(job), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
 
     async def verification(self, request: Request, _: Nothing) -> Response:
-        """Show a verification: its progress, and once it is done its report."""
+        """Answer with a job: its progress, and at its end its report."""
         _need_admin(request)
         job_id = str(request.path_params["id"])
         with self._lock:
@@ -82,10 +82,10 @@ class VerificationHandlers(Handlers):
         return Response(wire.encode(job), media_type=wire.JSON)
 
     def _begin(self, request_id: str, *, deep: bool) -> Verification:
-        """Begin one. Raises `Refused` where one is under way."""
+        """Begin a job. Raises `Refused` if one is under way."""
         with self._lock:
             if any(job.state == "running" for job in self._jobs.values()):
-                raise Refused(409, "a verification is under way", retry_after_s=_RETRY_S)
+                raise Refused(409, "a verification is under way: try again when it has ended", retry_after_s=_RETRY_S)
             job = Verification(secrets.token_hex(8), deep, time.time_ns() // 1_000_000)
             self._jobs[job.id] = job
             while len(self._jobs) > _MOST:
@@ -100,14 +100,14 @@ class VerificationHandlers(Handlers):
             seen = partial(job.progress, "files"), partial(job.progress, "objects")
             check_index(self.served.lookups.config, report, *seen, deep=job.deep)
             state = "done"
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job says so
+        except Exception as error:  # noqa: BLE001 - the job reports any error
             job.problem = Problem.of(error, request_id, redaction).document
         job.report = redaction.document(report.to_dict())
         job.ended_ms = time.time_ns() // 1_000_000
         job.state = state
 
     def close(self) -> None:
-        """Wait a moment for the one under way."""
+        """Close the thread of jobs."""
         self._pool.close()
 
 

@@ -1,7 +1,7 @@
-"""Answers as bytes: JSON, NDJSON whose last line is the status, or an Arrow stream whose last batch carries it.
+"""Encodes answers: JSON, NDJSON with the status as its last line, or an Arrow stream with the status in its last batch.
 
 The documents are those of the library (`to_dict`), without local paths. An answer that breaks off has no status, so
-that it can't pass for a whole one. Functions are pure; an `ArrowStream` belongs to one answer.
+that it can't be mistaken for a whole one. Functions are pure; use one `ArrowStream` for each answer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tiered_index.service.answers.results import QueryResults
 from tiered_index.types import QueryResult, TopicsResult
 
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
-# where a last batch of an Arrow stream has the status document
+# Key of the status document in the metadata of an Arrow stream's last batch
 STATUS = b"tiered_index.status"
-# what of an answer may name local places
+# Members of an answer that may have local paths
 _PLACES = ("failed", "explain", "freshness", "lost")
 
 
 def form_of(accept: str | None) -> str:
-    """Return the form that a client prefers: the first one that it names of those there are, else JSON."""
+    """Return the first supported media type of an Accept header, else JSON."""
     for part in (accept or "").split(","):
         kind = part.partition(";")[0].strip().lower()
         if kind in (JSON, NDJSON, ARROW):
@@ -35,17 +35,17 @@ def form_of(accept: str | None) -> str:
 
 
 def encode(document: Any) -> bytes:
-    """Return a JSON document as one line of printable ASCII, so that text of any kind passes."""
+    """Return a document as one line of JSON in printable ASCII."""
     try:
         data = orjson.dumps(document, plain, orjson.OPT_PASSTHROUGH_DATACLASS)
     except TypeError:
-        # half a surrogate pair, which is no UTF-8
+        # half a surrogate pair: not ASCII, so that `json_text` encodes it
         data = b"\x80"
     return (data.replace(b"\x7f", b"\\u007f") if data.isascii() else json_text(document, compact=True).encode()) + b"\n"
 
 
 def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:
-    """Return an answer's document; `files` says whether `explain` names each file."""
+    """Return an answer's document. With `files`, `explain` reports each file."""
     document = answer.to_dict(files=files)
     if redaction.stand_ins:
         document |= {name: redaction.document(document[name]) for name in _PLACES}
@@ -56,7 +56,7 @@ def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *,
 
 
 def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
-    """Return a batch's document: its answers, in the order of the lookups, and what is of all of them."""
+    """Return a batch's document: its answers in the order of the lookups, and the fields of `batch_totals`."""
     answers = []
     for number, (items, is_plain) in enumerate(zip(results.item_documents(), results.is_plain.tolist(), strict=True)):
         document: dict[str, Any] = {
@@ -87,8 +87,9 @@ def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) 
 
 
 def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
-    """Return what is of a whole batch; `cursors` are those of its truncated answers, by the lookup's number, `partial`
-    the numbers of its partial ones.
+    """Return the fields that apply to a whole batch.
+
+    `cursors` has the cursors of truncated answers by the lookup's number, `partial` the numbers of partial answers.
     """
     truncated = {number for number in results.more.nonzero()[0].tolist() if number not in results.pages}
     truncated |= {number for number, page in results.pages.items() if page.cursor is not None}
@@ -104,7 +105,7 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
 
 
 def table_of(answer: QueryResult | QueryResults, redaction: Redaction) -> pa.Table:
-    """Return the entries of an answer, or of a batch, as one table: that of its `to_arrow`."""
+    """Return the entries of an answer or a batch as one table (`to_arrow`), without local paths."""
     table = answer.to_arrow()
     if not redaction.stand_ins or table["source"].null_count == len(table):
         return table
@@ -124,14 +125,14 @@ class ArrowStream:
         self._schema: pa.Schema | None = None
 
     def table(self, table: pa.Table) -> bytes:
-        """Return a table's piece of the stream."""
+        """Return the bytes of a table in the stream."""
         begin = [] if self._schema is not None else [table.schema.serialize()]
         self._schema = table.schema
-        # not by a writer into a file object, for each of whose writes Arrow waits for Python's lock
+        # no writer into a file object: Arrow waits for the GIL at each of its writes
         return b"".join(begin + [batch.serialize() for batch in table.to_batches()])
 
     def end(self, status: Mapping[str, Any]) -> bytes:
-        """Return the end: an empty last batch that carries the status."""
+        """Return the end of the stream: an empty last batch with the status."""
         schema = self._schema if self._schema is not None else pa.schema([])
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:

@@ -153,7 +153,7 @@ def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
 def check_kinds(
     kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr, where: str = "", own: Sequence[Column] = ()
 ) -> None:
-    """Raise `InvalidArgument` for columns of a wrong type. `shown` returns the name for the error, `where` its start."""
+    """Raise `InvalidArgument` for a column of a wrong type; `shown` returns its name there, `where` begins the text."""
     declared = {column.name: np.dtype(column.dtype) for column in own}
     for field, kind in kinds.items():
         if pa.types.is_null(kind) or _may_be(field, kind, declared.get(field)):

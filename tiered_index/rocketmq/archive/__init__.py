@@ -1,4 +1,4 @@
-"""Closed segments of a commit log in the index's storage, and messages read from the log or from there.
+"""Archives closed segments of a commit log in the index's storage, and reads messages from the log or the archive.
 
 May import follow, log.
 """

@@ -1,8 +1,8 @@
-"""A store's closed commit log segments in the index's storage: archiving them, and reading them as if they were local.
+"""Archives a store's closed commit log segments in the index's storage, and reads them as if they were local.
 
-A segment is closed when a later one has data: the broker makes the next file in advance. Beside a follower only what
-it has put is archived, since what it can't read may still be rewritten. Archived segments are read in whole pieces,
-each checked; their entries are those that a follower would have put. Memory: some chunks of 16 MiB. One thread uses a
+A segment is closed when a later one has data: the broker makes the next file in advance. With a follower, only segments
+that it has put are archived, because unread ones may still be rewritten. Archived segments are read in whole pieces,
+each checked. Their entries are those that a follower puts. Memory: some chunks of 16 MiB. One thread uses a
 `SegmentArchiver` or an `ArchivedLog`; `stop`, `archived` and `losses`: any.
 """
 
@@ -35,7 +35,7 @@ Stamp = tuple[int, ...]
 
 
 class _Stopped(StorageUnavailable):
-    """The round was asked to end."""
+    """`stop` was called during a round."""
 
 
 def closed_segments(folder: Path) -> tuple[Segment, ...]:
@@ -54,9 +54,8 @@ class SegmentArchiver:
     """Archives the closed segments in `commitlog_folder` as those of the store `store_name`.
 
     Every store of an index has its own name. With `skip_corrupt` a segment that can't be archived is a loss instead of
-    an error, and is left alone until its file changes. `dispatcher` is the one that follows this store, if any; without
-    it every closed segment is archived as it is. With `queues` a segment is archived with its queue offsets, unless it
-    is damaged.
+    an error, and is skipped until its file changes. `dispatcher` is the follower of this store, if any; without it
+    every closed segment is archived. With `queues` a segment is archived with its queue offsets, unless it is damaged.
     """
 
     def __init__(
@@ -73,31 +72,31 @@ class SegmentArchiver:
         self._queues = queues
         self.store_name = store_name
         self.folder = commitlog_folder
-        # How many segments it has archived so far, those of a round under way among them.
+        # Number of segments archived so far, also by a round under way
         self.archived = 0
         self.skip_corrupt = skip_corrupt
         self._dispatcher = dispatcher
-        # Segments that were skipped, in the order in which that was seen; only ever appended to.
+        # Segments that were skipped, in order of detection; append-only
         self.losses: list[Loss] = []
-        self._passed_over: dict[int, tuple[Stamp, Loss]] = {}  # as what file they were found corrupt
-        self._done: dict[int, Stamp] = {}  # segments that are archived, and as what file they were compared
+        self._passed_over: dict[int, tuple[Stamp, Loss]] = {}  # skipped segments, with the stamp of the corrupt file
+        self._done: dict[int, Stamp] = {}  # archived segments, with the stamp of the file that was archived
         self._stopped = threading.Event()
 
     @property
     def passed_over(self) -> tuple[Loss, ...]:
-        """The losses of segments that are there still and aren't archived."""
+        """The losses of skipped segments that the store still has."""
         return tuple(loss for _, loss in self._passed_over.copy().values())
 
     def stop(self) -> None:
-        """Let the round under way end within a part of a segment, and later ones at once. Any thread."""
+        """Make the round under way end soon, within a segment, and later rounds at once. Any thread."""
         self._stopped.set()
 
     def run_once(self) -> int:
-        """Archive what is closed and isn't archived; return how many segments that was.
+        """Archive the closed segments that are not archived yet; return their number.
 
-        Every segment has its turn; then the first `CorruptFile` is raised, unless they are skipped: one that was cut
-        short, or differs from what was archived of it. Raises `StorageUnavailable`, `StorageMisconfigured` and
-        `WriterFenced` at once. Whatever is raised, call it again later.
+        A segment that was cut short, or differs from its archived copy, is a `CorruptFile`. Unless `skip_corrupt` is
+        set, the first one is raised after all segments were tried. Raises `StorageUnavailable`, `StorageMisconfigured`
+        and `WriterFenced` at once. You may call it again after any error.
         """
         before = self.archived
         first: CorruptFile | None = None
@@ -113,7 +112,7 @@ class SegmentArchiver:
             except _Stopped:
                 break
             except FileNotFoundError:
-                continue  # the broker was faster
+                continue  # the broker deleted it
             except CorruptFile as error:
                 if self.skip_corrupt:
                     self._pass_over(segment, error)
@@ -126,7 +125,7 @@ class SegmentArchiver:
     def _pass_over(self, segment: Segment, error: CorruptFile) -> None:
         loss = Loss("corrupt", segment.start, segment.end, None, f"not archived: {error}")
         self.losses.append(loss)
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: there is nothing left to be archived
+        with contextlib.suppress(FileNotFoundError):  # the broker deleted it
             self._passed_over[segment.start] = (*_stamp(segment.path), self._rewritten_ms(segment) or 0), loss
 
     def _archive(self, segment: Segment) -> bool:
@@ -170,10 +169,10 @@ def _stamp(path: Path) -> Stamp:
 
 
 class ArchivedLog(CommitLogReader):
-    """A log of one archived segment, read in whole pieces. Bodies are checked.
+    """The log of one archived segment, read in whole pieces, with checks of the bodies' CRC.
 
-    A piece that doesn't match its CRC32 is `CorruptFile`; with `skip_corrupt` it reads as bytes that no message has,
-    and `damaged` names it: a message that reaches into one can't be trusted.
+    A piece that does not match its CRC32 is `CorruptFile`. With `skip_corrupt` it reads as bytes that no message has,
+    and `damaged` has its range: do not trust a message that overlaps it.
     """
 
     def __init__(
@@ -185,18 +184,18 @@ class ArchivedLog(CommitLogReader):
         chunk_bytes: int = 1 << 24,
         selection: Selection = ALL_TOPICS,
     ) -> None:
-        """Fetch the table of pieces; raises `CorruptFile` where it contradicts the log, and what the storage raises."""
+        """Fetch the table of pieces. Raises `CorruptFile` if it contradicts the log, and the storage's errors."""
         path = Path(segment.name)
         fixed = (Segment(path, segment.start, segment.size_bytes, segment.end, self._read),)
         super().__init__(path.parent, chunk_bytes, check_crc=True, selection=selection, fixed=fixed)
         self.damaged: list[SkippedRange] = []
         self._archive, self._segment, self._skip_corrupt = archive, segment, skip_corrupt
         self._table = archive.table(segment)
-        # The last piece of the last reading: the next one mostly begins within it.
+        # The last piece of the last read, in which the next read usually begins
         self._held: tuple[int, bytes] = (-1, b"")
 
     def _read(self, size_bytes: int, position: int) -> bytes:
-        """Return bytes of the segment, whose pieces are checked."""
+        """Return bytes of the segment from checked pieces."""
         length = self._table.piece_bytes
         first, last = position // length, (position + size_bytes - 1) // length
         held, data = self._held
@@ -240,10 +239,10 @@ def archived_batches(
     skip_corrupt: bool = False,
     skip_missing: bool = False,
 ) -> Iterator[IndexBatch]:
-    """Yield the entries of one store's segments from a position of its log (None: the first segment's) on.
+    """Yield the entries of one store's segments from a position of its log (None: from the first segment).
 
-    Raises `CorruptFile` at damage and `MissingOffsets` where a segment is missing in between; with `skip_corrupt` and
-    `skip_missing` the next batch says what was `skipped` instead. Messages that reach into a damaged piece are skipped.
+    Raises `CorruptFile` at damage and `MissingOffsets` at a missing segment. With `skip_corrupt` and `skip_missing` the
+    next batch has the `skipped` range instead. Messages that overlap a damaged piece are skipped.
     """
     missing: tuple[SkippedRange, ...] = ()
     for segment in segments:
@@ -265,7 +264,7 @@ def archived_batches(
 
 
 def trusted(columns: Any, log: CommitLogReader) -> Any:
-    """Return the rows whose messages lie wholly in pieces of the archived segment that match their checksums."""
+    """Return the rows whose messages do not overlap a damaged piece of the archived segment."""
     if len(columns) and isinstance(log, ArchivedLog) and log.damaged:
         begin = columns.column("offset").to_numpy()
         end = begin + columns.column("size").to_numpy()

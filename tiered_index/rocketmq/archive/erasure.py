@@ -1,9 +1,8 @@
-"""Erasing RocketMQ's messages out of archived segments, and an index with its archive (`erase_index`).
+"""Erases RocketMQ's messages in archived segments, and entries of an index with its archive (`erase_index`).
 
-An erased message keeps its place, size, topic, queue and times; its body becomes zeros, its properties (keys, tags and
-all others) ends of values, and `ERASED` in its sys flag says so, which RocketMQ doesn't look at. It stays a message
-that every reader reads, whose body agrees with its CRC. By key its own keys and tags decide, not their hashes. Threads:
-any.
+An erased message keeps its place, size, topic, queue and times. Its body becomes zeros and its properties (keys, tags
+and all others) become value ends. `ERASED` in its sys flag, which RocketMQ ignores, marks it. It stays a valid message
+whose body matches its CRC. An erasure by key compares keys and tags themselves, not their hashes. Threads: any.
 """
 
 from __future__ import annotations
@@ -38,14 +37,15 @@ from tiered_index.storage.opening import open_storage
 
 _BODY_CRC_AT = 8
 SYS_FLAG_AT = 36
-"""Where the sys flag is in a message."""
+"""Position of the sys flag in a message."""
 
 
 @dataclass(frozen=True)
 class MessagesToErase:
-    """Finds the messages of a request in archived segments: a `FindMessages`. What was stored in the second of
-    `before_ms` (epoch milliseconds), or later, is none of them. `keyed`: whether the index has fingerprints, which
-    tells what else goes with a key.
+    """A `FindMessages`: finds the messages of a request in archived segments.
+
+    Only messages stored before the second of `before_ms` (epoch milliseconds) are found. `keyed` is True if the index
+    has fingerprints: without them, the tombstones of a key also hide keys with an equal hash.
     """
 
     request: EraseRequest
@@ -53,7 +53,7 @@ class MessagesToErase:
     keyed: bool = True
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
-        """Return what a segment holds. Raises as the storage."""
+        """Return the messages of a segment to erase. Raises the storage's errors."""
         patches: list[Patch] = []
         messages, collisions, problem = 0, 0, None
         try:
@@ -70,7 +70,7 @@ class MessagesToErase:
         return FoundMessages(messages, tuple(patches), problem, collisions)
 
     def _patches(self, batch: IndexBatch, start: int) -> tuple[list[list[Patch]], int]:
-        """Return the patches of each message, and the number of entries with another key that are hidden, too."""
+        """Return the patches of each message, and the number of entries with other keys that are also hidden."""
         columns, places = self._asked(batch)
         collisions = 0
         if self.request.keys:
@@ -82,7 +82,7 @@ class MessagesToErase:
         return list(overwritten(columns, places, batch.begin - start)), collisions
 
     def _collisions(self, keys: Any, sought: npt.NDArray[np.bool_]) -> int:
-        """Return how many of `keys` are not `sought`, and are hidden by the tombstones of those that are."""
+        """Return the number of `keys` that are not `sought` but are hidden by the tombstones of the sought ones."""
         hashes, prints = hash_batch([self.request.topic], np.zeros(len(sought), np.int64), code_units(keys))
         alike = np.zeros(len(sought), np.bool_)
         for stone in self.request.tombstones(0, keyed=self.keyed):
@@ -91,7 +91,7 @@ class MessagesToErase:
         return int((alike & ~sought).sum())
 
     def _asked(self, batch: IndexBatch) -> tuple[MessageColumns, npt.NDArray[Any]]:
-        """Return the messages, and the places of those that the request is about, whatever their keys."""
+        """Return the messages, and the indices of those that match the request, apart from its keys."""
         columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
         topics, index = columns.topics()
         wanted = [place for place, topic in enumerate(topics) if topic == self.request.topic]
@@ -104,8 +104,9 @@ class MessagesToErase:
 
 
 def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> Iterator[list[Patch]]:
-    """Yield the patches that erase each of the messages at `places` (i64, n); `base` is where their data is within
-    the segment.
+    """Yield the patches that erase each message at the indices `places` (i64, n).
+
+    `base` is the position of the messages' data in the segment.
     """
     head = columns.head
     for place in places.tolist():
@@ -139,11 +140,10 @@ def erase_index(
     """Erase entries of a topic that are older than `before_ms`; without `yes` only return the plan.
 
     `before_ms` is in epoch milliseconds (None: now). The entries are those of `keys`, of a queue, or of the whole topic
-    (`keys` None; an empty list is refused). One log record hides them permanently: no lookup shows them from then on,
-    also those that arrive later. The next merges leave their bytes out. With `now` the objects that hold them are
-    rewritten at once, and objects that records removed `grace_s` seconds ago are deleted. A key is known by hash and
-    fingerprint; in an index without fingerprints by its hash. `progress` is called with the present step, the steps
-    done and their number.
+    (`keys` None; an empty list is refused). One log record hides them permanently, also those that arrive later. The
+    next merges leave their bytes out. With `now` the objects that hold them are rewritten at once, and objects that
+    records removed `grace_s` seconds ago are deleted. A key is identified by hash and fingerprint, in an index without
+    fingerprints by its hash. `progress` is called with the present step, the steps done and their number.
 
     Returns the certificate. You may repeat the call, also beside writers, readers and merges. Raises `InvalidArgument`,
     `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.

@@ -1,7 +1,7 @@
-"""The console: static files of a page that asks the service which it came from, and how they are sent.
+"""Serves the console: static files of a page that calls this service.
 
-They hold no data and need no token: the page asks for one. Nothing in them is run or styled inline, so that the policy
-they are sent with allows the service's own files only. Threads: any; files are read once.
+They have no data and need no token: the page asks for one. They have no inline scripts or styles, so that their content
+security policy allows only the service's own files. Threads: any; files are read once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    # asked for again each time, so that an upgraded service is not asked by the page of another one
+    # revalidated each time: after an upgrade the browser must not use an old page
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-resource-policy": "same-origin",
@@ -40,7 +40,7 @@ def _file(path: Path) -> Response:
 
 
 class Console:
-    """The files, by their paths below `/console/`."""
+    """The console's files, by their paths below `/console/`."""
 
     def __init__(self) -> None:
         found = (path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
@@ -48,15 +48,15 @@ class Console:
 
     @property
     def paths(self) -> frozenset[str]:
-        """What needs no token."""
+        """The paths that need no token."""
         return frozenset({"/", _AT.rstrip("/"), _AT, *(_AT + name for name in self._files)})
 
     def routes(self) -> list[Route]:
-        """Return the routes, which are no part of the described service."""
+        """Return the routes, which `openapi.json` does not describe."""
         return [Route(_AT + "{name:path}", self._send), *(Route(at, self._lead) for at in ("/", _AT.rstrip("/")))]
 
     async def _lead(self, request: Request) -> Response:
-        # relative, since something before the service may have put a path before it
+        # relative, because a proxy may add a path prefix
         return RedirectResponse(_AT.lstrip("/"), 307)
 
     async def _send(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-// Asks the service that this page came from. The token lives in this tab's session alone.
+// Sends requests to the service that served this page. The token is kept in this tab's session only.
 const TOKEN = "tiered-index-token";
 const ADVICE = {
   0: "Check that the service runs and that this host reaches it, then try again.",
@@ -17,7 +17,7 @@ export const token = {
   forget: () => sessionStorage.removeItem(TOKEN),
 };
 
-// An error as the service tells it (RFC 9457), or why there is no answer at all.
+// A problem from the service (RFC 9457), or the reason why there is no response.
 export class Problem extends Error {
   constructor(said, retryAfterS = null) {
     super(said.detail);
@@ -27,7 +27,7 @@ export class Problem extends Error {
   }
 }
 
-// JSON whose whole numbers keep all their digits: those that JavaScript's numbers would round are texts.
+// Parses JSON. Integers that a JavaScript number would round become texts.
 export function exact(text) {
   return JSON.parse(text, (_, value, context) =>
     Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value);
@@ -53,7 +53,7 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
   const { status, headers: got } = response;
   let said = { status, title: response.statusText || "Error", detail: `The answer has status ${status}.` };
   if (got.get("content-type")?.startsWith("application/problem+json")) said = exact(await response.text());
-  // an answer that comes late says nothing of a token that was given meanwhile
+  // a late response does not apply to a token that was entered meanwhile
   const isOld = token.get() !== null && token.get() !== sent;
   if (status === 401 && !isOld) document.dispatchEvent(new CustomEvent("token-wanted", { detail: sent }));
   throw new Problem(said, got.get("retry-after"));
@@ -70,7 +70,7 @@ export async function text(path, asked = {}, more = {}) {
   }
 }
 
-// What the last line of an answer that broke off says of it.
+// Returns the error in the last line of a response that broke off, or null.
 function lastSaid(whole) {
   try {
     const { error } = exact(whole.trimEnd().split("\n").at(-1));
@@ -90,7 +90,7 @@ export async function json(path, asked = {}, more = {}) {
   }
 }
 
-// Yields each line of a stream as it comes.
+// Yields each line of a stream when it arrives.
 export async function* lines(path, asked, signal) {
   const response = await ask(path, asked, { accept: "application/x-ndjson", signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,4 +1,4 @@
-// Messages of a topic around a moment, without a key: a page of them by time, and the pages before and behind it.
+// Browses the messages of a topic around a moment, without a key: a page by time, with earlier and later pages.
 import { json } from "./api.js";
 import { NUMBER, Table, column, counted, find, make, tell, time } from "./page.js";
 import { columnsOf, timed } from "./results.js";
@@ -23,7 +23,7 @@ export function start() {
   });
 }
 
-// Is called with the question in the page's address.
+// Shows the messages for the parameters in the page's address.
 export async function show(params) {
   const mine = (turn += 1);
   const fields = find("browse-form").elements;

@@ -1,8 +1,8 @@
-// Pictures on a time axis (UTC), by uPlot: files as bars in lanes, and a line. What they show is in a table, too.
+// Charts on a time axis (UTC), by uPlot: files as bars in lanes, and a line. Tables show the same data.
 /* global uPlot */
 import { counted, isTimed, make, time } from "./page.js";
 
-// heights in pixels: of a lane, its title and the axis; how near to a bar is on it
+// pixels: heights of a lane, its title and the axis; distance at which the pointer is on a bar
 const LANE = 46;
 const TITLE = 18;
 const AXIS = 52;
@@ -11,7 +11,7 @@ const ROWS = 4;
 const DAY_MS = 86_400_000;
 const HINT = "Drag to zoom in, double-click to zoom out.";
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
-// dates where days are apart, else the time of day, and the date where it changes
+// dates if the steps are days, else the time of day, with the date where it changes
 const stamps = (_, splits, axisNumber, space, step) => splits.map((ms, n) => {
   const [day, clock] = time(ms).split(" ");
   if (step >= DAY_MS) return day;
@@ -24,7 +24,7 @@ const axis = (more) => ({
 });
 const TIMES = axis({ size: AXIS, values: stamps, space: 76 });
 
-// Puts files that overlap below each other, in as few rows as it takes, up to `ROWS`.
+// Puts files that overlap in different rows, up to `ROWS`.
 function inRows(files) {
   const ends = Array(ROWS).fill(-Infinity);
   const bars = [...files].sort((a, b) => a.begin_ms - b.begin_ms).map((file) => {
@@ -64,14 +64,14 @@ class Chart {
       return;
     }
     this.plot.setSize(this.size());
-    // who has zoomed in stays there while the picture goes on
+    // new data does not reset the zoom
     this.plot.setData(data, !this.zoomed);
     if (this.zoomed) this.plot.redraw();
   }
 }
 
-// Files as bars from their first to their last second, in a lane for each of [{name, color, files}]. Files whose times
-// are not known are counted beside the name.
+// Files as bars from their first to their last second, in a lane for each of [{name, color, files}]. A lane's name has
+// the number of files without known times.
 export class Lanes extends Chart {
   constructor(box, describe) {
     super(box);
@@ -106,7 +106,7 @@ export class Lanes extends Chart {
     ctx.save();
     ctx.font = `${12 * dot}px system-ui, sans-serif`;
     [ctx.textAlign, ctx.textBaseline] = ["left", "alphabetic"];
-    // the legend: a name that is too long for a narrow picture is condensed
+    // the legend; a long name is condensed in a narrow chart
     this.lanes.forEach(({ name, color: ink }, n) => {
       const [left, top] = [4 * dot, bbox.top + n * LANE * dot];
       ctx.fillStyle = color("--ink");
@@ -140,7 +140,7 @@ export class Lanes extends Chart {
   }
 }
 
-// One value over time, and a dashed line where its alert begins.
+// One value over time, with a dashed line at the threshold of its alert.
 export class Line extends Chart {
   constructor(box) {
     super(box, "");
@@ -164,7 +164,7 @@ export class Line extends Chart {
     });
   }
 
-  // From zero, with the threshold; a value that only grows, as a position does, from its least.
+  // The value axis begins at zero and includes the threshold. For a value like a position it begins at its least value.
   extent(min, max) {
     const most = Math.max(max ?? 0, this.threshold ?? 0) * 1.15;
     if (this.threshold === null && min > max / 2) return [min, max > min ? max : min * 1.1];

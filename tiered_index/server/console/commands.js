@@ -1,8 +1,8 @@
-// What is asked here, as commands for a shell: what a key or topic has in it is quoted.
+// Shows a search as shell commands. Keys and topics are quoted.
 import { token } from "./api.js";
 import { make } from "./page.js";
 
-// Control characters are keys of a terminal, into which a command is pasted: they may end the line or begin another.
+// A terminal would interpret control characters in a pasted command: they could end the line.
 const CONTROL = /[\x00-\x1f\x7f-\x9f\u2028\u2029]/g;
 const digits = (one) => [...new TextEncoder().encode(one)].map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
 
@@ -14,7 +14,7 @@ export function quoted(given) {
 }
 
 const NAMED = "-n \"$NAMESRV\"";
-// what mqadmin compares is milliseconds, and the end is a whole second here
+// mqadmin compares milliseconds; an end here includes its whole second
 const millis = (given) => (/^\d+$/.test(given) ? Number(given) : Date.parse(given));
 
 function curl(path, asked) {
@@ -23,7 +23,7 @@ function curl(path, asked) {
   return `curl -sf ${token.get() ? '-H "Authorization: Bearer $TOKEN" ' : ""}${quoted(url)}`;
 }
 
-// The lookups of a key in some topics.
+// Returns the commands that look up a key in topics.
 export function ofKey(topics, { key, begin_ms: begin, end_ms: end, having: contains }) {
   const times = [...(begin ? ["-b", millis(begin)] : []), ...(end ? ["-e", millis(end) + 999] : [])].join(" ");
   const lines = topics.map((topic) => [curl("v1/messages", { topic, key, begin_ms: begin, end_ms: end, contains }),
@@ -34,12 +34,12 @@ export function ofKey(topics, { key, begin_ms: begin, end_ms: end, having: conta
 export const ofMessage = (id) => ({ curl: curl(`v1/messages/${encodeURIComponent(id)}`, {}),
   mqadmin: `mqadmin queryMsgById ${NAMED} -i ${quoted(id)}` });
 
-// Copies a text, and says so in `said`.
+// Copies a text, and reports it in `said`.
 export async function copy(text, said) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // browsers have no clipboard for pages without HTTPS
+    // pages without HTTPS have no clipboard API
     const field = make("textarea", { readonly: true }, text);
     document.body.append(field);
     field.select();

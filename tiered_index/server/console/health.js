@@ -1,11 +1,11 @@
-// How the service is: whether it is ready, how far its answers reach, and an hour of its figures beside their alerts.
+// Shows the service's readiness, the freshness of its answers, and an hour of figures with their alerts.
 import { json, metrics, text } from "./api.js";
 import { Line } from "./chart.js";
 import { NUMBER, Table, ago, bytes, column, count, find, make, tell, time, usd } from "./page.js";
 
-// as often as the service takes a sample
+// the service's interval of samples
 const EVERY_MS = 15000;
-// later than every entry, so that no file is looked into
+// later than every entry: the service reads no file
 const NEVER_MS = 253402300799000;
 const UNREACHED = "it can’t be reached";
 const short = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
@@ -31,13 +31,13 @@ export function leave() {
   clearTimeout(timer);
 }
 
-// Shows in the page's head whether the service is ready and has no problem; returns why not, and its problems.
+// Shows in the page's head whether the service is ready and has problems; returns the reasons and the problems.
 export async function ready() {
   const state = await json("readyz", {}, { also: [503] }).catch(() => ({ reasons: [UNREACHED] }));
   const { reasons, problems = [] } = state;
   const said = find("ready");
   const now = reasons.length ? `not ready: ${reasons[0]}` : problems.length ? `problem: ${problems[0]}` : "ready";
-  // a status that is written again is read aloud again
+  // a screen reader would read a status again if it were written again
   if (said.textContent !== now) said.textContent = said.title = now;
   said.className = now === "ready" ? "good" : "bad";
   return { reasons, problems };
@@ -57,7 +57,7 @@ export async function show() {
   }
   await part("fresh", async () => {
     const { freshness } = await json("v1/topics", { begin_ms: NEVER_MS, allow_partial: true });
-    const beside = "The service reads beside the writer: answers have all flushed entries.";
+    const beside = "The service reads the writer’s files: answers have all flushed entries.";
     find("fresh").replaceChildren(...(freshness.length ? freshness.map(published) : [make("p", {}, beside)]));
   });
   await part("history-said", async () => history(await json("v1/history")));
@@ -86,7 +86,7 @@ async function part(id, read) {
 
 function published({ source, as_of_ms: ms, not_asked: why }) {
   const until = ms === null ? "nothing is published yet" : `the newest published entry is from ${time(ms)}, ${ago(ms)}`;
-  return make("p", {}, `${source}: ${until}${why ? `; the storage could not be asked: ${why}` : ""}.`);
+  return make("p", {}, `${source}: ${until}${why ? `; the storage could not be read: ${why}` : ""}.`);
 }
 
 function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
@@ -105,7 +105,7 @@ function history({ begin_ms: begin, end_ms: end, times_ms: times, figures }) {
     const rule = alert ? `${alert.is_floor ? "at most" : "above"} ${form(alert.threshold)} for ${duration(alert.for_s)}` : "";
     verdict.textContent = !alert ? "No alert." : `${isBeyond ? "Beyond its alert" : "Alert"}: ${rule}.`;
     verdict.title = alert?.name ?? "";
-    // its element has a size only in the document
+    // an element has a size only in the document
     if (!box.isConnected) find("history").append(box);
     line.show({ times, values, begin, end, form, threshold: alert?.threshold ?? null, isBeyond },
       `${title}: now ${now.textContent}, at most ${most} in the last hour. ${verdict.textContent}`);

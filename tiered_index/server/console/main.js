@@ -1,4 +1,4 @@
-// The page put together: which view is shown, by the address, and the token where the service wants one.
+// The page: shows the view that the address names, and asks for a token if the service needs one.
 import { json, token } from "./api.js";
 import * as browse from "./browse.js";
 import * as health from "./health.js";
@@ -9,23 +9,23 @@ import * as stored from "./stored.js";
 const READY_EVERY_MS = 15000;
 const VIEWS = { search: search.show, browse: browse.show, files: stored.showFiles, health: health.show,
   cost: stored.showCost };
-// they tell of all topics: to a token for some of them the service answers 403
+// views about all topics: the service answers 403 to a token for some topics
 const WHOLE = ["files", "health"];
 let shown = null;
 let isScoped = false;
 let turn = 0;
-// whose rights `isScoped` tells
+// the token that `isScoped` is about
 let known;
 
-// A link may carry a token before its view (`#token=...&search?...`). What follows # is sent to nobody; the address,
-// which people copy, loses it at once.
+// A link may have a token before its view (`#token=...&search?...`). Browsers do not send the part after #. The token
+// is removed from the address at once, because people copy addresses.
 function takeToken() {
   const [, given, view] = /^#token=([^&]*)&?(.*)/s.exec(location.hash) ?? [];
   if (given) token.set(given);
   if (given !== undefined) history.replaceState(null, "", `#${view || "search"}`);
 }
 
-// Asks what the token may see, once for each; returns whether the service takes it.
+// Asks for the token's permissions, once for each token; returns whether the service accepts it.
 async function learn() {
   const given = token.get();
   if (known === given) return true;
@@ -34,7 +34,7 @@ async function learn() {
     known = given;
   } catch (problem) {
     if (problem.status === 401) return false;
-    // its views say the same then
+    // the views report the same problem
     isScoped = false;
   }
   return true;
@@ -56,14 +56,14 @@ async function show() {
   }
   find("sign-out").hidden = !token.get();
   document.title = `${document.querySelector(`#${view}-view h2`).textContent} · tiered_index`;
-  // the reader of a screen goes on where the new view begins
+  // a screen reader continues at the start of the new view
   if (shown && shown !== view) find("main").focus({ preventScroll: true });
   shown = view;
   VIEWS[view](new URLSearchParams(params));
 }
 
 function askForToken({ detail: refused }) {
-  // what was asked beside the first says no more, and would take back why it was refused
+  // a second request without a token must not clear the reason of a refusal
   if (!refused && !find("token-view").hidden) return;
   stored.leave();
   health.leave();
@@ -77,7 +77,7 @@ function askForToken({ detail: refused }) {
 }
 
 document.addEventListener("token-wanted", askForToken);
-// the head must not say "ready" above what says that there is no answer
+// the head must not show "ready" after a request without an answer
 document.addEventListener("no-answer", health.ready);
 find("token-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,4 +1,4 @@
-// The key that was meant: other ways to write it, and the topics of nearly this name, as far as they have entries.
+// Finds similar keys and topics that have entries: other spellings of the key, and topics that differ in case.
 import { json } from "./api.js";
 
 const MOST = 200;
@@ -20,7 +20,7 @@ function topicsLike(topic, known) {
   return topic ? [...new Set([topic, ...known.filter((one) => fold(one) === fold(topic))])] : known;
 }
 
-// Returns [{topic, key}] with entries in the asked time.
+// Returns the [{topic, key}] that have entries in the time range.
 export async function found({ key, topic }, templates, known, times) {
   const lookups = topicsLike(topic, known).flatMap((one) =>
     keysLike(key, templates).map((like) => ({ topic: one, key: like, max_count: 1, ...times })))

@@ -1,13 +1,13 @@
-// One message: what became of it, its fields, and its body as text, JSON, a tree or hexadecimal digits.
+// Shows one message: its state, its fields, and its body as text, JSON, a tree or hexadecimal digits.
 import { json } from "./api.js";
 import { around } from "./browse.js";
 import { ofMessage, shown } from "./commands.js";
 import { bytes, counted, find, make, tell, time } from "./page.js";
 
 const SHOWN = 64 << 10;
-// pages of one second's messages that are searched for the chosen one
+// most pages of one second's messages that are searched for the chosen message
 const PAGES = 20;
-// levels of JSON that are indented: a few KiB of nothing but brackets would become gigabytes
+// most levels of JSON that are indented: a few KiB of brackets would become gigabytes
 const DEEPEST = 32;
 const STATES = {
   local: "read from the store’s own files", archived: "read from an archived segment",
@@ -15,9 +15,9 @@ const STATES = {
   erased: "erased from its archived segment",
   missing: "missing: no message could be read, for this reason:",
 };
-// rows of a tree that one opening shows
+// most rows of one opened node of a tree
 const BRANCHES = 200;
-// those that no text has, but for tabs and ends of lines
+// characters that no text has; tabs and line ends are allowed
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f]/;
 const TIMES = { born_ms: "born", store_ms: "stored" };
 const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint"]);
@@ -26,7 +26,7 @@ let opened = 0;
 let bodies = 0;
 let opener = null;
 
-// Shows the message of an entry, among those of its key and second.
+// Finds the message of an entry among those of its key and second, and shows it.
 export async function showEntry(item, { topic, key }, from) {
   await open(from, async () => {
     const at = item.timestamp_ms;
@@ -35,7 +35,7 @@ export async function showEntry(item, { topic, key }, from) {
     let collisions = 0;
     for (let page = 0; page < PAGES && cursor !== null; page += 1) {
       const answer = await json("v1/messages", { topic, key, ...second, cursor });
-      // of an address they are texts
+      // values from an address are texts
       const said = (one, name) => String(one[name] ?? "");
       const same = ({ item: one }) => one && ["queue_id", "offset", "source"].every((n) => said(one, n) === said(item, n));
       const found = answer.messages.find(same);
@@ -49,7 +49,7 @@ export async function showEntry(item, { topic, key }, from) {
   });
 }
 
-// Shows what has a message id: the one at the place that it names, or with a topic those of a unique key.
+// Shows the message at the place that an id names, or with a topic the messages of a unique key.
 export const showId = (id, topic, from) =>
   open(from, async () => (await json(`v1/messages/${encodeURIComponent(id)}`, { topic, body: "hex" })).messages);
 
@@ -96,7 +96,7 @@ function list(fields, message) {
   return make("dl", {}, ...fields.flatMap(pair));
 }
 
-// The messages of another key of this one: an order leads to its payment.
+// Links to the messages of another key of this message, for example from an order to its payment.
 const keyLink = (key, { topic }) => make("a", { href: `#search?${new URLSearchParams({ topic, key })}` }, key);
 
 function said(name, value, message) {
@@ -121,7 +121,7 @@ function bodyParts(digits, id) {
     JSON.parse(text);
     forms.JSON = () => indented(text);
     forms.Tree = () => "";
-  } catch { /* what is no text, or no JSON, has no such form */ }
+  } catch { /* the body is not text or not JSON */ }
   const box = make("pre", { tabindex: "0", role: "region", "aria-label": "Body" });
   const more = make("p", { class: "buttons" });
   const tree = make("div", { class: "branches" });
@@ -141,7 +141,7 @@ function bodyParts(digits, id) {
     onchange: () => show(form, isSmall),
   }), ` ${form}`));
   show(first, isSmall);
-  // as it is stored; what a file system may not take of an id is left out
+  // the stored bytes; characters of the id that a file name may not have are replaced
   const file = `${id.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${{ JSON: "json", Text: "txt", Hex: "bin" }[first]}`;
   const save = make("button", { type: "button", onclick: () => download(content, file) }, "Download");
   const legend = make("legend", {}, `Body, ${counted(content.length, "byte")}, as`);
@@ -154,7 +154,7 @@ class Digits {
   }
 }
 
-// A branch is made when it is opened: a body can have millions.
+// A branch is made when it is opened, because a body can have millions.
 function treeOf(text) {
   // numbers keep all their digits
   const digits = (_, value, context) =>
@@ -190,7 +190,7 @@ function branch(name, value, isOpen = false) {
 export function download(content, name) {
   const href = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
   make("a", { href, download: name }).click();
-  // the browser has its own hold of it only once it has begun
+  // the URL must exist until the download has begun
   setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
@@ -205,7 +205,7 @@ function hexDump(content) {
   return rows.join("\n");
 }
 
-// Indents JSON as it is written: parsed and written again, long numbers would lose digits and repeated names would go.
+// Indents the text of JSON. To parse it and write it again would lose digits of long numbers and repeated names.
 function indented(text) {
   let depth = 0;
   const line = () => `\n${"  ".repeat(Math.min(depth, DEEPEST))}`;

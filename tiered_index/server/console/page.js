@@ -1,4 +1,4 @@
-// What views are made of: elements, texts for people, problems, and tables that are shown a page at a time.
+// Parts of views: elements, texts for people, problems, and tables with pages.
 const ROWS = 25;
 const NAMED = 20;
 const LAST_MS = 253402300799000;
@@ -7,7 +7,7 @@ const AGES = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
 
 export const find = (id) => document.getElementById(id);
 
-// Makes an element. Texts are text nodes always: what an index holds is never read as HTML.
+// Makes an element. Texts become text nodes: data of an index is never parsed as HTML.
 export function make(tag, more = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(more)) {
@@ -30,11 +30,11 @@ export function time(ms) {
   return Number.isNaN(moment.valueOf()) ? String(ms) : `${moment.toISOString().slice(0, 19).replace("T", " ")}Z`;
 }
 
-// A file whose times nobody knows is said to be of all times, or of none.
+// A file with unknown times is given as one of all times, or of none.
 export const isTimed = ({ begin_ms: begin, end_ms: end }) => begin !== 0 || (end !== 0 && end < LAST_MS);
 const spanned = (file) => (isTimed(file) ? `${time(file.begin_ms)} to ${time(file.end_ms)}` : "times not known");
 
-// The times, each as long as files that overlap or touch: [[begin, end]].
+// Returns the time ranges [[begin, end]] of files; files that overlap or touch share one.
 export function spans(files) {
   const found = [];
   for (const { begin_ms: begin, end_ms: end } of files.filter(isTimed).sort((a, b) => a.begin_ms - b.begin_ms)) {
@@ -45,7 +45,7 @@ export function spans(files) {
   return found;
 }
 
-// A state with its colour.
+// Makes a state's name with a dot of its colour.
 export function state(name, color) {
   const dot = make("span", { class: "dot" });
   dot.style.background = `var(${color})`;
@@ -63,7 +63,7 @@ export function ago(ms) {
   return `${counted(Math.floor(seconds / unit), name)} ago`;
 }
 
-// Names files that were not read, for people.
+// Makes a list of files that were not read.
 export function fileList(files) {
   const said = ({ error, source }) => `${error ? `: ${error}` : ""}${source ? `, of ${source}` : ""}`;
   const shown = files.slice(0, NAMED).map((one) =>
@@ -72,10 +72,10 @@ export function fileList(files) {
   return make("ul", {}, ...shown, left ? make("li", {}, `and ${count(left)} more`) : null);
 }
 
-// Shows what went wrong and what to do, with buttons for it; nothing for null.
+// Shows a problem with advice and buttons; nothing for null.
 export function tell(box, problem, ...buttons) {
   const said = problem?.message ?? "";
-  // what is told again and again would be read aloud each time
+  // a screen reader would read the same problem again each time
   if (said && box.dataset.said === said && box.firstChild?.className === "problem" && !buttons.length) return;
   box.dataset.said = said;
   box.replaceChildren(...(problem ? [make("div", { class: "problem", role: "alert" },
@@ -87,11 +87,11 @@ export function tell(box, problem, ...buttons) {
     buttons.length ? make("p", { class: "buttons" }, ...buttons) : null)] : []));
 }
 
-// A column shows `row[name]` as `shown` makes it, a text or a node, and rows can be sorted by it.
+// Makes a column that shows `shown(row[name])`, a text or a node. Rows are sorted by `row[name]`.
 export const column = (title, name, shown = String, more = {}) =>
   ({ title, of: (row) => shown(row[name]), by: (row) => row[name], ...more });
 export const NUMBER = { number: true };
-// a column that is there only where a row has something else than usual
+// a column that is shown only if a row has another value than the usual one
 const rare = (usual) => (value) => value !== usual;
 export const ERROR = column("Error", "error", (error) => error ?? "", { text: true, rare: rare(null) });
 export const LANE = column("Lane", "lane", String, { rare: rare("main") });
@@ -99,9 +99,9 @@ const moment = (title, name) =>
   ({ title, of: (row) => (isTimed(row) ? time(row[name]) : "not known"), by: (row) => row[name] });
 export const SPAN = [moment("From", "begin_ms"), moment("To", "end_ms")];
 
-// A table of any number of rows, of which a page is in the document. With `more` its end is open: that reads on. Where
-// it is wider than its place, each row is a card: cells below each other, with their titles. Roles say that it is a table
-// then, too.
+// A table of any number of rows; the document has one page of them. If there may be more rows, `more` reads them. If it
+// is too wide, each row becomes a card: cells below each other, with their titles. Roles keep it a table for screen
+// readers.
 export class Table {
   constructor(box, label, columns, { marked = () => false, drawn = () => {} } = {}) {
     Object.assign(this, { columns, marked, drawn, page: 0, sorted: null, descending: false, more: null });
@@ -159,7 +159,7 @@ export class Table {
     this.pages.hidden = this.last === 0 && !this.more;
     this.back.disabled = this.page === 0;
     this.on.disabled = this.page === this.last && !this.more;
-    // a button that can't be used any more must not take the focus with it
+    // a button that becomes disabled passes on the focus
     if (focus === this.on && focus.disabled) this.back.focus();
     if (focus === this.back && focus.disabled) this.on.focus();
     const total = this.rows.length;

@@ -1,17 +1,17 @@
-// What tells the messages of entries apart: tags, ids, keys and the beginning of each body, and files of what is shown.
+// Reads tags, ids, keys and the start of each body for entries, and saves the table as NDJSON or CSV.
 import { json } from "./api.js";
 import { NUMBER, bytes, column, make, time } from "./page.js";
 import { here } from "./times.js";
 
 const HIDDEN = "tiered-index-hidden-columns";
 const MOST = 1000;
-// pages of a time range that are read for its rows, beyond those that they need
+// pages of a time range that are read in addition to those that its rows need
 const MORE_PAGES = 4;
 
 const placeOf = ({ queue_id: queue, offset, source }) => `${queue} ${offset} ${source ?? ""}`;
 
-// Takes the messages of a time range for the entries in `left`; returns whether it read all of them. `failed` takes the
-// files that could not be read.
+// Finds the messages of the entries in `left` in a time range; returns whether it read the whole range. Adds files that
+// could not be read to `failed`.
 async function take(left, asked, pages, failed) {
   let cursor = "";
   for (let page = 0; page < pages && cursor !== null && left.size; page += 1) {
@@ -27,7 +27,7 @@ async function take(left, asked, pages, failed) {
   return cursor === null;
 }
 
-// Reads what tells the messages of entries apart, as `found` of each. Returns the files that could not be read.
+// Reads the messages of entries and sets them as `found` of each row. Returns the files that could not be read.
 export async function fill(rows, key) {
   const failed = [];
   const topics = new Set(rows.map((row) => row.topic));
@@ -40,7 +40,7 @@ export async function fill(rows, key) {
     const size = Math.min(MOST, Math.max(50, 2 * some.length));
     const asked = (begin, end) => ({ topic, key, begin_ms: begin, end_ms: end, max_count: size });
     if (!await take(left, asked(...range), MORE_PAGES + some.length / size, failed)) {
-      // in another order than that of time they may lie far apart
+      // entries that are not sorted by time may have distant times: read each second
       for (const at of new Set([...left.values()].map((row) => row.timestamp_ms))) {
         await take(left, asked(at, at), MORE_PAGES, failed);
       }
@@ -74,7 +74,7 @@ const ABOUT = [
   { title: "Body", of: bodyCell, by: bodyOf, text: true },
 ];
 
-// Columns of messages; `opening` makes the first one, `places` are those that say where a message is.
+// Returns the columns of messages; `opening` makes the first one, `places` are the columns for a message's place.
 export const columnsOf = (opening, places, isHidden = hidden()) => [
   { title: "Message of (UTC)", of: opening, by: (row) => row.timestamp_ms, saved: (row) => time(row.timestamp_ms) },
   ...[...places, ...ABOUT].filter(({ title }) => !isHidden.has(title)),
@@ -96,7 +96,7 @@ export function hide(title, isHidden) {
   localStorage.setItem(HIDDEN, JSON.stringify([...now]));
 }
 
-// A time with the same moment on the clock on the wall here below it.
+// Makes a time with the browser's local time below it.
 export function timed(ms, shown) {
   const local = here(ms);
   return local ? make("span", {}, shown, make("span", { class: "here" }, `${local} here`)) : shown;
@@ -105,7 +105,7 @@ export function timed(ms, shown) {
 export const ndjson = (rows) => rows.map(({ found, asked: _, ...item }) =>
   `${JSON.stringify({ ...item, state: found?.state ?? null, message: messageOf({ found }) ?? null })}\n`).join("");
 
-// Where a spreadsheet would begin a formula: at the beginning of a cell, or behind what it may take for a cell's end.
+// Where a spreadsheet may begin a formula: at the start of a cell, or after a character that may end a cell.
 const FORMULA = /^(?=\s*[=+\-@\t\r\n＝＋－＠])|(?<=[;\t\r\n])(?=[^\S\t\r\n]*[=+\-@＝＋－＠])/g;
 
 function cell(value) {

@@ -1,4 +1,4 @@
-// The search: entries of a key as they come, what the answer lacks, and what was done with each file.
+// The search: shows entries of a key as they arrive, the missing parts of the answer, and the result of each file.
 import { Problem, brokeOff, json, lines } from "./api.js";
 import { Lanes } from "./chart.js";
 import * as commands from "./commands.js";
@@ -17,7 +17,7 @@ const NAMES = ["topic", "key", "begin_ms", "end_ms", "having"];
 const COSTS = ["requests", "bytes", "cost_usd", "elapsed_ms", "matched"];
 const STANDARD = new Set(["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint",
   "source", "found", "asked"]);
-// outcomes of files, as lanes of the picture; what has no color is no file
+// outcomes of files, as lanes of the chart; an outcome without color is not about a file
 const OUTCOMES = [
   ["read", "read", "--read"],
   ["failed", "could not be read", "--failed"],
@@ -34,11 +34,11 @@ const entries = (number) => counted(number, "entry", "entries");
 const costs = ({ requests, bytes: size, cost_usd: cost }) =>
   `${counted(requests, "request")}, ${bytes(size)}, ${cents(cost)}`;
 
-// what is shown: the question, its entries (those before `known` are of pages that ended), and what was done
+// the shown search, its entries (the first `known` are of complete pages), and the reports
 let asked = {};
 let items = [];
 let known, cursor, partial, reports, sums, chosen;
-// what the answers so far lack: files by name, those of single messages, and lost ones
+// missing parts of the answers so far: files by name, files of single messages, lost files
 let missed, unread, lost, isPartial;
 let stopping = null;
 let table, chart, files, suggested;
@@ -57,9 +57,9 @@ export function start() {
   find("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
     const given = Object.fromEntries(NAMES.map((name) => [name, event.target.elements[name].value]));
-    // "Tuesday" is all of it
+    // "Tuesday" means the whole day
     if (isDay(given.begin_ms) && !given.end_ms.trim()) given.end_ms = given.begin_ms;
-    // a filter is of the results that are there
+    // a filter applies to the present results only
     if (given.topic !== asked.topic || given.key !== asked.key) given.having = "";
     given.begin_ms = moment(given.begin_ms);
     given.end_ms = moment(given.end_ms, { isEnd: true });
@@ -94,13 +94,13 @@ export function start() {
   find("message").addEventListener("keydown", ({ key }) => key === "Escape" && leave());
 }
 
-// Which entry it is, as the address names the open message.
+// The place of an entry, which names the open message in the address.
 const placeOf = ({ timestamp_ms: at, queue_id: queue, offset, source }) =>
   [at, queue, offset, ...(source ? [source] : [])].join("-");
 
 const addressOf = (named) => `#search?${new URLSearchParams(named.filter(([, value]) => value))}`;
 
-// The address with the open message, or without one.
+// Sets the address, with the open message or without one.
 function note(place, topic = null) {
   chosen = place;
   if (asked.key) history[place ? "pushState" : "replaceState"](null, "",
@@ -121,7 +121,7 @@ function openAt(place, topic, from) {
   neighbours();
 }
 
-// The address is the question, to be sent to somebody else; the one that is there already is asked again.
+// Sets the address to the search, so that it can be shared; searches again if the address is the same.
 function go(named, ask) {
   const place = addressOf(named);
   const [before] = location.hash.split("&at=");
@@ -139,7 +139,7 @@ function showId() {
   message.showId(find("message-id").value, find("id-topic").value, find("message-id"));
 }
 
-// Is called with the question in the page's address.
+// Shows the results for the parameters in the page's address.
 export function show(params) {
   suggestTopics();
   if (params.has("id")) {
@@ -148,13 +148,13 @@ export function show(params) {
     find("id-topic").value = params.get("topic") ?? "";
     return showId();
   }
-  // without a question the one before stays
+  // without a search in the address the last one stays
   if (!params.has("key")) return find("topic").focus();
   const isNew = NAMES.some((name) => (params.get(name) ?? "") !== (asked[name] ?? "")) || !items.length;
   for (const name of NAMES) find("search-form").elements[name].value = params.get(name) ?? "";
   find("within").value = "";
   if (isNew) search();
-  // back and forth among messages, the entries stay
+  // the entries stay if only the open message changes
   else message.close();
   if (params.has("at")) openAt(params.get("at"), single() || params.get("of"), find("topic"));
   return null;
@@ -162,7 +162,7 @@ export function show(params) {
 
 async function suggestTopics() {
   if (suggested) return;
-  // a few requests at most: a topic can be typed, too
+  // a few requests only: a topic can also be typed
   const bounds = { allow_partial: true, max_requests: 16, timeout_s: 5 };
   suggested = await json("v1/topics", bounds).catch(() => null);
   find("topics").replaceChildren(...(suggested?.topics ?? []).map(({ topic }) => make("option", { value: topic })));
@@ -188,7 +188,7 @@ function search() {
   else readEverywhere();
 }
 
-// The one topic that is asked for; none where there are several, or all.
+// Returns the topic of the search; an empty text for several topics or all.
 const single = () => (/,|\*$/.test(asked.topic ?? "") ? "" : asked.topic);
 
 function isChosen({ topic }) {
@@ -200,7 +200,7 @@ function isChosen({ topic }) {
 const times = () => Object.fromEntries(["begin_ms", "end_ms"].filter((name) => asked[name]).map((name) =>
   [name, /^\d+$/.test(asked[name]) ? Number(asked[name]) : asked[name]]));
 
-// Reads the first answers of the key in every topic that the token sees.
+// Reads the first page of the key in each chosen topic that the token may see.
 async function readEverywhere() {
   const mine = (stopping = new AbortController());
   find("answer").hidden = find("stop").hidden = false;
@@ -239,7 +239,7 @@ async function readEverywhere() {
 
 function drawItems() {
   find("entries").hidden = !items.length;
-  // one that leaves nothing must be there to be changed
+  // a filter that excludes all entries must stay visible, to be changed
   find("filter").hidden = !items.length && !asked.having;
   table.show(items, columnsOf(items));
 }
@@ -247,7 +247,7 @@ function drawItems() {
 const rowsOf = ({ messages }) => messages.map((one) => ({ ...one.item, found: one }));
 const filtered = () => ({ ...times(), key: asked.key, contains: asked.having, max_count: PAGE, body: "excerpt" });
 
-// Replaces the entries of topics that have some by those whose messages have the text.
+// Replaces the entries of each topic by those whose messages have the text.
 async function narrow(whole, topics, signal) {
   for (const [n, answer] of whole.results.entries()) {
     if (!answer.items.length) continue;
@@ -259,7 +259,7 @@ async function narrow(whole, topics, signal) {
   }
 }
 
-// Offers keys and topics under which there is something, where the key that was asked for has nothing.
+// Offers similar keys and topics that have entries, if the key has none.
 async function offer(mine) {
   const [key, topic] = [asked.key, single()];
   const templates = (localStorage.getItem(TEMPLATES) ?? "").split(/\s+/).filter(Boolean);
@@ -272,7 +272,7 @@ async function offer(mine) {
   find("said").append(make("p", {}, "Keys are exact. These have entries:"), make("ul", {}, ...some.map(link)));
 }
 
-// Reads the next answers of the question, or every one.
+// Reads the next page of the search, or all pages.
 async function read(every) {
   stopping?.abort();
   const mine = (stopping = new AbortController());
@@ -331,15 +331,15 @@ function fail(problem, every) {
   };
   const button = (text, allowed) => make("button", { type: "button", onclick: () => again(allowed) }, text);
   const may = !partial && [422, 502].includes(problem.status);
-  // the form's own words and times: the service's are those of its parameters
+  // use the form's names and times in place of the service's parameters
   problem.message = problem.message.replace(/\b(begin|end)_ms\b(?: (-?\d+)\b)?/g, (_, side, ms) =>
     [side === "begin" ? "From" : "To", ...(ms ? [time(ms)] : [])].join(" "));
-  // what is asked wrongly stays wrong
+  // a repeat of an invalid request fails again
   const buttons = problem.status === 400 ? [] : [button("Try again", partial)];
   tell(find("said"), problem, ...buttons, ...(may ? [button("Show what can be read", true)] : []));
 }
 
-// Adds what a request cost and did. Of several requests a file has one report: one that any of them read is read.
+// Adds a request's cost and reports. A file has one report for all requests: it is "read" if any of them read it.
 function explain(more) {
   for (const name of COSTS) sums[name] += more[name] ?? 0;
   for (const report of more.files ?? []) {
@@ -353,7 +353,7 @@ function explain(more) {
     } else reports.set(id, report);
   }
   find("explain").hidden = false;
-  // what a token for some topics is not told: files are of all topics
+  // files are about all topics: the service does not report them to a token for some topics
   const isTold = Boolean(more.files);
   for (const part of find("explain").querySelectorAll("#explain-chart, details")) part.hidden = !isTold;
   if (!isTold) {
@@ -380,7 +380,7 @@ function title({ name, files: some }) {
   return `${name}: ${counted(some.length, "file")}${sum.requests ? `, ${costs(sum)}` : ""}`;
 }
 
-// Keeps what an answer lacks: the next page of it reads other files.
+// Keeps the missing parts of an answer: its next page reads other files.
 function add(end) {
   isPartial = isPartial || end.status === "partial" || end.failed.length > 0;
   for (const one of end.failed) missed.set(`${one.source ?? ""} ${one.file}`, one);
@@ -390,12 +390,12 @@ function add(end) {
 function drawMissing() {
   find("missing").replaceChildren();
   lacks("Missing: files that could not be read", [...missed.values()]);
-  lacks("Lost: the storage no longer has these files, and an operator gave them up", lost);
+  lacks("Lost: the storage no longer has these files, and an operator declared them lost", lost);
   lacks("Not known: messages of these files could not be read", [...unread].filter(([id]) => !missed.has(id))
     .map(([, one]) => one), "Entries of these times may lack tags, ids, keys and bodies:");
 }
 
-// Says what an answer is, and what it lacks.
+// Shows the status of an answer and its missing parts.
 function conclude(end) {
   add(end);
   const { as_of_ms: until, expired_before_ms: expired } = end;
@@ -404,8 +404,8 @@ function conclude(end) {
   const said = (items.length ? entries(items.length) : `No match for key ${asked.key} of ${where}`) + having;
   const how = {
     complete: `: the answer is complete${until === null ? "" : ` as of ${time(until)} (${ago(until)})`}.`,
-    truncated: items.length ? " so far; there are more." : " so far; the search is not at its end.",
-    partial: items.length ? ", and some may be missing." : " in what could be read; the rest may have some.",
+    truncated: items.length ? " so far; there are more." : " so far; the search has not finished.",
+    partial: items.length ? ", and some may be missing." : " in the files that could be read; others may have some.",
   };
   find("status").textContent = said + how[isPartial ? "partial" : end.status];
   find("every").hidden = cursor === null;
@@ -414,7 +414,7 @@ function conclude(end) {
   if (!items.length) {
     const looked = [...reports.values()].filter(({ outcome }) => outcome !== "refreshed").length;
     const timed = asked.begin_ms || asked.end_ms;
-    if (timed) notes.push(`Asked for from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
+    if (timed) notes.push(`Searched from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
     if (looked) notes.push(`The search read or skipped ${counted(looked, "file")}: see below.`);
     else if (!end.explain.files) notes.push("This token does not show which files were read.");
     else if (timed || expired !== null || until !== null) notes.push("No file has entries of this time.");
@@ -426,20 +426,20 @@ function conclude(end) {
     }
   }
   if (expired !== null) notes.push(`Entries before ${time(expired)} have expired.`);
-  for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
+  for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be read: ${why}`);
   const unsearched = asked.having ? items.filter(({ found: one }) => !one?.message).length : 0;
   if (unsearched) notes.push(`${counted(unsearched, "message")} of these can’t be read, and may not have the text.`);
   find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
-  // the service reads so many messages at once, and none of them may have the text
+  // the service reads a number of messages at once; perhaps none of them has the text
   if (!items.length && cursor !== null) find("said").append(make("p", { class: "buttons" },
-    make("button", { type: "button", onclick: () => read(false) }, "Search on")));
+    make("button", { type: "button", onclick: () => read(false) }, "Continue the search")));
   const topics = single() ? [asked.topic] : [...new Set(items.map(({ topic }) => topic))];
   find("commands").replaceChildren(...(topics.length ? [commands.shown(commands.ofKey(topics, asked))] : []));
   drawMissing();
   if (!items.length && !asked.having) offer(stopping);
 }
 
-// Names a missing part of the answer beside the list: its times, and its files.
+// Shows a missing part of the answer next to the list: its times and its files.
 function lacks(title, some, what = "Entries of these times may not be in the list:") {
   if (!some.length) return;
   const times = spans(some).map(([begin, end]) => make("li", {}, `${time(begin)} to ${time(end)}`));
@@ -472,7 +472,7 @@ function columnsOf(rows) {
   return results.columnsOf(opening, places, hidden);
 }
 
-// Reads what tells the messages of rows apart, once for each.
+// Reads the messages of rows, once for each row.
 async function tellApart(rows) {
   const mine = stopping;
   const some = rows.filter((row) => !row.found && !row.asked && row.topic !== undefined);
@@ -515,7 +515,7 @@ function neighbours() {
   find("behind").disabled = at === rows.length - 1 && !table.more;
 }
 
-// Shows the message of the row before or behind, in the order of the table.
+// Shows the message of the previous or next row, in the order of the table.
 async function move(id, step) {
   const at = indexOf(table.ordered()) + step;
   if (at === items.length && table.more) await read(false);

@@ -1,4 +1,4 @@
-// What is stored: files by state on a time axis, kept up to date, and what the month costs by topic.
+// Shows the files by state on a time axis, refreshed regularly, and the monthly cost by topic.
 import { json } from "./api.js";
 import { Lanes } from "./chart.js";
 import { ERROR, LANE, NUMBER, SPAN, Table, bytes, column, count, counted, find, make, state, tell, time,
@@ -59,7 +59,7 @@ export async function showFiles() {
     if (readMs) problem.advice += ` The table is from ${time(readMs)}. This page keeps trying.`;
     tell(find("files-said"), problem);
   }
-  // many files take a while to list, and the service has other things to do
+  // bounds the load on a service with many files
   const wait = Math.max(EVERY_MS, 20 * (performance.now() - began));
   if (!paused && !find("files-view").hidden) timer = setTimeout(showFiles, wait);
 }
@@ -71,7 +71,7 @@ export async function showCost() {
     const { rows, totals, prices_as_of: when, usd_per_gib_month: price } = await json("v1/du", { by: "topic" });
     rows.sort((a, b) => b.usd_a_month - a.usd_a_month || b.bytes - a.bytes);
     for (const row of rows) row.share = totals.bytes ? row.bytes / totals.bytes : 0;
-    // local files have bytes, and cost nothing here
+    // local files have bytes but no cost
     said.textContent = rows.length ? `${counted(totals.entries, "entry", "entries")}, ${bytes(totals.bytes)}; objects `
       + `in the storage cost ${usd(totals.usd_a_month)} a month, at $${price} a GiB (prices of ${when}).`
       : "Nothing is stored yet.";

@@ -1,4 +1,4 @@
-// Times as people say them: days by name, dates and times of the chosen zone. Questions have UTC.
+// Times as people write them: days by name, dates and times of the chosen zone. Requests use UTC.
 const DAYS = ["sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"];
 const ZONE = "tiered-index-zone";
 
@@ -9,7 +9,7 @@ export const setLocal = (on) => (on ? localStorage.setItem(ZONE, "local") : loca
 const milliseconds = (parts, local) => (local ? new Date(...parts).valueOf() : Date.UTC(...parts));
 const iso = (ms) => `${new Date(ms).toISOString().slice(0, 19)}Z`;
 
-// The day that a text names, as [year, month, day]: today, yesterday, the last Tuesday, 2025-11-04. Null: none.
+// Returns the day that a text names, as [year, month, day]: today, yesterday, the last Tuesday, 2025-11-04; or null.
 function dayOf(text, local) {
   const date = /^(\d{4})-(\d\d)-(\d\d)$/.exec(text);
   if (date) return [Number(date[1]), date[2] - 1, Number(date[3])];
@@ -24,7 +24,7 @@ function dayOf(text, local) {
 
 export const isDay = (text) => dayOf(text.trim(), false) !== null;
 
-// Returns a time as the service takes it. A day is its beginning, or as the end its last second.
+// Returns a time in the service's form. A day becomes its first second, or with `isEnd` its last second.
 export function moment(given, { isEnd = false, local = isLocal() } = {}) {
   const text = given.trim();
   const day = dayOf(text, local);
@@ -38,7 +38,7 @@ export function moment(given, { isEnd = false, local = isLocal() } = {}) {
   return iso(milliseconds(parts, local));
 }
 
-// The same moment as the clock on the wall here shows it; nothing where that is UTC.
+// Returns a moment in the browser's time zone; an empty text if that is UTC.
 export function here(ms) {
   const at = new Date(Number(ms));
   if (Number.isNaN(at.valueOf()) || at.getTimezoneOffset() === 0) return "";
