@@ -1,4 +1,4 @@
-"""Clients of Kafka clusters, and their addresses and settings. Messages never have a setting's value: it may be secret."""
+"""Clients of Kafka clusters, and their addresses and settings. Messages never repeat a setting's value."""
 
 from __future__ import annotations
 

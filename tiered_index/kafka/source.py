@@ -348,7 +348,7 @@ class KafkaSource:
             where, lambda: self._consumer.get_watermark_offsets(kafka.TopicPartition(*place), timeout=TIMEOUT_S)
         )
         if found is None:
-            raise StorageUnavailable(f"{where}: the broker did not say within {TIMEOUT_S:g} seconds what it has")
+            raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
         return found[0], found[1]
 
     # the protocol `Source`

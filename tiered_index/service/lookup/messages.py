@@ -208,6 +208,7 @@ class MessageLookup:
 
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
         """Return what became of `items`, in answer order, other keys' messages included, overwritten entries left out.
+
         `ahead` are the entries behind them on their page. An entry that comes later and that one of these hides is
         inserted there if it is before the page's end, which there is unless the page `is_last`; else it comes by
         itself, on its own page.
