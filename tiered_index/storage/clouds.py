@@ -262,8 +262,8 @@ class CloudStorage(BucketStorage):
             module = obstore()
             if module is None:
                 raise StorageMisconfigured(
-                    f"{self.uri} can't be used in this process, which was forked after obstore was loaded: use it in a "
-                    "process that is started anew"
+                    f"{self.uri} can't be used in this process, which was forked after obstore was loaded: start a "
+                    "new process"
                 )
             if not is_further:
                 sending()

@@ -141,7 +141,7 @@ MUTANTS = (
         "local-folder-unsynced",
         "the folder that an object lies in is not durable when the put returns",
         "DurableFiles.make_folder",
-        "# Also where the folder was there: another process may have made it and not yet synced its parent.\nself.disk.sync_folder(folder.parent)",
+        "# Also for an existing folder: another process may have made it without syncing its parent yet.\nself.disk.sync_folder(folder.parent)",
         "",
         ("tests/storage/test_local_crashes.py::test_data_is_synced_before_it_is_named_and_every_new_name_after[put]",),
     ),
