@@ -51,7 +51,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to read objects of the bucket, as botocore does: the URL without the key, the signed region, and the signer."""
+    """The way in which botocore reads objects: the URL without the key, the signed region, and the signer."""
 
     base_url: str
     region: str
