@@ -43,7 +43,7 @@ def query(
     max_count: int | None = Option(
         None,
         "--max",
-        help="Most entries. Default: 64. With --all: entries per page. Default: 1,000, with --messages 256.",
+        help="Limit of entries. Default: 64. With --all: entries per page. Default: 1,000, with --messages 256.",
     ),
     cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
     explain: bool = Option(False, "--explain", help="Print the files, requests, bytes and cost of the lookup."),

@@ -75,14 +75,18 @@ _COLLECTED_AFTER = 50_000
 @command
 def serve(
     session: Session,
-    host: Annotated[str, _listen(help="Address to listen on. Other hosts need --tokens.")] = "127.0.0.1",
-    port: Annotated[int, _listen(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
+    host: Annotated[
+        str, _listen(help="Address to listen on. One that other hosts reach needs --tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, _listen(min=0, max=65535, help="Port to listen on. 0: any free port.")] = 8080,
     tokens: Annotated[
         Path | None,
         _listen(metavar="FILE", help="File of tokens, written by `tiered-index token`.", show_default=False),
     ] = None,
     console: Annotated[bool, _listen(help="Serve the console for browsers at /console/.")] = True,
-    insecure: Annotated[bool, _listen("--insecure", help="Allow other hosts without tokens.")] = False,
+    insecure: Annotated[
+        bool, _listen("--insecure", help="Let other hosts in without --tokens or --rocketmq-keys.")
+    ] = False,
     tls_cert: Annotated[Path | None, _listen(help="Server certificate (PEM).", show_default=False)] = None,
     tls_key: Annotated[Path | None, _listen(help="Key of the certificate (PEM).", show_default=False)] = None,
     tls_clients: Annotated[
@@ -101,8 +105,7 @@ def serve(
     store_name: Annotated[str | None, _writing(help="Name of the store in the index. Default: its path.")] = None,
     max_lag: MaxLag = None,
     rocketmq_port: Annotated[
-        int | None,
-        _tools(min=0, max=65535, help="Port for RocketMQ's protocol; 0 takes a free one.", show_default=False),
+        int | None, _tools(min=0, max=65535, help="Port for RocketMQ's protocol. 0: any free port.", show_default=False)
     ] = None,
     rocketmq_keys: Annotated[
         Path | None,
@@ -126,18 +129,22 @@ def serve(
         Path | None, _Option(metavar="FILE", help="Append a JSON line for each lookup.", show_default=False)
     ] = None,
     log_format: LogAs = "text",
-    threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at a time.")] = 16,
-    waiting: Annotated[int, _guard(min=0, help="Most waiting lookups. More get 503.")] = 256,
-    rate: Annotated[float, _guard(min=0, help="Most requests per second and caller. More get 429. 0: no limit.")] = 0,
-    lookup_timeout: Annotated[float, _guard(min=0.001, help="Most seconds per lookup.")] = 30.0,
-    lookup_requests: Annotated[int, _guard(min=0, help="Most storage requests per lookup.")] = 10_000,
+    threads: Annotated[int, _guard(min=1, max=1024, help="Number of lookups that run at a time.")] = 16,
+    waiting: Annotated[int, _guard(min=0, help="Limit of waiting lookups. Further ones get 503.")] = 256,
+    rate: Annotated[
+        float, _guard(min=0, help="Limit of requests per second and caller. Further ones get 429. 0: no limit.")
+    ] = 0,
+    lookup_timeout: Annotated[float, _guard(min=0.001, help="Limit of seconds per lookup.")] = 30.0,
+    lookup_requests: Annotated[int, _guard(min=0, help="Limit of storage requests per lookup.")] = 10_000,
     lookup_bytes: Annotated[
-        int, _guard(parser=bytes_option, metavar="1GiB", help="Most bytes read per lookup.", show_default="1GiB")
+        int, _guard(parser=bytes_option, metavar="1GiB", help="Limit of bytes read per lookup.", show_default="1GiB")
     ] = _GIB,
-    lookup_cost: Annotated[float, _guard(min=0, help="Most dollars per lookup.")] = 0.05,
+    lookup_cost: Annotated[float, _guard(min=0, help="Limit of dollars per lookup.")] = 0.05,
     message_bytes: Annotated[
         int,
-        _guard(parser=bytes_option, metavar="64MiB", help="Most bytes of messages per answer.", show_default="64MiB"),
+        _guard(
+            parser=bytes_option, metavar="64MiB", help="Limit of bytes of messages per answer.", show_default="64MiB"
+        ),
     ] = 64 << 20,
     answer_bytes: Annotated[
         int,
@@ -149,7 +156,7 @@ def serve(
         ),
     ] = _GIB,
     max_body: Annotated[
-        int, _guard(parser=bytes_option, metavar="16MiB", help="Most bytes per request.", show_default="16MiB")
+        int, _guard(parser=bytes_option, metavar="16MiB", help="Limit of bytes per request body.", show_default="16MiB")
     ] = 16 << 20,
     *,
     archiving: ArchiveOptions,

@@ -44,12 +44,12 @@ def lookup(
     ),
     column: Column = None,
     topic: str | None = Option(None, help="Topic of all keys."),
-    max_count: int = Option(64, "--max", min=1, help="Most entries per key, the newest first."),
+    max_count: int = Option(64, "--max", min=1, help="Limit of entries per key, newest first."),
     nested: bool = Option(False, "--nested", help="Write one row per key, with its entries in an array."),
     allow_partial: bool = Option(False, "--allow-partial", help="Answer from the readable files, and name the others."),
     skip_null: bool = Option(False, "--skip-null", help="Skip rows without topic or key, and count them."),
-    max_requests: int | None = Option(None, min=0, help="Most requests of all tasks."),
-    max_bytes: int | None = Option(None, min=0, help="Most bytes read by all tasks."),
+    max_requests: int | None = Option(None, min=0, help="Limit of requests, all tasks together."),
+    max_bytes: int | None = Option(None, min=0, help="Limit of bytes read, all tasks together."),
     messages: str | None = Option(
         None, metavar="archive|FOLDER", help="Join the messages: `archive`, or the folder of a RocketMQ store."
     ),
