@@ -1,4 +1,4 @@
-"""The checks behind `verify`, of single files, a root, a storage's log and objects; repairs of their findings.
+"""The checks behind `verify`: of files, of a root, and of a storage's log and objects. Also repairs of their findings.
 
-May import lifecycle, reading and what is below them.
+It may import lifecycle and reading, and the packages that these import.
 """

@@ -1,7 +1,7 @@
-"""Checks of a root, whose writer may be at work, and of a storage: its log and every object it names.
+"""Checks of a root, whose writer may be running, and of a storage: its log, and every object that the log names.
 
-Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about
-objects; else one thread.
+Objects that no record names are only notes, because a running upload looks like the rest of a crash. A pool of threads
+checks objects; everything else runs in one thread.
 """
 
 from __future__ import annotations
@@ -55,22 +55,23 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 @dataclass
 class _RecordCheck:
-    """Checks the log's records in order: tables come and go whole except for lost shards, a merge adds as many entries
-    as it removes.
+    """Checks the log's records in order.
+
+    Tables are added and removed as a whole, except for lost shards. A merge adds as many entries as it removes.
     """
 
     report: Report
     seen: set[str] = field(default_factory=set)
 
     def check(self, record: LogRecord, before: LogState) -> None:
-        """Check the next record; `before` is the state that it changes."""
+        """Check the next record. `before` is the state before it."""
         add = partial(self.report.add, log_name(record.number))
         if record.kind == "repair":
             lost_entries = sum(one.count for one in record.lost)
             held = [o for o in map(before.objects.get, record.remove) if o is not None]
             said, put = [[(o.file_id, o.count, o.shard) for o in some] for some in (held, record.add)]
             if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
-                add("repair", f"it puts {put} in the place of {said}, and says that {lost_entries:,} entries are lost")
+                add("repair", f"it replaces {said} by {put}, but says that {lost_entries:,} entries are lost")
             return
         added = {stored.shard.table for stored in record.add if stored.shard is not None}
         for table in sorted(added & self.seen):
@@ -83,18 +84,18 @@ class _RecordCheck:
         for table in sorted(tables):
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
-                add("table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
+                add("table", f"removes only a part of table {table}: {len(left)} of its shards remain, {left[0]} first")
         if record.kind in ("merge", "migrate"):
             lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
             if lost != gained + record.left_out:
-                left_out = f", and {record.left_out:,} had expired" if record.left_out else ""
-                add("merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}{left_out}")
+                left_out = f" and leave out {record.left_out:,} expired ones" if record.left_out else ""
+                add("merge", f"its sources had {lost:,} entries, but the tables that it adds have {gained:,}{left_out}")
             if record.left_out and not before.expired:
-                add("merge", f"it left out {record.left_out:,} entries, and nothing has expired by then")
+                add("merge", f"it leaves out {record.left_out:,} entries, but nothing had expired by then")
 
 
 def _check_tables(state: LogState, report: Report) -> None:
-    """Check that the shards of each table are of one window and slot map, and that their slots don't overlap."""
+    """Check that the shards of each table have one window and slot map, and that their slots don't overlap."""
     for table, shards in state.tables.items():
         report.count("tables")
         ordered = sorted(shards, key=lambda stored: (*_range(stored), -stored.second_max))
@@ -102,15 +103,15 @@ def _check_tables(state: LogState, report: Report) -> None:
         for stored in ordered:
             shard, add = stored.part, partial(report.add, stored.name, "table")
             if (shard.slots, shard.begin_s, shard.window_s) != (first.slots, first.begin_s, first.window_s):
-                add(f"it is of another window or slot map than {ordered[0].name} of table {table}")
+                add(f"its window or slot map differs from that of {ordered[0].name} of table {table}")
             if not 0 <= shard.slot_low < shard.slot_high <= shard.slots.slots:
                 add(f"slots {_range(stored)} are not among the {shard.slots.slots} of its map")
             if not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
-                add(f"its seconds {stored.second_min}..{stored.second_max} are not those of its window")
+                add(f"its seconds {stored.second_min}..{stored.second_max} are outside its window")
         reached = ordered[0]
         for stored in ordered[1:]:
             low, high = _range(reached)
-            # a giant slot's parts have one range, and each a time of its own
+            # parts of a giant slot have the same range, and different times
             parts = _range(stored) == (low, high) and stored.second_max < reached.second_min
             if stored.part.slot_low < high and not parts:
                 report.add(stored.name, "table", f"its slots overlap those of {reached.name} of table {table}")
@@ -122,14 +123,14 @@ def _range(stored: StoredObject) -> tuple[int, int]:
     return shard.slot_low, shard.slot_high
 
 
-# read at once
+# bytes of one read
 _STEP_BYTES = 16 << 20
 
 
 def check_segments(
     storage: Storage, segments: Iterable[ArchivedSegment], report: Report, progress: Progress, *, deep: bool
 ) -> None:
-    """Check size and table of archived segments, with `deep` every byte. Raises `StorageError`."""
+    """Check size and table of archived segments; if `deep`, every byte. Raises `StorageError`."""
     nothing = LogState()
     archive = SegmentArchive(storage, lambda: nothing, lambda: nothing)
     for number, segment in enumerate(segments, 1):
@@ -160,7 +161,7 @@ def _check_segment_bytes(
         for error in table.damage(segment.name, begin, data):
             at = error.offset or 0
             bad.append((at // length, zlib.crc32(data[at - begin :][:length])))
-    # of pieces in a row the number less the place is the same
+    # successive pieces have the same difference of number and place
     for _, row in itertools.groupby(enumerate(bad), lambda one: one[1][0] - one[0]):
         pieces = [piece for _, piece in row]
         (first, found), last = pieces[0], pieces[-1][0]
@@ -175,15 +176,15 @@ def _check_segment_bytes(
         check_queues(queues, segment.start, segment.size_bytes, segment.name)
 
 
-# parts of a file without which no trailer can be read
+# parts of a file that a trailer needs
 _TRAILER = ("file", "tail", "directory")
 _LENGTHS = ("trailer_position", "filter_length", "directory_length", "metadata_length")
-# shards that are asked for a table's topics
+# most shards that are read for a table's topics
 _ASKED = 8
 
 
 CheckObjects = Callable[[LogState], None]
-"""Checks the objects and archived segments of a state of the log, and adds to the report what it finds."""
+"""Checks the objects and archived segments of a state of the log, and adds findings to the report."""
 
 
 def check_storage(
@@ -196,7 +197,10 @@ def check_storage(
     threads: int,
     check_objects: CheckObjects | None = None,
 ) -> LogState | None:
-    """Check a storage against itself and `local`; return a sound log's state. Raises `NotAnIndex`, `StorageError`."""
+    """Check a storage against itself and `local`. Return the state of its log; None: the log is damaged.
+
+    Raises `NotAnIndex` and `StorageError`.
+    """
     state = _check_log(storage, report)
     if state is None:
         return None
@@ -213,8 +217,8 @@ def check_storage(
     _name_topics(storage, state, report)
     if report.missing:
         report.note(
-            "objects were deleted without a log record: does a life-cycle rule of the bucket delete them? Remove "
-            "old entries by `tiered-index expire`"
+            "objects were deleted without a log record. If a life-cycle rule of the bucket deletes them, remove the "
+            "rule, and delete old entries with `tiered-index expire`"
         )
     report.lost += map(Missing.of, state.lost.values())
     _note_strays(storage, state, report, DATA_PREFIX)
@@ -227,7 +231,7 @@ def check_storage(
 
 
 def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
-    """Add to what is missing of window tables the topics of shards that are there."""
+    """Add topics to the missing objects of window tables: those of other shards of the table."""
     gone = {one.object for one in report.missing}
     for place, one in enumerate(report.missing):
         beside = [stored for stored in state.tables.get(one.file, ()) if stored.name not in gone]
@@ -242,7 +246,7 @@ def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
 def check_object(
     storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool
 ) -> None:
-    """Check one object that the log names, and its local copy where there is one. Raises `StorageError`."""
+    """Check one object that the log names, and its local copy if there is one. Raises `StorageError`."""
     name = stored.name
     try:
         size = storage.head(name).size_bytes
@@ -264,7 +268,7 @@ def check_object(
 
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
-    """Replay the whole log, comparing each checkpoint on the way; return the last state, None where it breaks."""
+    """Replay the whole log, and compare each checkpoint with it. Return the last state; None: the log is damaged."""
     checkpoints: dict[int, list[str]] = {}
     for info in storage.list(CHECKPOINT_PREFIX):
         if is_foreign(info.name):
@@ -284,8 +288,8 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
         report.add(
             listed[0].name,
             "log",
-            "the records before it are gone: does a life-cycle rule of the bucket delete them? Remove the rule, "
-            "then `tiered-index copy` the index as of its newest checkpoint",
+            "the records before it are missing. If a life-cycle rule of the bucket deletes them, remove the rule; "
+            "then use `tiered-index copy`, which copies the index as of its newest checkpoint",
         )
         state = _checkpoint_behind(storage, checkpoints, number_of(listed[0].name) - 1)
     try:
@@ -320,20 +324,20 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     state = _refreshed(storage, state)
     for (store, start), at in given_up.items():
         if state.segment_at(store, start) is None and start >= state.expired.segments.get(store, 0):
-            report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: it has no messages")
+            report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: messages are lost")
     for number, names in checkpoints.items():
         for name in names if number > state.number else ():
-            report.add(name, "checkpoint", f"it says record {number}, the log ends at {state.number}")
+            report.add(name, "checkpoint", f"it is of record {number}, but the log ends at {state.number}")
     return state
 
 
 def _given_up(record: LogRecord, before: LogState) -> list[str]:
-    """Return the archived segments that a record removes permanently, since they were lost."""
+    """Return the archived segments that a record removes permanently, because they were lost."""
     return [name for name in record.remove if record.kind == "remove" and name in before.archive]
 
 
 def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], number: int) -> LogState | None:
-    """Return the newest state in a checkpoint of record `number` or a later one; None: none can be read."""
+    """Return the newest state in a checkpoint of record `number` or later; None: none can be read."""
     for at, names in sorted(checkpoints.items(), reverse=True):
         for name in names if at >= number else ():
             with contextlib.suppress(CorruptFile, ObjectNotFound, ObjectArchived):
@@ -361,10 +365,10 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
             report.add(
                 name,
                 "checkpoint",
-                f"it contradicts log records 1 to {state.number}: it is damaged, or of another history of the index",
+                f"it contradicts log records 1 to {state.number}: it is damaged, or from another history of the index",
             )
     except ObjectNotFound:
-        return  # the writer keeps the newest ones only
+        return  # the writer keeps only the newest ones
     except CorruptFile as error:
         report.add_error(name, "checkpoint", error)
     report.count("checkpoints")
@@ -378,7 +382,7 @@ def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> No
 
 
 def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report) -> bool:
-    """Check every byte; return whether the trailer is sound, so that it can be compared with the log."""
+    """Check every byte. Return whether the trailer is sound, so that it can be compared with the log."""
     size, name = stored.size_bytes, stored.name
     copy = local.local if local is not None else None
     mirror = copy.data if copy is not None and copy.size_bytes == size else None
@@ -409,7 +413,7 @@ def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> 
 
 
 def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:
-    """Note what is below `prefix` and isn't named by the log, which is read on after the listing."""
+    """Note the objects below `prefix` that the log does not name. The log is read again after the listing."""
     strays = [i for i in storage.list(prefix) if i.name not in state.objects and i.name not in state.archive]
     after = _refreshed(storage, state)
     for info in strays:
@@ -419,19 +423,19 @@ def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str)
             _note_foreign(info, report)
         else:
             report.note(
-                f"{info.name}: {info.size_bytes:,} bytes that the log does not name: an unfinished upload, a "
-                f"leftover of a crash, or an object that expired or was merged"
+                f"{info.name}: {info.size_bytes:,} bytes that the log does not name: an unfinished upload, the "
+                f"rest of a crash, or an object that expired or was merged"
             )
     for handle in storage.list_uploads(prefix):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")
 
 
 def _note_foreign(info: ObjectInfo, report: Report) -> None:
-    report.note(f"{info.name}: {info.size_bytes:,} bytes that are not of an index: ignored")
+    report.note(f"{info.name}: {info.size_bytes:,} bytes that do not belong to an index: ignored")
 
 
 def check_root(root: Root, report: Report, progress: Progress) -> dict[str, CompactedFile]:
-    """Check every file of `root`; return the handles of its compacted files by id, for comparison with the storage."""
+    """Check every file of `root`. Return its compacted files by id, for comparison with the storage."""
     _check_names(root, report)
     files = FileList(root)
     try:
@@ -441,7 +445,7 @@ def check_root(root: Root, report: Report, progress: Progress) -> dict[str, Comp
     local: dict[str, CompactedFile] = {}
     told = {Path(one.file).stem for one in report.findings}
     for number, handle in enumerate(RootView(root).look(), 1):
-        # the search names a listed file without its journal, and a damaged list names itself
+        # `_check_names` reports a listed file without its journal, and a damaged list is reported above
         if not (isinstance(handle, DamagedFile) and handle.file_id in {*told, LIST}):
             _check_file(root, handle, report)
         if isinstance(handle, CompactedFile):
@@ -455,7 +459,7 @@ def _check_names(root: Root, report: Report) -> None:
         for name in root.disk.names(root.folder(state)):
             path = root.folder(state) / name
             if name.startswith(TEMPORARY_PREFIX):
-                report.note(f"{path}: half-made work, or space reserved by a running writer; the next start drops it")
+                report.note(f"{path}: unfinished work, or reserved by a running writer; the next start deletes it")
             elif file_id_of(name) is None or (name.endswith(JOURNAL_SUFFIX) and state != UNSEALED):
                 report.note(f"{path}: not a file of this index")
             elif (
@@ -464,7 +468,7 @@ def _check_names(root: Root, report: Report) -> None:
                 and not path.with_suffix(JOURNAL_SUFFIX).exists()
                 and path.exists()
             ):
-                # looked at again, because a writer deletes the two one after the other
+                # checked again, because a writer deletes the two files one after the other
                 report.add(str(path), "journal", "its journal is missing")
 
 

@@ -1,4 +1,4 @@
-"""The check of a whole index: its root's files, its storage's log and objects, and each copy against the other."""
+"""The check of a whole index: the files of its root, and the log and objects of its storage."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tiered_index.storage.disk import Disk
 def check_index(
     config: IndexConfig, report: Report, of_files: Progress, of_objects: Progress, *, deep: bool
 ) -> tuple[dict[str, CompactedFile], bool]:
-    """Check root and storage of one index, as far as `config` names them, into `report`; changes nothing.
+    """Check the root and the storage that `config` names, and add findings to `report`. It changes nothing.
 
-    Returns the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
-    one that the root has seen. With `deep` every byte of every object is read. What the storage did not answer is left
-    in `report.unchecked`. Raises `ConfigError` where neither is named, `NotAnIndex`.
+    Return the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
+    log that the root has seen. If `deep`, every byte of every object is read. Parts that the storage could not return
+    are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
     """
     local: dict[str, CompactedFile] = {}
     state, seen, marker, is_behind = None, None, None, False
@@ -56,8 +56,8 @@ def check_index(
 
 
 def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, root_id: str, report: Report) -> bool:
-    """Add a finding where the storage's log is not the one that the root has `seen`, or the root is older than its own
-    records; return whether that is so.
+    """Return whether the storage's log differs from the log that the root has `seen`, or the root is older than its own
+    records. If so, add a finding.
     """
     log = StorageLog(storage, SystemClock())
     log.advance(state)
@@ -72,7 +72,7 @@ def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root,
 
 
 def _excuse_missing(root: Root, state: LogState, report: Report) -> None:
-    """Take back findings of files that the root lists and does not have, where the log has them or gave them up."""
+    """Remove findings about files that the root lists but does not have, if the log names them or gave them up."""
     known = state.files.keys() | {one.file_id for one in state.lost.values()}
     try:
         excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}

@@ -1,11 +1,11 @@
-"""Repairs of `verify`'s findings: each damaged or missing object is restored from a good copy, else given up by name.
+"""Repairs of `verify`'s findings: each damaged or missing object is restored from a good copy, or given up by name.
 
-A good copy is the root's file, another upload of the same object, or that of a copied index; an object's own parts that
-still verify are a copy of that part. The rest is lost, and the log says so permanently. What is sent is read back,
-every byte, before one log record puts it in the place of the bad object. Nothing else of the index changes; if the
-object was merged or removed meanwhile, nothing does. So a crash leaves the old state or the new one, and repeating a
-repair is harmless, beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are fetched again.
-One thread.
+A good copy is the root's file, another upload of the same object, or the object of a copied index. If there is none,
+the parts of the object that still verify are salvaged. The rest is lost, and the log says so permanently.
+
+Every byte of a new object is read back. Then one log record replaces the bad object by the new one, unless it was
+merged or removed meanwhile. So a crash leaves the old or the new state, and it is safe to repeat a repair while
+writers, readers and jobs run. In a root, whose lock is taken, damaged copies are fetched again. One thread.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Repair:
     """One repair of `object`: an object, a local file or a checkpoint.
 
     - ``restore`` sends a good copy, ``salvage`` the parts of the object that verify. ``give up`` removes the object.
-    - ``fetch`` replaces a local file by its object. ``recompact`` leaves it to the next start, which compacts it again.
+    - ``fetch`` replaces a local file by its object. ``recompact`` deletes it: the next start compacts the file again.
     - ``drop`` deletes a checkpoint.
 
-    `source` names the bytes that were taken, and `replaced_by` the new object. `missing` describes the entries that
-    answers miss permanently.
+    `source` names the good bytes, and `replaced_by` the new object. `missing` describes the entries that answers lack
+    permanently.
     """
 
     object: str
@@ -58,8 +58,10 @@ class Repair:
 
 @dataclass(frozen=True)
 class Repairs:
-    """Repairs one index. `local` has the root's compacted files, and `standby` a copy of the index. `progress` gets the
-    number of repairs done, and the name of the object at work.
+    """Repairs one index.
+
+    `local` has the root's compacted files, and `standby` is the storage of a copy of the index. `progress` gets the
+    number of finished repairs, and the name of the present object.
     """
 
     storage: Storage
@@ -70,9 +72,9 @@ class Repairs:
     progress: Progress = lambda number, what: None
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
-        """Repair the findings of a deep `report` and return the repairs. Without `yes` they are a plan, not done.
+        """Repair the findings of a deep `report` and return the repairs. Without `yes` only plan them.
 
-        Repairs done before an error stay. Raises `LockHeld` if a writer has the root, `StorageUnavailable`, and
+        Repairs before an error are permanent. Raises `LockHeld` if a writer has the root, `StorageUnavailable`, and
         `CorruptFile` if a new object does not verify.
         """
         state = self.log.refresh()
@@ -96,7 +98,7 @@ class Repairs:
         return done + self._repair_root(found, {stored.name for stored in bad}, yes=yes)
 
     def _is_bad(self, stored: StoredObject) -> bool:
-        """Return whether an object is damaged: damage on the way is none of it, and neither is a newer version."""
+        """Read an object again and return whether it is damaged. An object of a newer version is not."""
         again = Report()
         check_object(self.storage, stored, None, again, deep=True)
         if not again.findings:
@@ -121,7 +123,7 @@ class Repairs:
         return None
 
     def _copies(self, stored: StoredObject) -> Iterator[tuple[str, int, Callable[[int, int], bytes]]]:
-        """Yield what may be a copy: its name, its size, and how it is read."""
+        """Yield possible copies: the name, the size, and a function that reads the copy."""
         if stored.shard is None and (file := (self.local or {}).get(stored.file_id)) is not None and file.local:
             data = file.local.data
             yield file.local.file, len(data), lambda position, length: data[position : position + length]
@@ -139,9 +141,10 @@ class Repairs:
         wanted: StoredObject | None = None,
         lost: LostObject | None = None,
     ) -> str | None:
-        """Send an object, verify it, and record it in the place of `old`, with what is `lost` of that; None: that was
-        merged or removed meanwhile. It must be like `wanted`, by default like `old`. What was sent before an error is
-        taken back.
+        """Send an object, verify it, and append the record that replaces `old` by it. Return its name.
+
+        Return None if `old` was merged or removed meanwhile. The object must be like `wanted`, by default like `old`.
+        `lost` describes the entries that it lacks. After an error the object is deleted again.
         """
 
         def fill(upload: Upload) -> None:
@@ -158,7 +161,7 @@ class Repairs:
             check_object(self.storage, new, None, again, deep=True)
             problem = again.findings[0].problem if again.findings else unlike(wanted or old, new, "sequence")
             if problem is not None:
-                raise CorruptFile(name, f"was sent to repair {old.name}, and does not verify: {problem}")
+                raise CorruptFile(name, f"sent to repair {old.name}, but it does not verify: {problem}")
         except BaseException:
             publication.resolve(self.log.state)  # no record can name it yet
             raise
@@ -183,10 +186,10 @@ class Repairs:
     # the root
 
     def _repair_root(self, found: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
-        """Fetch damaged copies of whole objects again; let go of damaged compacted files with an unsealed form."""
+        """Fetch damaged copies of whole objects, and delete damaged compacted files that have an unsealed form."""
         if self.root is None:
             return []
-        # the repairs above read the log to its end: a request that failed now would hide that they are done
+        # without a request: if one failed now, the finished repairs would not be reported
         state = self.log.state
         done: list[Repair] = []
         handles = RootView(self.root).look()
@@ -220,7 +223,7 @@ class Repairs:
 
 
 def _is_copy(stored: StoredObject, name: str, size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Return whether what is read is whole and holds what the record of `stored` says."""
+    """Return whether a copy is whole and matches the record of `stored`."""
     check = verify_compacted if stored.shard is None else verify_shard
     try:
         if check(WindowedRead(read, size, lambda start, window: None), size, name):

@@ -1,4 +1,4 @@
-"""The report of checks: findings (something is wrong), notes (something is odd, nothing is lost), unchecked parts."""
+"""The report of checks: findings (something is wrong), notes (unusual, but nothing is lost), and unchecked parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.log.records import LostObject, StoredObject
 
 Progress = Callable[[int, str], None]
-"""Gets the number of things checked, and the name of such things."""
+"""Called with the number of checked things, and a word for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One finding: the file or object, the part of it, what is wrong, and where."""
+    """One finding: the file or object, its part, the problem, and the byte position if it is known."""
 
     file: str
     part: str
@@ -29,8 +29,9 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The entries of one object that answers miss, by number and time (inclusive epoch ms), and topics as far as known.
-    The same file is at `copy`, if that is not None.
+    """The entries of one object that answers lack: their number, times (inclusive epoch ms) and known topics.
+
+    `copy` is the path of a local copy, if there is one.
     """
 
     object: str
@@ -43,7 +44,7 @@ class Missing:
 
     @classmethod
     def of(cls, one: StoredObject | LostObject, copy: CompactedFile | None = None) -> Missing:
-        """Return what is missing where `one` is."""
+        """Describe the entries that are missing with an object. `copy` is its local copy."""
         told = (one if isinstance(one, LostObject) else LostObject.of(one)).told()
         missing = cls(one.name, told.file, told.begin_ms, told.end_ms, told.entries)
         if copy is None or copy.local is None:
@@ -54,8 +55,9 @@ class Missing:
 
 @dataclass
 class Report:
-    """Gathered results. `add`, `note`, `count` may be called from any thread. `missing` are objects that the storage
-    should have, `lost` those that were given up.
+    """The results of checks. Any thread may call its methods.
+
+    `missing` are objects that the storage should have. `lost` are objects that were given up.
     """
 
     findings: list[Defect] = field(default_factory=list)
@@ -72,17 +74,17 @@ class Report:
             self.findings.append(Defect(file, part, problem, offset))
 
     def add_all(self, file: str, findings: list[Finding]) -> None:
-        """Add what a file's own check found."""
+        """Add the findings of a file's check."""
         for finding in findings:
             self.add(file, finding.part, finding.problem, finding.offset)
 
     def add_error(self, file: str, part: str, error: TieredIndexError) -> None:
-        """Add an error that was met while reading."""
+        """Add an error as a finding."""
         offset = error.offset if isinstance(error, CorruptFile) else None
         self.add(file, part, error.problem if isinstance(error, CorruptFile) else str(error), offset)
 
     def add_report(self, other: Report) -> None:
-        """Add what another report gathered, from wherever it comes."""
+        """Add the results of another report."""
         with self._lock:
             self.findings += other.findings
             self.notes += other.notes
@@ -103,17 +105,17 @@ class Report:
             self.notes.append(text)
 
     def count(self, what: str, number: int = 1) -> None:
-        """Count something that was checked."""
+        """Count checked things."""
         with self._lock:
             self.checked[what] += number
 
     @property
     def status(self) -> str:
-        """``ok``, ``findings``, or ``incomplete``: nothing wrong so far, but not all could be read."""
+        """``ok``, ``findings``, or ``incomplete``: no findings, but some parts could not be read."""
         return "findings" if self.findings else "incomplete" if self.unchecked else "ok"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report JSON-ready."""
+        """Return the report as a JSON-ready dict."""
         return {
             "status": self.status,
             "checked": dict(self.checked),

@@ -1,7 +1,7 @@
 """Makes a new object of the intact parts of a damaged one: the runs that match their CRC32.
 
-Where nothing but the filter, the header or the slot table is damaged, that is every entry. Memory: of a file some 70
-bytes an entry, of a shard 8 bytes an entry and a window of 8 MiB. One thread.
+If only the filter, the header or the slot table is damaged, the new object has every entry. Memory: for a file about 70
+bytes per entry; for a shard 8 bytes per entry and a window of 8 MiB. One thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Salvage:
-    """The intact part of `old`: entries of `runs`, as the record would name them in `kept`; `lost`: the rest."""
+    """The intact part of `old`: the entries of `runs`. `kept` describes it for a log record, and `lost` the rest."""
 
     storage: Storage
     old: StoredObject
@@ -45,20 +45,20 @@ class Salvage:
 
     @property
     def missing(self) -> Missing | None:
-        """What answers miss permanently."""
+        """The entries that answers lack permanently."""
         if self.lost is None:
             return None
         topics = tuple(sorted(name for _, name in self.trailer.metadata.topics))
         return replace(Missing.of(self.lost), topics=topics or None)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """Yield the new object's bytes. Raises `CorruptFile` where a run doesn't verify any more."""
+        """Yield the new object's bytes. Raises `CorruptFile` if a run no longer verifies."""
         return self._file() if self.old.shard is None else self._shard()
 
     def _items(self) -> Iterator[Array]:
         for run, data in _sound(self.storage, self.old.name, self.runs):
             if data is None:
-                raise CorruptFile(self.old.name, "a run that verified a moment ago does not", offset=run.offset)
+                raise CorruptFile(self.old.name, "a run that verified before no longer does", offset=run.offset)
             yield self.trailer.metadata.items_of(data, run.count, self.old.name)
 
     def _file(self) -> Iterator[bytes | memoryview]:
@@ -71,7 +71,7 @@ class Salvage:
             at += len(items)
         kept, old = self.kept, self.old
         sealed = SealedFile.of(metadata, count=kept.count, sequence=old.sequence, created_ms=old.published_ms)
-        # slots keep the newest entry first where that is their order: it is the last one put
+        # reversed, because slots in order "newest first" begin with the entry that was put last
         yield from sealed.compacted(entries[::-1].copy())
 
     def _shard(self) -> Iterator[bytes | memoryview]:
@@ -91,7 +91,10 @@ class Salvage:
 
 
 def salvage(storage: Storage, stored: StoredObject) -> Salvage | None:
-    """Return what still verifies of an object; None: nothing, or it is not what the record says. Raises as storage."""
+    """Return the part of an object that still verifies. Raises the errors of the storage.
+
+    Return None if there is no such part, or if the object contradicts its record.
+    """
     try:
         trailer = trailer_of(partial(storage.get_range, stored.name), stored.name, stored.size_bytes)
         metadata = trailer.metadata
@@ -117,21 +120,21 @@ def salvage(storage: Storage, stored: StoredObject) -> Salvage | None:
 
 
 def trailer_of(read: Read, name: str, size: int) -> Trailer:
-    """Return the verified trailer of a file that only its `size` describes. Raises `CorruptFile`, and as `read`."""
+    """Return the verified trailer of a file of `size` bytes. Raises `CorruptFile`, and the errors of `read`."""
     begin = max(0, size - TAIL_SIZE)
     position = Tail.decode(read(begin, size - begin), name, size).directory_position
     return parse_trailer(read(position, size - position), name, size)
 
 
 def _sound(storage: Storage, name: str, runs: Sequence[Run]) -> Iterator[tuple[Run, memoryview | None]]:
-    """Yield each run with its bytes; None: they don't match their CRC32."""
+    """Yield each run with its bytes, or with None if they don't match their CRC32."""
     for span in spans_of(runs, 0, _WINDOW_BYTES):
         for run, data in span.pieces(storage.get_range(name, span.start, span.length)):
             yield run, data if len(data) == run.length and crc32(data) == run.crc32 else None
 
 
 def _lost(stored: StoredObject, trailer: Trailer, bad: Sequence[Run]) -> LostObject:
-    """Return what a record says of the lost runs: of a shard only their slots, of blocks only their seconds."""
+    """Describe the lost runs for a log record: for a shard with their slots, for blocks with their seconds."""
     lost = replace(
         LostObject.of(stored),
         count=sum(run.count for run in bad),

@@ -1,11 +1,12 @@
-"""Caches of stored files within bounds of bytes: verified blocks, directories and filters.
+"""Caches of stored files, each with a bound in bytes: verified blocks, directories and filters.
 
-Keys begin with the index's id, so that several indexes share the bounds. Filters lie in the disk cache, read by
-verified pieces of 4 KiB, or without one whole in memory. A **miss** is a lookup that read a file for a key that it
-doesn't hold, its filter in no cache; at `after_probes` misses one thread fetches the filter. One for which the caches
-would have to evict is fetched only once misses have read as many bytes as it has: needless bytes at most double.
-Objects never change under a name, so a verified block is used although its object was deleted since. Threads: any
-number.
+Keys begin with the index's id, so that several indexes share the bounds. Filters are in the disk cache, and are read by
+verified pieces of 4 KiB. Without a disk cache they are whole in memory.
+
+A **miss** is a search of a file that found nothing while its filter was in no cache. After `after_probes` misses one
+thread fetches the filter. If the filter would evict others, it is fetched only after misses have read as many bytes as
+it has, so that bytes read in vain at most double. Objects never change under a name, so a cached block is valid even
+after its object was deleted. Threads: any number.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder
 from tiered_index.service.log.records import StoredObject
 
 _BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
-# in place of a piece's number
+# in place of a piece's number: the whole filter
 _WHOLE = -1
-# what a miss reads, about
+# estimated bytes that a miss reads
 _MISS_BYTES = GROUP_BYTES
 K = TypeVar("K")
 V = TypeVar("V")
@@ -55,7 +56,7 @@ class CacheUse:
 
 
 class ByteCache(Generic[K, V]):
-    """Holds values up to `max_bytes` (0: none), none of more than half of it, which would evict most others."""
+    """An LRU cache of up to `max_bytes` (0: nothing). A value of more than half of that is not kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -65,7 +66,7 @@ class ByteCache(Generic[K, V]):
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K, *, counts_miss: bool = True) -> V | None:
-        """Return the value, or None. Without `counts_miss` the caller asks again where there is none."""
+        """Return the value; None: not cached. If `counts_miss` is false, a miss is not counted."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -80,11 +81,11 @@ class ByteCache(Generic[K, V]):
         return size_bytes * 2 <= self._max_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Return whether as much is free."""
+        """Return whether `size_bytes` are free."""
         return self._size_bytes + size_bytes <= self._max_bytes
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
-        """Keep `value`, which takes `size_bytes`, and evict for it; return whether it is kept."""
+        """Cache `value`, which takes `size_bytes`, and evict others for it. Return whether it is kept."""
         if not self.takes(size_bytes):
             return False
         with self._lock:
@@ -122,7 +123,7 @@ class Caches:
         self.segments: ByteCache[tuple[str, str], SegmentTable] = ByteCache(directory_cache_bytes // 4)
 
     def use(self) -> dict[str, CacheUse]:
-        """Return how they were used: ``blocks``, ``directories``, ``filters``."""
+        """Return the use of the caches ``blocks``, ``directories`` and ``filters``."""
         return {"blocks": self.blocks.use(), "directories": self.directories.use(), "filters": self.filters.use()}
 
     def clear(self) -> None:
@@ -144,13 +145,14 @@ class Filters:
     _missed_bytes: int = 0
     _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
     false_positives: int = 0
-    """Searches that found nothing though the filter let them."""
+    """Number of searches that found nothing although a cached filter allowed them."""
     kept: int = 0
-    """How many filters have come into memory."""
+    """Number of filters that were put into memory."""
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
-        """Return whether the file certainly doesn't hold a key; False where its filter is in no cache. `filter_hash`
-        says what the numbers are.
+        """Return whether the file certainly lacks a key. False if its filter is in no cache.
+
+        `key_hash` and `fingerprint`: see `filter_hash`.
         """
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks:
@@ -163,7 +165,7 @@ class Filters:
         return block is not None and not block_may_hold(block, hash64)
 
     def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Return which of `hashes` (n) the file certainly doesn't hold; none where its filter is in no cache."""
+        """Return which of `hashes` (n) the file certainly lacks; none if its filter is in no cache."""
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         nothing = np.zeros(len(hashes), bool)
         if not blocks or not len(hashes):
@@ -183,7 +185,7 @@ class Filters:
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
     def record_miss(self, stored: StoredObject, hash64: int) -> None:
-        """Count a miss of the key of `hash64`: a false positive where the filter is in a cache."""
+        """Count a miss of the key of `hash64`, or a false positive if the filter is in a cache."""
         if not self.fits(stored):
             return
         whole = self.memory.get((self.index_id, stored.name, _WHOLE))
@@ -196,11 +198,11 @@ class Filters:
             self._missed_bytes += _MISS_BYTES
 
     def is_due(self, stored: StoredObject) -> bool:
-        """Return whether the file had as many misses as make it worth while to fetch its filter."""
+        """Return whether the file had enough misses to fetch its filter."""
         return self._misses.get(stored.name, 0) >= self.after_probes
 
     def begin_fetch(self, stored: StoredObject) -> bool:
-        """Return whether the caller, and nobody else, is to fetch the file's filter now and then call `end_fetch`."""
+        """Return whether the caller, as the only one, should fetch the file's filter now and then call `end_fetch`."""
         name, length = stored.name, stored.filter_length
         with self._lock:
             if name in self._fetching or not self.is_due(stored):
@@ -213,7 +215,7 @@ class Filters:
             return True
 
     def end_fetch(self, stored: StoredObject) -> None:
-        """Count the file's misses from 0 again: its filter was fetched, or could not be."""
+        """Reset the file's misses after the fetch of its filter, also if it failed."""
         with self._lock:
             self._misses.pop(stored.name, None)
             self._fetching.pop(stored.name, None)
@@ -223,29 +225,29 @@ class Filters:
         return stored.filter_length > 0 and self._cache_of(stored.filter_length).takes(stored.filter_length)
 
     def keep(self, stored: StoredObject, data: bytes) -> bool:
-        """Take in a file's verified filter; return whether a cache keeps it."""
+        """Cache a file's verified filter, on disk or in memory. Return whether it is kept."""
         kept = self.folder is not None and self.folder.write(stored.name, "filter", data)
         return kept or self.adopt(stored, data)
 
     def adopt(self, stored: StoredObject, data: bytes) -> bool:
-        """Take in a file's verified filter in memory alone, as of a summary; return whether it is kept."""
+        """Cache a file's verified filter only in memory. Return whether it is kept."""
         kept = self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
-        # after the filter: who sees the number finds it
+        # after the filter, so that a thread that sees the number finds the filter
         self.kept += 1
         return kept
 
     def whole(self, stored: StoredObject) -> bytes | None:
-        """Return a file's filter where it is in memory."""
+        """Return a file's filter; None: not in memory."""
         return self.memory.get((self.index_id, stored.name, _WHOLE), counts_miss=False)
 
     def has(self, stored: StoredObject) -> bool:
-        """Return whether the whole filter is in a cache; what is in the disk cache is verified."""
+        """Return whether the whole filter is in a cache. In the disk cache it is verified."""
         if self.memory.get((self.index_id, stored.name, _WHOLE)) is not None:
             return True
         return self.folder is not None and self.folder.read(stored.name, "filter", stored.filter_length) is not None
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget the misses of objects that are not among `named`."""
+        """Forget the misses of objects that are not in `named`."""
         with self._lock:
             self._misses = {name: count for name, count in self._misses.items() if name in named}
 

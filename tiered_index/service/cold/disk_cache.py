@@ -1,22 +1,22 @@
-"""The disk cache of directories and filters, verified whenever something is read: one folder for any number of indexes.
+"""The disk cache of directories and filters, verified at each read: one folder for any number of indexes.
 
 ```
 folder/<index id>/<object name, "/" written as ",">.trailer|.filter
 entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
 ```
 
-Objects never change under one name, so an entry is never stale. Each CRC32 starts from one over index, object, kind and
-piece number: an entry that was copied, cut or swapped fails like one with a flipped bit. What fails is deleted and
-fetched again; where it can't be deleted it is logged once and passed over until it is replaced. An entry is a copy, so
-no trouble of this folder is a lookup's error.
+Objects never change under one name, so an entry is never stale. Each CRC32 starts from the CRC32 of index, object, kind
+and piece number, so that an entry that was copied, cut or swapped does not match either. A damaged entry is deleted and
+fetched again. If it can't be deleted, it is logged once and ignored until it is replaced. An entry is a copy, so an
+error in this folder never fails a lookup.
 
-A CRC32 is no signature: a process that can write an entry could make an answer short. So only a regular file that
-`DiskCache.trusts` is read; anything else in its place counts as damaged.
+A CRC32 is not a signature: a process that can write an entry could hide answers. So only a regular file that
+`DiskCache.trusts` is read. Anything else counts as damaged.
 
-Entries of objects that the log no longer names are deleted: with what was erased its filters and directories go, too.
-The folder has a bound in bytes; what was used longest ago goes first. A time of use is the file's own, known to every
-process that shares the folder. Each process counts what it adds, and counts all again after a small part of the bound.
-Threads and processes: any number; entries appear whole, by a rename.
+Entries of objects that the log no longer names are deleted, so erased entries disappear from filters and directories,
+too. The folder has a bound in bytes; the entries that were used longest ago are deleted first. The time of use is that
+of the file, which all processes share. Each process counts the bytes that it adds, and counts the whole folder again
+after a small part of the bound. Threads and processes: any number; a rename makes an entry visible as a whole.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from typing import Literal, get_args
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
-# how often an entry's time of use is updated
+# shortest time between updates of an entry's time of use
 _TOUCH_S = 60.0
-# a temporary file this old is left by a crash
+# a temporary file of this age was left by a crash
 _LEFTOVER_S = 3600.0
-# entries begin so; other files are somebody else's
+# begin of an entry's name; other files are ignored
 _ENTRY = DATA_PREFIX.replace("/", ",")
-# a full cache is emptied down to this part of its bound, so that not every new entry looks at all of them
+# a full cache is emptied to this part of its bound, so that not every new entry needs a scan
 _SLACK = 0.9
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# one part in so many of the bound may be added before all is counted again
+# 1 / 32 of the bound may be added before the folder is counted again
 _COUNTED_AFTER = 32
 
 
 class DiskCache:
-    """A folder of `max_bytes`. `read_only`: another process keeps it below its root, nothing is changed."""
+    """A folder with a bound of `max_bytes`. `read_only`: it belongs to another process's root, and is not changed."""
 
     def __init__(self, folder: Path, max_bytes: int, *, read_only: bool = False) -> None:
         self.folder = folder
@@ -64,11 +64,11 @@ class DiskCache:
         self._trusted = {os.geteuid(), 0}
         if read_only:
             with contextlib.suppress(OSError):
-                # who reads a root believes its owner anyhow
+                # a reader of a root trusts the root's owner
                 self._trusted.add(folder.parent.stat().st_uid)
 
     def trusts(self, status: os.stat_result) -> bool:
-        """Return whether no other user owns or may write a file or folder (root, and a read root's owner, may)."""
+        """Return whether only trusted users can write a file or folder: this user, root, a read root's owner."""
         return (
             not stat.S_ISLNK(status.st_mode) and status.st_uid in self._trusted and not status.st_mode & _OTHERS_WRITE
         )
@@ -78,20 +78,20 @@ class DiskCache:
         return not self.read_only and size_bytes * 2 <= self.max_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Return whether as much is free beside the part of the bound that is left to directories."""
+        """Return whether `size_bytes` are free without eviction, and without the part reserved for directories."""
         with self._lock:
             if not self._counted:
                 self._count()
             return self._size_bytes + size_bytes <= self.max_bytes * _SLACK
 
     def touch(self, path: Path, status: os.stat_result) -> None:
-        """Record a use of an entry, unless its time of use says so already."""
+        """Update an entry's time of use, unless it is recent."""
         if not self.read_only and abs(time.time() - status.st_mtime) >= _TOUCH_S:
             with contextlib.suppress(OSError):
                 os.utime(path)
 
     def added(self, size_bytes: int) -> None:
-        """Count what an entry has added, and delete the entries that must go for it."""
+        """Count the bytes of a new entry, and delete old entries if the bound is exceeded."""
         with self._lock:
             self._size_bytes += size_bytes
             self._uncounted_bytes += abs(size_bytes)
@@ -109,13 +109,13 @@ class DiskCache:
                     self._size_bytes -= size
 
     def _count(self) -> list[tuple[float, int, str]]:
-        """Count all entries; return them, the one used longest ago first."""
+        """Count all entries. Return them, the one used longest ago first."""
         entries = sorted(self._entries())
         self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
         return entries
 
     def warn(self, what: str, error: OSError) -> None:
-        """Log once of each kind that the folder is of no use; lookups go on without it."""
+        """Log an error of the folder, once for each kind. Lookups continue without it."""
         text = f"{what}: {error.strerror}"
         with self._lock:
             new = text not in self._warned
@@ -124,7 +124,7 @@ class DiskCache:
             _log.warning("the cache %s is not used to %s (%s)", self.folder, what, error)
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
-        """Yield (time of use, bytes, path) of every index's entries, and delete what crashes left."""
+        """Yield (time of use, bytes, path) of all indexes' entries, and delete old temporary files."""
         for index in _scan(self.folder):
             if not index.is_dir(follow_symlinks=False):
                 continue
@@ -148,7 +148,7 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 Kind = Literal["trailer", "filter"]
 PIECE_BYTES = 4096
-"""Bytes under one CRC32: a probe of a filter reads one piece."""
+"""Bytes with one CRC32: a probe of a filter reads one piece."""
 _CRC_BYTES = 4
 _log = logging.getLogger(__name__)
 
@@ -161,24 +161,24 @@ class CacheFolder:
         self._mine = cache.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
         self._index_id = index_id
         self._lock = threading.Lock()
-        # damaged entries that stay, which were logged
+        # damaged entries that could not be deleted, and were logged
         self._passed_over: set[Path] = set()
         # objects that may have entries
         self._written: set[str] = set()
         self._looked = False
 
     def read(self, name: str, kind: Kind, length: int) -> bytes | None:
-        """Return an object's entry of `length` bytes, verified, or None."""
+        """Return an object's verified entry of `length` bytes; None: there is none."""
         data = self._read(name, kind, length, 0, -(-length // PIECE_BYTES))
         return b"".join(data) if data is not None else None
 
     def read_piece(self, name: str, kind: Kind, length: int, number: int) -> bytes | None:
-        """Return piece `number` (from 0) of an entry of `length` bytes, verified, or None."""
+        """Return the verified piece `number` (from 0) of an entry of `length` bytes; None: there is none."""
         data = self._read(name, kind, length, number, number + 1)
         return data[0] if data is not None else None
 
     def _read(self, name: str, kind: Kind, length: int, first: int, end: int) -> list[bytes] | None:
-        """Return the pieces from `first` to below `end`, verified, or None."""
+        """Return the verified pieces [first, end); None: there are none."""
         path = self._path(name, kind)
         pieces = []
         try:
@@ -212,7 +212,7 @@ class CacheFolder:
         return pieces
 
     def write(self, name: str, kind: Kind, data: bytes | memoryview) -> bool:
-        """Keep an entry; where the disk does not take it, it is not kept. Return whether it is."""
+        """Write an entry. Return whether it was written: an error of the disk is only logged."""
         size = _stored_bytes(len(data))
         if not len(data) or not self._cache.takes(size):
             return False
@@ -246,15 +246,15 @@ class CacheFolder:
         return self._cache.takes(_stored_bytes(length))
 
     def has_room(self, length: int) -> bool:
-        """Return whether an entry of `length` bytes would evict no other."""
+        """Return whether an entry of `length` bytes would evict no other entry."""
         return self._cache.has_room(_stored_bytes(length))
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Delete the entries of objects that are not among `named`, and forget what was noted of them."""
+        """Delete the entries of objects that are not in `named`, and forget notes about them."""
         with self._lock:
             self._passed_over = {path for path in self._passed_over if path.stem.replace(",", "/") in named}
             if not self._looked:
-                # what an earlier process has left
+                # entries of earlier processes
                 stems = [entry.name.rpartition(".")[0] for entry in _scan(self._mine)]
                 self._written.update(stem.replace(",", "/") for stem in stems if stem.startswith(_ENTRY))
                 self._looked = True
@@ -268,7 +268,7 @@ class CacheFolder:
                     self._cache.added(-size_bytes)
 
     def _path(self, name: str, kind: Kind) -> Path:
-        return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name
+        return self._mine / f"{name.replace('/', ',')}.{kind}"  # no object's name has a comma
 
     def _seed(self, name: str, kind: Kind, number: int) -> int:
         return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())

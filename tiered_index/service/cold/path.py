@@ -1,8 +1,8 @@
-"""The cold path of one index: trailers, filters and slot groups of its stored files, all bytes verified.
+"""The cold path of one index: verified trailers, filters and slot groups of its stored files.
 
-A lookup in a file costs one range request once its directory is known, which one exact request fetches into the caches;
-none where a cached filter excludes the key. What fails its CRC32 is fetched once more. Threads: any number; at most
-`query_threads` range reads are under way, also of several indexes that are read as one.
+A lookup in a file costs one range request, or none if a cached filter excludes the key. The first lookup costs one more
+request, which fetches the directory into the caches. A range that does not match its CRC32 is fetched once more.
+Threads: any number. At most `query_threads` range reads are under way, for all indexes of a reader together.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
 T = TypeVar("T")
-# directories that are read one by one before the summary of all
+# directories that are read one by one before the summary is read
 _SUMMARY_AFTER = 2
-# the most that is read in vain to spare a request: reading it takes as long
+# most bytes that are read in vain to save a request: reading them takes as long as a request
 _GAP_BYTES = 256 << 10
 MAX_SPAN_BYTES = 8 << 20
-"""The longest range read: longer ones are cut and read side by side."""
+"""The longest range of one read. Longer ranges are cut and read in parallel."""
 _log = logging.getLogger(__name__)
 
 
 class _Abandoned(Exception):
-    """Internal: the thread that fetched for all was interrupted, which is no answer to the others."""
+    """Internal: the thread that fetched for all was interrupted, so the others have to fetch."""
 
 
 class MissingObject(ObjectNotFound):
-    """An object that the log of the storage `uri` names is missing: a later record removed it, or it was lost."""
+    """An object that the log names is missing in the storage `uri`: a later record removed it, or it was lost."""
 
     def __init__(self, name: str, uri: str) -> None:
         super().__init__(name, uri)
@@ -61,17 +61,17 @@ class MissingObject(ObjectNotFound):
 
 
 def lost_error(name: str) -> CorruptFile:
-    """Return the error of an object that the end of the log names and the storage does not have."""
+    """Return the error for an object that the newest log state names but the storage does not have."""
     return CorruptFile(
         name,
-        "the log names this object, but the storage does not have it: --allow-partial (allow_partial=True) answers "
-        "from the rest, `verify` shows what is missing, `recover --lost` gives it up",
+        "the log names this object, but the storage does not have it: use --allow-partial (allow_partial=True) for "
+        "answers without it, `verify` to list missing objects, or `recover --lost` to give it up",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdSettings:
-    """Bounds of the cold path: the settings of the same names in `IndexConfig`."""
+    """The settings of the cold path, with the same names as in `IndexConfig`."""
 
     query_threads: int = 32
     coalesce_gap_bytes: int = _GAP_BYTES
@@ -81,7 +81,7 @@ class ColdSettings:
 
     @classmethod
     def of(cls, config: IndexConfig) -> ColdSettings:
-        """Return what `config` sets."""
+        """Return the settings of `config`."""
         chosen = {field.name: getattr(config, field.name) for field in fields(cls)}
         if chosen["coalesce_gap_bytes"] == "price":
             chosen["coalesce_gap_bytes"] = config.prices.gap_bytes(_GAP_BYTES)
@@ -90,14 +90,14 @@ class ColdSettings:
 
 @dataclass
 class Span:
-    """One range to fetch, and the runs that lie in it, in order of offset."""
+    """One range to fetch, and the runs in it, in order of offset."""
 
     start: int
     length: int
     runs: list[Run] = field(default_factory=list)
 
     def pieces(self, data: bytes | memoryview) -> Iterator[tuple[Run, memoryview]]:
-        """Yield each run with its bytes out of the span's `data`."""
+        """Yield each run with its bytes in the span's `data`."""
         view = memoryview(data)
         for run in self.runs:
             at = run.offset - self.start
@@ -105,9 +105,10 @@ class Span:
 
 
 def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
-    """Return spans that cover `runs` (each once, not overlapping), in order of offset. Runs at most `gap_bytes` apart
-    share a span, since a request takes as long as some hundred KiB, unless it would pass `max_bytes`; only a longer run
-    makes a longer span.
+    """Return spans that cover `runs` (each once, not overlapping), in order of offset.
+
+    Runs at most `gap_bytes` apart share a span, because a request takes as long as reading some hundred KiB. A span has
+    at most `max_bytes`, unless a run is longer.
     """
     spans: list[Span] = []
     for run in sorted(runs, key=attrgetter("offset")):
@@ -123,7 +124,7 @@ def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
 
 
 class RangeReadPool(DaemonPool):
-    """Bounds the range reads under way, in whatever thread, and has as many threads for those of one file."""
+    """Bounds the range reads under way in all threads, and has as many threads for the reads of one file."""
 
     def __init__(self, ranges: int) -> None:
         super().__init__(ranges, "tiered-index-ranges")
@@ -131,7 +132,7 @@ class RangeReadPool(DaemonPool):
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
-        """Hold a place until the block ends; `BudgetExceeded` where none is free before the deadline."""
+        """Return a context manager that holds one of the places. Raises `BudgetExceeded` if none is free in time."""
         if not self._places.acquire(timeout=remaining_s()):
             raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
         try:
@@ -141,9 +142,10 @@ class RangeReadPool(DaemonPool):
 
 
 class ColdPath:
-    """Reads the stored files of one index. `keyed`: its entries have fingerprints; `folder` is its disk cache. `caches`
-    (in memory) and `range_reads` may be shared by several indexes, each with its `index_id`; their maker clears and
-    closes them.
+    """Reads the stored files of one index.
+
+    `keyed`: its entries have fingerprints. `folder` is its disk cache. Several indexes, each with its `index_id`, may
+    share `caches` (in memory) and `range_reads`; the owner of these closes them.
     """
 
     def __init__(
@@ -169,19 +171,19 @@ class ColdPath:
         self._range_reads = range_reads or RangeReadPool(self.settings.query_threads)
         self._fetches: dict[str, Future[Trailer]] = {}
         self._closed = False
-        # a summary that was not read, and the objects that it may be of
+        # the name of a summary to read, and a function that returns the objects that the log names
         self._summary: tuple[str, Callable[[], Mapping[str, StoredObject]]] | None = None
         self._summary_lock = threading.Lock()
         self._has_summary = False
         self._directories_read = 0
-        # by name, as the compiled core searches them: a `LocalFile` each
+        # the compiled core's `LocalFile` of each object, by name
         self.in_core: dict[str, Any] = {}
-        # of the directories and filters that these hold
+        # bytes of the directories and filters in these
         self.core_bytes = 0
         self.has_folder = folder is not None
 
     def trailer(self, stored: StoredObject) -> Trailer:
-        """Return a file's verified trailer; who comes while it is fetched waits, and shares errors, too."""
+        """Return a file's verified trailer. Concurrent callers share one fetch and its error."""
         while True:
             known = self.caches.directories.get((self._index_id, stored.name))
             if known is not None:
@@ -196,7 +198,7 @@ class ColdPath:
                     )
                     mine.set_result(trailer)
                     return trailer
-            except BaseException as error:  # an interrupt, too: waiting threads must not wait permanently
+            except BaseException as error:  # also for an interrupt, because other threads wait
                 if not mine.done():
                     mine.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
                 raise
@@ -206,18 +208,18 @@ class ColdPath:
             try:
                 return fetch.result(remaining_s())
             except (BudgetExceeded, _Abandoned):
-                continue  # of the look-up that fetched: this one has a budget of its own
+                continue  # the error of another lookup: this one has a budget of its own
             except TimeoutError as error:
                 raise BudgetExceeded(
                     f"timeout_s was reached while waiting for the directory of {stored.name}"
                 ) from error
 
     def use_summary(self, name: str, objects: Callable[[], Mapping[str, StoredObject]]) -> None:
-        """Read summary `name` once some directories were read one by one; `objects` are those that the log names."""
+        """Read summary `name` after some directories were read. `objects` returns the objects that the log names."""
         self._summary = name, objects
 
     def adopt(self, data: bytes, name: str, objects: Mapping[str, StoredObject]) -> None:
-        """Take directories and filters out of a summary's bytes; what is damaged is left out."""
+        """Cache the directories and filters of a summary, given its bytes. Damaged parts are ignored."""
         try:
             parts = decode(data, name)
         except CorruptFile as error:
@@ -240,14 +242,14 @@ class ColdPath:
                 _log.warning("summary passed over: %s", error)
 
     def tries_summary(self, stored: StoredObject) -> bool:
-        """Read a file's directory if a summary may have it; return whether filters may have come by a summary."""
+        """Read a file's directory if a summary may have it. Return whether filters may have come with a summary."""
         if self._summary is None:
             return self._has_summary
         self.trailer(stored)
         return True
 
     def _read_summary(self) -> None:
-        """Read the summary that is due, if there is one; who comes meanwhile waits for it, until the deadline."""
+        """Read the summary if it is due. Concurrent callers wait for it until their deadline."""
         self._directories_read += 1
         if self._summary is None or self._directories_read <= _SUMMARY_AFTER or active_context().is_limited:
             return
@@ -261,22 +263,22 @@ class ColdPath:
         except BudgetExceeded:
             pass
         except (StorageError, CorruptFile) as error:
-            # a later one may have taken its place
+            # the summary may be outdated and deleted
             self._summary = None
             _log.warning("summary passed over: %s", error)
         finally:
             self._summary_lock.release()
 
     def known_trailer(self, stored: StoredObject, *, counts_miss: bool = True) -> Trailer | None:
-        """Return a file's trailer where it is in memory."""
+        """Return a file's trailer; None: not in memory."""
         return self.caches.directories.get((self._index_id, stored.name), counts_miss=counts_miss)
 
     def verified(
         self, stored: StoredObject, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None
     ) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given. Raises `CorruptFile`, `MissingObject`.
+        """Return each run's verified bytes, in the given order. Raises `CorruptFile` and `MissingObject`.
 
-        With `damaged`, runs that are damaged are left out, and noted there by position.
+        If `damaged` is given, damaged runs are left out, and their errors are added to it by position.
         """
         found: list[memoryview] = []
         pieces: dict[int, memoryview] = {}
@@ -302,8 +304,9 @@ class ColdPath:
         return [pieces[run.offset] for run in runs if damaged is None or run.offset not in damaged]
 
     def block_now(self, stored: StoredObject, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
-        """Return the verified bytes of a run: out of the cache, or, in a tuple, of a local file that was read. None:
-        `verified` has to read them, or to tell what is wrong.
+        """Return the verified bytes of a run from the cache, or, in a tuple, from a storage in a local folder.
+
+        None: the caller has to use `verified`, which reads them or raises an error.
         """
         key = self._index_id, stored.name, offset
         if (block := self.caches.blocks.get(key, counts_miss=False)) is not None:
@@ -315,11 +318,11 @@ class ColdPath:
         return (data,)
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
-        """Return whether a file certainly doesn't hold a key; False where its filter is in no cache."""
+        """Return whether a file certainly lacks a key. False if its filter is in no cache."""
         return self.filters.excludes(stored, key_hash, fingerprint if self.keyed else 0)
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter if it is due and no budget holds; return whether a cache has it now."""
+        """Fetch a file's filter if it is due and the context has no budget. Return whether it was fetched and kept."""
         if not self.filters.is_due(stored):
             return False
         context = active_context()
@@ -336,7 +339,9 @@ class ColdPath:
             self.filters.end_fetch(stored)
 
     def fetch_filter(self, stored: StoredObject) -> bool:
-        """Return whether a cache has a file's filter, fetched if need be. Raises `CorruptFile`, as the storage."""
+        """Fetch a file's filter unless a cache has it. Return whether a cache has it. Raises `CorruptFile`, and storage
+        errors.
+        """
         filters = self.filters
         return filters.has(stored) or (filters.fits(stored) and filters.keep(stored, self._filter(stored)))
 
@@ -351,7 +356,7 @@ class ColdPath:
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget what was noted, and cached on disk, of objects that are not among `named`."""
+        """Forget notes and disk cache entries of objects that are not in `named`."""
         self.filters.forget_unnamed(named)
         self.in_core = {name: file for name, file in self.in_core.items() if name in named}
         self.core_bytes = sum(file.size_bytes for file in self.in_core.values())
@@ -359,7 +364,7 @@ class ColdPath:
             self._folder.forget_unnamed(named)
 
     def keep(self, stored: StoredObject, data: Any) -> None:
-        """Put directory and filter of a file, whose bytes are `data`, into the disk cache."""
+        """Put the directory and the filter of a file into the disk cache. `data` is the whole file."""
         if self._folder is not None:
             with memoryview(data) as whole:
                 self._folder.write(stored.name, "trailer", bytes(whole[stored.directory_position : stored.size_bytes]))
@@ -369,7 +374,7 @@ class ColdPath:
                     )
 
     def close(self, until_s: float | None = None) -> None:
-        """Release threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
+        """Release threads and memory. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
         if self._own_range_reads:
             self._range_reads.close(until_s)
@@ -380,11 +385,11 @@ class ColdPath:
         start = stored.directory_position
         length = stored.size_bytes - start
         if self._folder is not None and (kept := self._folder.read(stored.name, "trailer", length)) is not None:
-            with contextlib.suppress(CorruptFile):  # a cache of another program; what the storage says counts
+            with contextlib.suppress(CorruptFile):  # a wrong cache entry: read the storage
                 return verified_trailer(stored, kept)
         if self._summary is not None:
             self._read_summary()
-        # maybe by another thread
+        # another thread may have read it
         if self._has_summary and (known := self.known_trailer(stored)) is not None:
             return known
         fetched: list[bytes] = []
@@ -413,7 +418,7 @@ class ColdPath:
                 else:
                     found.append((run, piece))
             for run, piece in found:
-                # a cached piece must not keep its whole span in memory
+                # a copy, because a view would keep the whole span in memory
                 block = data if run.length == len(data) else bytes(piece)
                 self.caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
             return [(run.offset, piece) for run, piece in found]
@@ -423,7 +428,7 @@ class ColdPath:
         except CorruptFile as error:
             if damaged is None:
                 raise
-            # the object ends too soon: which of the runs are there isn't known
+            # the object is too short, so all runs of the span count as damaged
             damaged.update((run.offset, error) for run in span.runs)
             return []
 
@@ -435,7 +440,7 @@ class ColdPath:
         check: Callable[[bytes], T],
         again: Callable[[bytes], T] | None = None,
     ) -> T:
-        """Return what `check` makes of a range; where it is damaged, `again` of the same range fetched once more."""
+        """Return the result of `check` for a range. If it is damaged, fetch the range again and use `again`."""
         try:
             return check(self._get(stored, start, length))
         except UnsupportedVersion:
@@ -451,7 +456,7 @@ class ColdPath:
                 data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:
             raise MissingObject(stored.name, self.storage.uri) from error
-        except InvalidArgument as error:  # our own ranges lie within what the log says
+        except InvalidArgument as error:  # the range is within the size by the log, so the object is too short
             if self._closed:
                 raise IndexClosed("the index was closed during the lookup") from error
             raise CorruptFile(
@@ -464,6 +469,6 @@ class ColdPath:
 
 
 def check_run(piece: memoryview, run: Run, file: str) -> None:
-    """Raise `CorruptFile` where a run's bytes do not match its CRC32."""
+    """Raise `CorruptFile` if a run's bytes do not match its CRC32."""
     if (found := crc32(piece)) != run.crc32:
         raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=found)

@@ -1,3 +1,4 @@
-"""Erasure: entries that tombstones hide, found in stored bytes (`find`), taken out of them, and certified (`erase`).
-May import checks, merge and what is below them.
+"""Erasure: finds entries that tombstones hide in stored bytes (`find`), removes them, and certifies it (`erase`).
+
+It may import checks and merge, and the packages that these import.
 """

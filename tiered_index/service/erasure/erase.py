@@ -1,10 +1,9 @@
-"""Erasing: one log record states tombstones, rewriting removes the bytes of hidden entries, and a certificate has the
-work done and the result of a scan of the stored bytes.
+"""Erasing: a log record states tombstones, rewriting removes the bytes of hidden entries, and a certificate reports it.
 
-From the record on no lookup shows anything of it; the record removes files and tables that hold nothing else. With
-`now` the rest is merged without it, into tables of the same windows, and what records removed `grace_s` ago is deleted.
-Repeating it is harmless: it continues where it was interrupted. Fenced by nobody, as a merge: the log decides. Threads:
-any.
+After the record no lookup shows the hidden entries. The record removes files and tables that have only hidden entries.
+With `now`, other objects are merged without them, into tables of the same windows, and objects that records removed
+`grace_s` ago are deleted. The certificate has the result of a scan of the stored bytes. You may repeat it: it continues
+where it was interrupted. It needs no epoch, like a merge. Threads: any.
 """
 
 from __future__ import annotations
@@ -34,31 +33,36 @@ from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 GRACE_S = 3600.0
-"""How long the bytes of removed objects stay by default: for exports and jobs at work."""
-# what no record names may be published for a day
+"""Default time to keep the bytes of removed objects, for running exports and jobs."""
+# an object that no record names may still be published for a day
 _UNNAMED_S = 86400.0
 _ROUNDS = 5
 _QUEUES = -(2**31), 2**31 - 1
 _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 
 Status = Literal["planned", "hidden", "erased", "pending", "remains"]
-"""``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes; archived messages are as they
-were. ``erased``: no byte is left that could be looked at. ``pending``: the grace or others' uploads are waited for.
-``remains``: bytes are left.
+"""The status of an erasure:
+
+- ``planned``: a dry run.
+- ``hidden``: no lookup shows the entries, and merges remove their bytes. Archived messages are unchanged.
+- ``erased``: the scan found no bytes of them.
+- ``pending``: objects wait for the grace to end, or uploads of others for their outcome.
+- ``remains``: bytes are left.
 """
 MakeFind = Callable[[int, bool], FindMessages]
-"""Returns what finds the messages of a request that were stored before a moment (epoch milliseconds); the other one is
-whether the index has fingerprints.
+"""Takes a time (epoch milliseconds) and whether the index has fingerprints. Returns a function that finds the messages
+of a request that were stored before the time.
 """
 Progress = Callable[[str, int, int], None]
-"""Is called with what is done, how many steps are done, and how many there are."""
+"""Called with a word for the work, the number of finished steps, and the number of all steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
-    """The request of an erasure in `topic`: of `keys`, or of a queue, or all of it, before a moment (epoch
-    milliseconds; the end of its second counts; None: the present second is erased, too). Raises `InvalidArgument` for a
-    request that no record can state.
+    """A request to erase entries of `topic`: of `keys`, of a queue, or all.
+
+    It covers entries before `before_ms` (epoch milliseconds, rounded up to a whole second; None: up to the present
+    second, inclusive). Raises `InvalidArgument` for a request that no record can state.
     """
 
     topic: str
@@ -72,7 +76,7 @@ class EraseRequest:
             check_key(key)
         if self.keys and self.queue_id is not None:
             raise InvalidArgument("erase keys or a queue of a topic, not both at once")
-        # a record is permanently: with a number that its check refuses nobody could open the index any more
+        # a record is permanent: one with a number that its check refuses would make the index unreadable
         for name, least, most in (("queue_id", *_QUEUES), ("before_ms", *_MOMENTS_MS)):
             if (value := getattr(self, name)) is not None:
                 if not least <= (number := check_integer(name, value)) <= most:
@@ -83,14 +87,14 @@ class EraseRequest:
     def of(
         cls, topic: str, keys: str | Sequence[str] | None, queue_id: int | None, before_ms: int | None
     ) -> EraseRequest:
-        """Return the request of a call: None represents all `keys`, and no keys at all are refused."""
+        """Return the request of a call. `keys` None: all keys. Raises `InvalidArgument` for an empty list."""
         given = (keys,) if isinstance(keys, str) else tuple(keys or ())
         if keys is not None and not given:
             raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
         return cls(topic, given, queue_id, before_ms)
 
     def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
-        """Return what the log will state."""
+        """Return the tombstones of the request."""
         before_ms = now_ms // 1000 * 1000 + 1000 if self.before_ms is None else self.before_ms
         keys: Sequence[str | None] = self.keys or (None,)
         return tuple(
@@ -149,7 +153,7 @@ class Erasure:
         return sum(stored.size_bytes for stored in self.objects)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the certificate as `--json` prints it."""
+        """Return the certificate as a JSON-ready dict, as `--json` prints it."""
         return {
             "status": self.status,
             "asked": asdict(self.request),
@@ -200,15 +204,16 @@ def erase(
     shard_bytes: int = 1 << 30,
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
-    """Do what `tiered_index.erase` does, to an index whose `log` is read. `messages` finds what archived segments hold,
-    None: they are left alone. `find` and `rewrite` read objects and segments elsewhere than here, `run_tasks` and
-    `shard_bytes` are those of a merge.
+    """Erase as `tiered_index.erase` does, from an index whose `log` is read.
+
+    `messages` finds messages in archived segments; None: segments are not changed. `find` and `rewrite` may read
+    objects and segments in other processes. `run_tasks` and `shard_bytes`: see `merge`.
     """
     check_grace(grace_s)
     if threads < 1:
         raise InvalidArgument(f"threads must be at least 1, not {threads!r}")
     if yes:
-        # whose put-if-absent isn't one would let a writer's record and this one have the same number
+        # without put-if-absent, a record of a writer and this one could get the same number
         probe_put_if_absent(storage)
     begun = log.refresh()
     assert begun.genesis is not None
@@ -241,7 +246,7 @@ def erase(
     if now:
         state = _rewrite(storage, log, clock, look, threads, run_tasks, shard_bytes, progress)
         if messages is not None:
-            # by the tombstones' own moment: what comes while this works is neither hidden nor overwritten
+            # with the time of the tombstones: messages that arrive meanwhile are neither hidden nor overwritten
             sought = messages(stones[0].before_ms, schema.keyed)
             known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
         orphans = find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s)
@@ -250,11 +255,11 @@ def erase(
     before_ms = storage.now_ms() - round(unnamed_s * 1000)
     half_made = storage.purge(before_ms)
     state = log.refresh()
-    # what was read before is read again: the certificate tells of the bytes that are there now
+    # read all again, because the certificate is about the present bytes
     left = find(storage, state.objects.values(), asked, schema, lambda *done: progress("objects read again", *done))
     names = {name for name, held in found.items() if held.hidden and name not in state.objects}
     records = {number: log.record(number) for number in range(begun.number + 1, state.number + 1)}
-    # entries that any job has moved meanwhile were counted where they lay before
+    # entries that a job has moved meanwhile were counted in their old object
     moved = {stored.name for record in records.values() if record.remove for stored in record.add}
     known |= {
         "removed": tuple(sorted(names)),
@@ -267,12 +272,12 @@ def erase(
         "scanned_entries": sum(held.looked_at for held in left.values()),
         "scanned_bytes": sum(held.read_bytes for held in left.values()),
         "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
-        # what is under way for a moment alone has become an object, or nothing, by the second look
+        # twice, because a short write is finished at the second look
         "pending": _pending(storage, state, asked, set(half_made).intersection(storage.purge(before_ms))),
         "unchecked": _unchecked(storage.uri, state, left, known),
     }
     known["remaining"] += known.get("segments_remaining", ())
-    # archived messages are looked at with `now` alone
+    # archived messages are searched only with `now`
     is_left = bool(known["remaining"] or known["pending"] or (state.archive and not now))
     left_now: Status = "remains" if known["remaining"] else "pending"
     status: Status = "erased" if not is_left else left_now if now else "hidden"
@@ -280,14 +285,14 @@ def erase(
 
 
 def check_grace(grace_s: float) -> None:
-    """Raise `InvalidArgument` where bytes can't stay so long."""
+    """Raise `InvalidArgument` for a negative grace."""
     if not grace_s >= 0:
         raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
 
 
 def _pending(storage: Storage, state: LogState, asked: Tombstones, half_made: set[str]) -> tuple[str, ...]:
-    """Return what has bytes and no record's name."""
-    # in this order: what is completed, or published, meanwhile occurs later
+    """Return the names of objects and unfinished uploads that no record names."""
+    # in this order: an upload that is completed or published meanwhile is found later
     prefixes = (STAGING_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX)
     waiting = half_made | {handle.name for prefix in prefixes for handle in storage.list_uploads(prefix)}
     waiting.update(find_staged(storage, asked))
@@ -299,14 +304,14 @@ def _check_bound(expired: Expired, gone: Expired) -> Expired:
     joined = expired.joined(gone)
     if (count := len(joined.tombstones)) > MOST_TOMBSTONES and count > len(expired.tombstones):
         raise InvalidArgument(
-            f"the index would have {count:,} tombstones, the limit is {MOST_TOMBSTONES:,}: erase a whole topic "
-            f"before a moment, which replaces those of its keys, or expire older entries"
+            f"the index would have {count:,} tombstones; the limit is {MOST_TOMBSTONES:,}. Erase a whole topic before "
+            f"some time, which replaces the tombstones of its keys, or expire older entries"
         )
     return joined
 
 
 def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
-    """Append the record that states what is `gone` and removes what holds nothing else."""
+    """Append the record that states `gone` and removes objects that have nothing else."""
 
     def make(state: LogState) -> LogRecord | None:
         joined = _check_bound(state.expired, gone)
@@ -319,8 +324,9 @@ def _record(log: StorageLog, gone: Expired, found: Found) -> LogState:
 
 
 def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
-    """State in the log of an index what has expired of another one whose entries it gets, or was erased of it, unless
-    it says so. Raises as the storage.
+    """Record the expired and erased entries of another index, before this index gets its entries.
+
+    Raises the errors of the storage.
     """
     log = StorageLog(storage, clock)
     log.open()
@@ -346,8 +352,9 @@ def _rewrite(
     shard_bytes: int,
     progress: Progress,
 ) -> LogState:
-    """Merge what holds hidden entries without them. What a job publishes meanwhile that began before the tombstones may
-    hold some again, so it is looked at, too.
+    """Merge objects that have hidden entries, without these.
+
+    It repeats this, because a job that began before the tombstones may publish hidden entries meanwhile.
     """
 
     def concerned(state: LogState) -> set[str]:
@@ -384,7 +391,7 @@ def _hidden(found: Found, without: Container[str] = ()) -> int:
 
 def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
     said = [held.problem for held in left.values() if held.problem is not None]
-    said.append("caches of readers (`cache_dir`): they drop removed objects at their next look at the log")
+    said.append("caches of readers (`cache_dir`): they drop removed objects when the reader next reads the log")
     if uri.startswith("s3:"):
         said.append("a bucket with versioning: it keeps deleted objects as noncurrent versions")
     if state.epoch:
@@ -394,23 +401,23 @@ def _unchecked(uri: str, state: LogState, left: Found, known: dict[str, Any]) ->
         )
     said += known.get("segment_problems", ())
     if state.archive and not known.get("segments_read"):
-        said.append(f"{len(state.archive)} archived segments: the messages themselves are erased with --now alone")
+        said.append(f"{len(state.archive)} archived segments: their messages are erased only with --now")
     elif state.archive:
         said.append("the source's own files: only the source can delete them")
     if state.lost:
-        said.append(f"{len(state.lost)} objects that the storage lost and a record gave up")
+        said.append(f"{len(state.lost)} lost objects that a record gave up")
     return tuple(said)
 
 
 def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
     steps = []
     if known["remaining"]:
-        what = f"{len(known['remaining'])} objects still hold erased entries, hidden, or can't be read"
+        what = f"{len(known['remaining'])} objects still have hidden entries, or can't be read"
         steps.append(f"{what}: run it again; `verify` lists damaged ones" if now else f"{what}: merge, or use --now")
     if known["pending"]:
         steps.append(
-            f"{len(known['pending'])} objects or uploads that no record names are still stored: run it with --now "
-            f"again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running; an "
-            f"unfinished upload goes after a day, a staged object after its compaction"
+            f"{len(known['pending'])} objects or uploads that no record names are still stored: run the command with "
+            f"--now again after the grace ({grace_s:.0f} s), or with --grace 0 if no export or job is running. An "
+            f"unfinished upload is deleted after a day, a staged object after its compaction"
         )
     return tuple(steps)

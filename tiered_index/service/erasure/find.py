@@ -1,8 +1,8 @@
-"""Finds the erased entries that stored objects still hold, by reading their bytes. Threads: any.
+"""Finds erased entries in stored objects, by reading their bytes. Threads: any.
 
-Of an object the table of its topics is read, and where it may hold any such entry, the slots of erased keys, or all
-slots where a topic or a queue was erased; each run is checked against its CRC32. Staged files, which no record names
-yet, are read whole, where their topics and times may be of any such entry.
+First the topic table of an object is read. If the object may have erased entries, the slots of erased keys are read, or
+all slots if a topic or a queue was erased. Each run is checked against its CRC32. Staged files, which no record names
+yet, are read as a whole if their topics and times match a tombstone.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ _WINDOW_BYTES = 16 << 20
 _ALL_TIME = (-(2**62), 2**62)
 
 Found = Mapping[str, "ScannedObject"]
-"""What objects hold, by their names."""
+"""The result for each object, by name."""
 FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Callable[[int, int], None]], Found]
-"""Does what `find_hidden` does, in any process."""
+"""A function like `find_hidden`, which may use other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedObject:
-    """The erased entries of one object: `hidden` entries of the `looked_at` ones. `may_have_topic`: its names say
-    nothing else. `topics` are the names that were read. `problem`: why it can't be told, None where it can.
+    """The result for one object: of `looked_at` entries, `hidden` ones are erased.
+
+    `may_have_topic` is false if the object's topic table excludes the topics. `topics` are the names in the table.
+    `problem` says why the result is unknown; None: it is known.
     """
 
     hidden: int = 0
@@ -58,8 +60,9 @@ def find_hidden(
     schema: Schema,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Found:
-    """Return what each object holds of what `stones` hide; `progress` gets objects done, and how many there are.
-    Raises as the storage.
+    """Return the hidden entries of each object. `progress` gets the numbers of finished and of all objects.
+
+    Raises the errors of the storage.
     """
     stored = list(objects)
     settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0, coalesce_gap_bytes=0)
@@ -75,8 +78,9 @@ def find_hidden(
 
 
 def find_staged(storage: Storage, stones: Tombstones) -> list[str]:
-    """Return the staged objects that hold entries which `stones` hide, or that can't be checked: damaged ones,
-    and those without a ticket. Raises as the storage.
+    """Return the names of staged objects with hidden entries, and of those that are damaged or have no ticket.
+
+    Raises the errors of the storage.
     """
     names = [info.name for info in own_objects(storage, STAGING_PREFIX)]
     tickets: dict[str, Ticket] = {}
@@ -89,7 +93,7 @@ def find_staged(storage: Storage, stones: Tombstones) -> list[str]:
     for name in names:
         if not name.endswith(TICKET_SUFFIX):
             try:
-                # without a ticket nothing says where its entries end
+                # without a ticket the number of its entries is unknown
                 if name not in tickets or _is_in_staged(storage, tickets[name], stones):
                     found.append(name)
             except CorruptFile:
@@ -130,12 +134,12 @@ def _scanned(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: S
         return ScannedObject(problem=str(error))
     problem = None
     if told and not names and any(not stone.hashes for stone in told):
-        problem = f"{stored.name} does not name its topics: its entries of one topic are unknown"
+        problem = f"{stored.name} has no topic table: the number of its entries of one topic is unknown"
     return ScannedObject(hidden, looked_at, read_bytes, problem, bool(told), trailer.metadata.topic_names)
 
 
 def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:
-    """Yield the runs that may hold what is hidden."""
+    """Yield the runs that may have hidden entries."""
     if named and any(not stone.hashes for stone in stones):
         yield from trailer.directory.all_runs()
     elif len(stones.hashes):

@@ -1,11 +1,10 @@
-"""Messages of archived segments, erased: a segment is sent again with their bytes overwritten, under a new name, and
-one log record puts it in the place of the old one.
+"""Erases messages of archived segments: sends the segment again with their bytes overwritten, and replaces the old one.
 
-Sizes and offsets stay, so that entries of other messages still find them. The log keeps the source's own CRC32s of a
-segment beside those of its object: a follower that meets the source's file again compares it with these, and does not
-archive it again. Copied bytes are compared with the old object's table first: damage is never copied. Repairs replace
-segments the same way. One process may find and send, and another append the record. Memory: a part of an upload or
-two. Threads: one a rewriting, any number of them; the log decides.
+Sizes and offsets are unchanged, so entries of other messages stay valid. The log keeps the CRC32s of the source's bytes
+beside those of the object. A follower compares the source's file with these, so it does not archive the file again.
+Copied bytes are compared with the old object's table, so damage is never copied. Repairs replace segments in the same
+way. One process may send the object and another append the record. Memory: one or two parts of an upload. Threads: one
+for each rewriting; several may run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ROUNDS = 5
 
 
 class Patch(NamedTuple):
-    """Bytes that take the place of those from `at` (counted from the segment's beginning) on: `unit`, `times` times."""
+    """Bytes to overwrite from `at` on (from the beginning of the segment): `unit`, repeated `times` times."""
 
     at: int
     unit: bytes
@@ -41,15 +40,16 @@ class Patch(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind the last byte."""
+        """The place behind the last byte."""
         return self.at + len(self.unit) * self.times
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
     """The messages to erase in one segment: their number, and the patches that erase them, ascending and disjoint.
-    `problem` describes a part of the segment that could not be searched. `collisions` counts the entries of other keys
-    that go with those asked for.
+
+    `problem` describes a part of the segment that could not be searched. `collisions` counts entries of other keys that
+    are erased, too.
     """
 
     messages: int = 0
@@ -79,7 +79,7 @@ class RewrittenSegment:
 
 
 RewriteSegments = Callable[[Sequence[ArchivedSegment], FindMessages], Iterable[RewrittenSegment]]
-"""Returns the outcome for each segment, as `rewrite_segment` does, in any process."""
+"""A function that returns the result of `rewrite_segment` for each segment. It may use other processes."""
 
 
 def erase_messages(
@@ -92,8 +92,9 @@ def erase_messages(
     *,
     keys: bool,
 ) -> dict[str, Any]:
-    """Overwrite messages in all archived segments of an index; return the certificate's members about them. `rewrite`
-    does it in other processes; `progress` is as that of an erasure; `keys` says whether keys were asked for.
+    """Overwrite messages in all archived segments of an index. Return the fields of the certificate about segments.
+
+    `rewrite` does it in other processes; None: here. `progress`: see `Progress`. `keys`: whether the request has keys.
     """
 
     def rewrite_here(segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
@@ -101,7 +102,7 @@ def erase_messages(
             yield rewrite_segment(storage, clock, segment, find)
 
     rewritten, erased = 0, 0
-    # by the object of each segment read: whether it may still hold a message to erase
+    # for each object that was read: whether it may still have a message to erase
     left: dict[str, bool] = {}
     problems: dict[str, str] = {}
     collisions: dict[tuple[str, int], int] = {}
@@ -133,7 +134,7 @@ def erase_messages(
 
 
 def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, find: FindMessages) -> RewrittenSegment:
-    """Find the messages to erase in a segment, and send the segment again without them. Raises as the storage."""
+    """Find the messages to erase in a segment, and send the segment again without them. Raises storage errors."""
     log = StorageLog(storage, clock)
     archive = SegmentArchive(storage, lambda: log.state, log.open)
     found = find(archive, segment)
@@ -160,15 +161,16 @@ def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, fi
 def put_in_place(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
 ) -> LogState:
-    """Send a segment again, as `pieces` of a given length, and read it back. A record of `kind` then puts it in the
-    place of the old object, unless that is gone. Raises `CorruptFile`, and as the storage and `pieces`.
+    """Send a segment again and read it back. Then append a record of `kind` that replaces the old object, if it exists.
+
+    `pieces` yields the bytes in pieces of a given length. Raises `CorruptFile`, and the errors of storage and `pieces`.
     """
     fresh, publication = _send(storage, log, segment, pieces)
     return record_instead(publication, segment, fresh, kind)
 
 
 def record_instead(publication: Publication, segment: ArchivedSegment, fresh: ArchivedSegment, kind: str) -> LogState:
-    """Append the record of `kind` that puts `fresh` in the place of a segment; others may be first."""
+    """Append a record of `kind` that replaces a segment by `fresh`, unless another process has replaced it."""
 
     def make(state: LogState) -> LogRecord | None:
         there = state.segment_at(*segment.place)
@@ -182,7 +184,7 @@ def record_instead(publication: Publication, segment: ArchivedSegment, fresh: Ar
 def _send(
     storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
-    """Send a segment again and read it back; queue offsets that don't verify are left out. Raises as `put_in_place`."""
+    """Send a segment again and read it back, without queue offsets that don't verify. Raises as `put_in_place`."""
     section = b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
         section = _queue_offsets(SegmentArchive(storage, lambda: log.state, log.refresh), segment)
@@ -192,7 +194,7 @@ def _send(
         again = Report()
         check_segments(storage, [fresh], again, lambda number, what: None, deep=True)
         if again.findings:
-            problem = f"was sent in the place of {segment.name}, and does not verify: {again.findings[0].problem}"
+            problem = f"sent to replace {segment.name}, but it does not verify: {again.findings[0].problem}"
             raise CorruptFile(fresh.name, problem)
     except BaseException:
         publication.resolve(log.state)  # no record can name it yet
@@ -201,14 +203,14 @@ def _send(
 
 
 def _queue_offsets(archive: SegmentArchive, segment: ArchivedSegment) -> bytes:
-    """Return a segment's queue offsets, checked: a message that is erased keeps its place in its queue."""
+    """Return a segment's checked queue offsets. An erased message keeps its place in its queue."""
     if data := archive.queue_offsets(segment):
         check_queues(data, segment.start, segment.size_bytes, segment.name)
     return data
 
 
 def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int) -> Iterator[bytes]:
-    """Yield the segment's bytes, checked, a part at a time."""
+    """Yield the segment's checked bytes, a part at a time."""
     table = archive.table(segment)
     for position in range(0, segment.size_bytes, part_bytes):
         end = min(position + part_bytes, segment.size_bytes)
@@ -219,7 +221,7 @@ def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int)
 
 
 def patched(pieces: Iterable[bytes], patches: Sequence[Patch], position: int = 0) -> Iterator[bytes]:
-    """Yield consecutive pieces, from a position in the segment on, with the patches in them."""
+    """Yield successive pieces, from a position in the segment on, with the patches applied."""
     waiting = [patch for patch in reversed(patches) if patch.end > position]
     for piece in pieces:
         data, end = bytearray(piece), position + len(piece)

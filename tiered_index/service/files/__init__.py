@@ -1,1 +1,1 @@
-"""Handles of files and the search in each. May import catalog, cold, root and what is below them."""
+"""Handles of files, and the search in them. It may import catalog, cold and root, and what these import."""

@@ -1,7 +1,7 @@
-"""Compacted files, wherever their bytes lie: on the local disk, in the storage, or in both.
+"""Compacted files: on the local disk, in the storage, or in both.
 
-The search is the same for both. A damaged local copy is passed over where the storage has the file too. Threads: every
-method from any thread. Answers are copies; the map of an unlinked file dies with its last array.
+The search is the same for both. If the local copy is damaged and the storage has the file, the search uses the storage.
+Threads: any. Answers are copies; the map of a deleted file is closed with its last array.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LocalBytes:
         unmap(self.data)
 
     def in_core(self) -> Any:
-        """Return the file as the compiled core searches it; None: there is no core, or the slots are of a shard."""
+        """Return the compiled core's `LocalFile` of this file; None: there is no core, or the file is a shard."""
         metadata, tail = self._trailer.metadata, self._trailer.tail
         core = compiled_views()
         if core is None or metadata.is_shard:
@@ -93,19 +93,19 @@ class LocalBytes:
         return self._in_core
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, unordered."""
+        """Return the rows that answer `lookup`, in any order."""
         rows = search_one(self.in_core(), lookup, self._trailer.metadata.layout.schema)
         return search_file(self, lookup) if rows is None else rows
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, unordered. Keys that the filter excludes are not looked for."""
+        """Return the rows that answer each lookup, in any order."""
         metadata = self._trailer.metadata
         interval = metadata.second_min, metadata.second_max
         found = search_batch(self.in_core(), batch, metadata.layout.schema, *interval)
         return search_file_for_many(self, batch) if found is None else found
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
-        """As `FileBytes.verified`; the bytes are those that are mapped."""
+        """Return each run's verified bytes in the map. See `FileBytes.verified`."""
         whole, whole_ones = memoryview(self.data), []
         for run in runs:
             piece = whole[run.offset : run.offset + run.length]
@@ -132,22 +132,22 @@ class StorageBytes:
         self.gap_bytes = cold.settings.coalesce_gap_bytes
 
     def trailer(self) -> Trailer:
-        """Return the verified trailer, fetching it where it is in no cache. Raises `MissingObject`."""
+        """Return the verified trailer, fetched unless it is in a cache. Raises `MissingObject`."""
         return self.cold.trailer(self.stored)
 
     def trailer_of(self, schema: Schema) -> Trailer:
-        """Return the trailer. Raises `SchemaMismatch` where the entries have another schema."""
+        """Return the trailer. Raises `SchemaMismatch` if the entries have another schema."""
         trailer = self.trailer()
         if (found := trailer.metadata.layout.schema) != schema:
             raise SchemaMismatch(f"{self.file} stores {found.name} entries, the index {schema.name}")
         return trailer
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
-        """As `FileBytes.verified`. Raises `CorruptFile`, `MissingObject`."""
+        """See `FileBytes.verified`. Raises `CorruptFile` and `MissingObject`."""
         return self.cold.verified(self.stored, runs, damaged)
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, unordered; a search that finds nothing counts as a filter's miss."""
+        """Return the rows that answer `lookup`, in any order. A search that finds nothing counts as a miss."""
         cold, stored = self.cold, self.stored
         has_new_filter = cold.tries_summary(stored) or (cold.filters.is_due(stored) and cold.maybe_fetch_filter(stored))
         if has_new_filter and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
@@ -156,13 +156,13 @@ class StorageBytes:
         whole = (
             lookup.after is None and lookup.second_min <= stored.second_min and lookup.second_max >= stored.second_max
         )
-        # what the range or the cursor left out says nothing of the key
+        # only a search without limits shows that the file lacks the key
         if not len(rows) and whole and not self.lacks_topic(lookup.topic):
             cold.filters.record_miss(stored, lookup_hash(lookup, keyed=cold.keyed))
         return rows
 
     def search_many(self, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
-        """Return the rows that answer each lookup but those that are `away` (bool, n); otherwise as `search`."""
+        """Return the rows that answer each lookup except those in `away` (bool, n), in any order."""
         cold, stored = self.cold, self.stored
         hashes = lookup_hashes(batch, keyed=cold.keyed)
         if cold.tries_summary(stored) or cold.maybe_fetch_filter(stored):
@@ -171,7 +171,7 @@ class StorageBytes:
             away[here] = cold.filters.excludes_many(stored, hashes[here])
         found = search_file_for_many(self, batch, away)
         for lacking, _ in found.damage:
-            # nobody knows whether it has these
+            # unknown whether the file has these
             away = away.copy()
             away[lacking] = True
         whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
@@ -181,28 +181,30 @@ class StorageBytes:
         return found
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
-        """Return which lookups (bool, n) have no answer here by their range, or by a cached filter."""
+        """Return which lookups (bool, n) have no answer in the file, by their range or a cached filter."""
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
         here = np.flatnonzero(~away)
         away[here] = self.cold.filters.excludes_many(self.stored, lookup_hashes(batch, keyed=self.cold.keyed)[here])
         return away
 
     def lacks_topic(self, topic: str) -> bool:
-        """Return whether the file is known, without a request, to hold nothing of `topic`."""
+        """Return whether the file is known, without a request, to lack `topic`."""
         trailer = self.cold.known_trailer(self.stored)
         return trailer is not None and bool(known := trailer.metadata.topic_names) and topic not in known
 
     @property
     def known_topics(self) -> frozenset[str] | None:
-        """The names of the file's topics, where they are known without a request."""
+        """The names of the file's topics; None: not known without a request."""
         trailer = self.cold.known_trailer(self.stored)
         return trailer.metadata.topic_names or None if trailer is not None else None
 
 
 @dataclass
 class CompactedFile:
-    """A compacted file as lookups see it. `local` and `stored` are its bytes; the local ones are preferred. `folder` is
-    the local copy's, or None; a copy in ``uploaded`` has no `stored` only if the storage was unavailable.
+    """The handle of a compacted file. `local` and `stored` are its bytes; the local ones are preferred.
+
+    `folder` is the folder of the local copy, or None. A copy in ``uploaded`` has no `stored` only if the storage was
+    unavailable.
     """
 
     file_id: str
@@ -219,7 +221,7 @@ class CompactedFile:
 
     @property
     def place(self) -> str:
-        """``compacted`` (local only), ``uploaded`` (a local copy of what the storage has) or ``storage``."""
+        """``compacted`` (only local), ``uploaded`` (a local copy of a stored file) or ``storage``."""
         return self.folder or "storage"
 
     @property
@@ -229,18 +231,18 @@ class CompactedFile:
 
     @property
     def asks_storage(self) -> bool:
-        """Whether a search may make requests: where there is no local copy, or it is damaged."""
+        """Whether a search may need requests, because there is no local copy or it is damaged."""
         return self.stored is not None
 
     @property
     def known_topics(self) -> frozenset[str] | None:
-        """As `Handle.known_topics`."""
+        """See `Handle.known_topics`."""
         if self.local is not None:
             return self.local.trailer().metadata.topic_names or None
         return self.stored.known_topics if self.stored is not None else None
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """As `Handle.excludes`."""
+        """See `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
         stored = self.stored
@@ -249,7 +251,7 @@ class CompactedFile:
         return "topic" if stored.lacks_topic(lookup.topic) else None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """As `excludes`, for all lookups of a batch."""
+        """See `Handle.excludes_all`."""
         if self.local is not None or self.stored is None:
             return None
         if not len(batch.overlapping(self.second_min, self.second_max)):
@@ -259,7 +261,7 @@ class CompactedFile:
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
+        """Return at least the first `max_count` + 1 rows that answer `lookup`, in any order."""
         if self.local is not None:
             try:
                 return self.local.search(lookup)
@@ -270,7 +272,7 @@ class CompactedFile:
         return self.stored.search(lookup)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, unordered; every slot group is read and checked once."""
+        """Return the rows that answer each lookup, in any order. Each slot group is read and checked once."""
         if self.local is not None:
             try:
                 found = self.local.search_many(batch)
@@ -278,19 +280,20 @@ class CompactedFile:
                 if self.stored is None:
                     raise
             else:
-                # the storage has what of the local copy is damaged
+                # the storage has the parts that are damaged in the local copy
                 if not found.damage or self.stored is None:
                     return found
         assert self.stored is not None
         return self.stored.search_many(batch, self.stored.away(batch))
 
     def topic_stats(self) -> NamedStats:
-        """As `Handle.topic_stats`, from the metadata."""
+        """See `Handle.topic_stats`."""
         return self.metadata().stats_by_topic()
 
     def is_left_over(self, files: Container[str]) -> bool:
-        """Return whether it is a local copy only, of a file that was published and is none of the log's `files` now:
-        what it was merged into has its entries.
+        """Return whether this is only a local copy of a published file that is no longer in the log's `files`.
+
+        The table into which it was merged has its entries.
         """
         return self.file_id not in files and (self.stored is not None or self.folder == UPLOADED)
 
@@ -307,13 +310,13 @@ class CompactedFile:
 
 
 def check_length(found: int, expected: int, offset: int, file: str) -> None:
-    """Raise `CorruptFile` where a range came back with another length."""
+    """Raise `CorruptFile` if a range has another length."""
     if found != expected:
         raise CorruptFile(file, "shorter than its directory says", offset=offset, expected=expected, found=found)
 
 
 def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
-    """Open a compacted file on the local disk. Raises `CorruptFile`, `FileNotFoundError`."""
+    """Open a compacted file on the local disk. Raises `CorruptFile` and `FileNotFoundError`."""
     local = LocalBytes(path)
     metadata = local.trailer().metadata
     CorruptFile.unless_equal(str(path), "the file's id differs from its name", path.stem, metadata.file_id)
@@ -325,7 +328,7 @@ def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
 
 
 def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
-    """Return the handle of a file in the storage; nothing is read yet."""
+    """Return the handle of a file in the storage, without reading it."""
     interval, source = (stored.second_min, stored.second_max), StorageBytes(cold, stored)
     return CompactedFile(
         stored.file_id, *interval, stored.sequence, stored.count, stored.lane, stored.hash, stored=source
@@ -334,7 +337,7 @@ def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
 
 @dataclass(eq=False)
 class DamagedFile(LocalHandle):
-    """A file that can't be read, of any second where none is known: every lookup that meets it fails or reports it."""
+    """A file that can't be read. Each lookup that needs it fails or reports it. Unknown seconds cover all times."""
 
     file_id: str
     place: str
@@ -346,7 +349,7 @@ class DamagedFile(LocalHandle):
 
     def search(self, lookup: PreparedLookup) -> Array:
         """Raise the error that made the file unreadable."""
-        raise copy.copy(self.error)  # the trace of the kept one would grow with each lookup, and keep its frames
+        raise copy.copy(self.error)  # a copy, because each raise adds frames to an error's traceback
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Raise the error that made the file unreadable."""

@@ -1,8 +1,8 @@
-"""The search in one compacted file or shard, wherever its bytes lie.
+"""The search in one compacted file or shard, local or in a storage.
 
-Only the runs that may hold a key are read, and each is checked against its CRC32 before an item is looked at. A giant
-slot is read newest blocks first, twice as many in each round, until each lookup has one answer more than `max_count`
-and nothing unread could come before; a batch reads a block once. Threads: any; answers are copies.
+Only the runs that may have a key are read. Each is checked against its CRC32 before its items are used. A giant slot is
+read newest blocks first, twice as many in each round. It ends when each lookup has `max_count` + 1 answers and no
+unread block can have a newer one. A batch reads a block once. Threads: any; answers are copies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
-# blocks of a giant slot held in memory at a time
+# bytes of blocks of a giant slot in memory at a time
 _BATCH_BYTES = 8 << 20
-# slot groups of a batch held in memory at a time; packed ones are some three times as large there
+# bytes of slot groups of a batch in memory at a time; unpacked, packed ones are about three times as large
 _WINDOW_BYTES = 16 << 20
 _MOST_ROUNDS = 20
-# answers: more than a slot holds
+# more answers than a slot can have
 _ALL = 1 << 40
 
 
 class FileBytes(Protocol):
-    """A file's bytes, verified."""
+    """The verified bytes of a file."""
 
     file: str
 
@@ -42,21 +42,21 @@ class FileBytes(Protocol):
 
     @property
     def gap_bytes(self) -> int:
-        """Bytes between two ranges up to which they are read as one."""
+        """Largest gap between two runs that are read as one range."""
 
     @property
     def words(self) -> npt.NDArray[np.uint64] | None:
-        """The whole file, but what fills no word, where it is mapped: what is verified is unpacked where it is."""
+        """The file as words, if it is in a memory map; then runs are unpacked without a copy. Otherwise None."""
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given. Raises `CorruptFile`.
+        """Return each run's verified bytes, in the given order. Raises `CorruptFile`.
 
-        With `damaged`, runs that are damaged are left out, and noted there by position.
+        If `damaged` is given, damaged runs are left out, and their errors are added to it by position.
         """
 
 
 def read_items(source: FileBytes, runs: Sequence[Run]) -> Array:
-    """Return the verified items of runs (structured, n). Raises `CorruptFile`, what reading raises."""
+    """Return the verified items of runs (structured, n). Raises `CorruptFile`, and the errors of reading."""
     return read_asked(source, runs, None)[0]
 
 
@@ -68,13 +68,13 @@ def scan_runs(
     gap_bytes: int = 0,
     read: Callable[[FileBytes, Sequence[Run]], Array] = read_items,
 ) -> Iterator[tuple[Sequence[Run], Array]]:
-    """Yield windows of runs, in order of position, with what `read` returns, their verified items (structured, n)."""
+    """Yield windows of runs, by position, each with the result of `read`: their verified items (structured, n)."""
     for window in _windows(runs, window_bytes, gap_bytes):
         yield window, read(source, window)
 
 
 def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iterator[Sequence[Run]]:
-    """Yield runs, in order of position, as many at a time as fit `window_bytes` with the gaps read between them."""
+    """Yield runs by position, as many at a time as fit `window_bytes` with the gaps that are read between them."""
     window: list[Run] = []
     size = end = 0
     for run in runs:
@@ -96,9 +96,10 @@ def read_asked(
     ranks: npt.NDArray[np.int64] | None,
     damaged: dict[int, CorruptFile] | None = None,
 ) -> tuple[Array, Iterable[int]]:
-    """Return the verified items of runs, and how many are of each run. With `ranks` (`Packing.ranks_of`), of packed
-    ones those of these hashes alone: unpacking all takes several times as long. With `damaged`, of a run that is
-    damaged, and noted there by position, there are none.
+    """Return the verified items of runs, and the number of items of each run.
+
+    `ranks` (of `Packing.ranks_of`): of packed runs only the items of these hashes, which is much faster. `damaged`: a
+    damaged run has no items, and its error is added to `damaged` by position.
     """
     pieces = source.verified(runs, damaged)
     whole = runs
@@ -112,7 +113,7 @@ def read_asked(
     except CorruptFile:
         if damaged is None:
             raise
-        # bytes that match their checksum and are no run: search run by run to find the one
+        # a run matches its checksum but can't be unpacked: unpack run by run to find it
         parts, found = [], {}
         for run, piece in zip(whole, pieces, strict=True):
             try:
@@ -129,7 +130,7 @@ def read_asked(
 def _unpacked(
     source: FileBytes, runs: Sequence[Run], pieces: Sequence[memoryview], ranks: npt.NDArray[np.int64] | None
 ) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Return the items of runs, given by their bytes, as `read_asked`."""
+    """Return the items of runs, given their bytes, and the number of items of each run."""
     metadata, words = source.trailer().metadata, source.words
     counts = np.array([run.count for run in runs], np.int64)
     if metadata.packing is None:
@@ -141,8 +142,9 @@ def _unpacked(
 def scan_matches(
     source: FileBytes, runs: Iterable[Run], batch: LookupBatch, window_bytes: int, *, gap_bytes: int = 0
 ) -> Iterator[Matches]:
-    """Yield all rows of runs that answer lookups of a batch, in no order, a bounded number at a time; then the damage
-    of one that may be partial.
+    """Yield all rows of runs that answer lookups of a batch, in any order, a bounded number at a time.
+
+    If the batch may be partial, the damage comes last.
     """
     metadata = source.trailer().metadata
     schema, begin_s, pairs = metadata.layout.schema, metadata.begin_ms // 1000, batch.topic_pairs(metadata)
@@ -163,7 +165,7 @@ def scan_matches(
 def _damage(
     trailer: Trailer, batch: LookupBatch, among: npt.NDArray[np.int64], damaged: Mapping[int, CorruptFile]
 ) -> Damage:
-    """Return which lookups of a batch, `among` those, need runs that are damaged, and why they can't be read."""
+    """Return the lookups in `among` that need damaged runs, and the first error."""
     hashes = batch.key_hash[among]
     seconds = batch.second_min[among], batch.second_max[among]
     needing = trailer.directory.needing(damaged, trailer.metadata.slot_map.slots_of(hashes), hashes, *seconds)
@@ -171,12 +173,12 @@ def _damage(
 
 
 def lookup_hash(lookup: PreparedLookup, *, keyed: bool) -> int:
-    """Return the hash (u64) of a lookup's key for filters."""
+    """Return the hash (u64) for filters of a lookup's key."""
     return filter_hash(lookup.key_hash, lookup.fingerprint if keyed else 0)
 
 
 def lookup_hashes(batch: LookupBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
-    """Return the hashes (u64, n) of the keys of a batch for filters."""
+    """Return the hashes (u64, n) for filters of the keys of a batch."""
     return batch.keyed_filter_hashes if keyed else batch.plain_filter_hashes
 
 
@@ -199,7 +201,7 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
         return _select(data, runs[0], source, metadata, lookup, ids)
     rows, ordered = layout.schema.no_rows, metadata.in_answer_order
     for batch in _newest_first(runs, lookup, ordered=ordered):
-        # one answer more than `max_count`, and the rest of the blocks is behind them all: it can't change the page
+        # there are `max_count` + 1 answers, and all further blocks are older: they can't change the page
         if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
             break
         read = zip(batch, source.verified(batch), strict=True)
@@ -218,7 +220,7 @@ def _select(
     lookup: PreparedLookup,
     ids: frozenset[int] | None,
 ) -> Array:
-    """Return the rows of a run that answer `lookup`, unordered."""
+    """Return the rows of a run that answer `lookup`, in any order."""
     packing, schema = metadata.packing, metadata.layout.schema
     if packing is None:
         items = np.frombuffer(data, schema.item)
@@ -228,9 +230,10 @@ def _select(
 
 
 def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in growing batches; the first may hold `max_count` + 1 items. Runs of one second
-    are taken together where only all of them tell which of their items come first: a second within which a
-    cursor is, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
+    """Yield the runs newest first, in growing batches. The first batch may have `max_count` + 1 items.
+
+    Runs of one second stay together if their order is undecided: for the second of a cursor, and for any second if the
+    file is not `ordered` (`Metadata.in_answer_order`).
     """
     if len(runs) > 1 and not ordered:
         runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
@@ -253,9 +256,9 @@ def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> 
 
 
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), their runs, and its open lookups (batch numbers).
+    """The search in one cut group: its `blocks` (rows of the directory, n), their runs, and its open lookups (numbers).
 
-    `lacking` are lookups whose page needs a damaged block; they are closed.
+    `lacking` are the lookups whose page needs a damaged block. They are closed.
     """
 
     def __init__(
@@ -272,14 +275,14 @@ class GiantSlot:
         self._batch = batch
         self._ordered = ordered
         self._round = 0
-        # of the blocks that a round chose, the lookups that it chose them for
+        # the lookups for which a round chose each block
         self._chosen_for: dict[int, npt.NDArray[np.int64]] = {}
         self._damaged: set[int] = set()
         self.lacking = lookups[:0]
         self._keep_open(lookups)
 
     def next_runs(self) -> list[Run]:
-        """Return the next round's runs: of each open lookup as many blocks as may hold its missing answers."""
+        """Return the runs of the next round: for each open lookup enough blocks for its missing answers."""
         target = (np.minimum(self._batch.max_count[self._open], _ALL) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
         promised = np.zeros(len(self._open), np.int64)
@@ -310,13 +313,13 @@ class GiantSlot:
         return [self.runs[place] for place in unread if self._needing(place).any()]
 
     def take(self, run: Run) -> npt.NDArray[np.int64]:
-        """Note that a block is read; return the lookups that need it."""
+        """Note that a block was read. Return the lookups that need it."""
         place = self._places[run.offset]
         self._unread[place] = False
         return self._open[self._needing(place)]
 
     def miss(self, run: Run) -> None:
-        """Note that a block is damaged: it stays unread, and the lookups that it was chosen for have no page here."""
+        """Note that a block is damaged. The lookups for which it was chosen get no page."""
         place = self._places[run.offset]
         self._damaged.add(place)
         self._give_up(self._chosen_for.get(place, self.lacking))
@@ -326,10 +329,10 @@ class GiantSlot:
         self._keep_open(np.setdiff1d(self._open, self.lacking))
 
     def settle(self, found: Matches) -> None:
-        """Close the lookups that have enough; `found` are their first rows so far (`first_rows`)."""
+        """Close the lookups that have enough rows. `found` has their first rows so far (`first_rows`)."""
         lookups = self._open
         last = self._batch.page_ends(lookups, found)
-        # the greatest second of what is not read; whether any is; whether something was read that is behind it
+        # the greatest second of unread blocks; whether there are any; whether a block behind an unread one was read
         newest = np.full(len(lookups), NEVER)
         unread = np.zeros(len(lookups), bool)
         behind = np.zeros(len(lookups), bool)
@@ -359,8 +362,9 @@ class GiantSlot:
 def search_file_for_many(
     source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
 ) -> Matches:
-    """Return rows that answer each lookup but the `excluded` (bool, n), unordered, at most `max_count` + 1 of each; and
-    the damage of a batch that may be partial.
+    """Return rows that answer each lookup except `excluded` (bool, n), in any order, at most `max_count` + 1 of each.
+
+    If the batch may be partial, they have the damage, too.
     """
     if excluded is not None and excluded.all():
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -429,8 +433,9 @@ def search_file_for_many(
 
 
 def _segments(chosen: Sequence[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
-    """Yield the chosen runs in order of position, cut where a range over two of them would read a gap again. Waiting
-    runs in a gap that is read anyway are read with it. `done` are the sorted positions of the runs read so far.
+    """Yield the chosen runs by position, cut where a range over two of them would read a run again.
+
+    Waiting runs in a gap that is read anyway are included. `done` has the sorted positions of the runs read so far.
     """
     chosen = sorted(chosen, key=attrgetter("offset"))
     waiting = sorted(waiting, key=attrgetter("offset"))

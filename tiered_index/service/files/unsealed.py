@@ -1,10 +1,10 @@
-"""An unsealed file on disk: the flusher appends batches, lookups read, a seal ends it.
+"""An unsealed file on disk: the flusher appends batches, lookups read it, and a seal ends it.
 
-Its disk space is allocated in steps, each before an entry is written to it, and the rest of the file is a hole: so a
-small index is small, and a full disk is found before an entry is taken. Order of one append: entries (pwrite),
-fdatasync, journal record, fdatasync; then the batch is visible. Where it raised the file takes no more: the kernel may
-have dropped what a failed sync did not write, and shows it all the same. Threads: one writer (`append`, `seal`,
-`close`); `search` from any thread beside it. The map is read-only.
+Disk space is allocated in steps, before entries are written there; the rest of the file is a hole. So a small index is
+small, and a full disk is noticed before an entry is accepted. An append writes the entries (pwrite), fdatasync, the
+journal record, fdatasync. Then the batch is visible. After an error the file accepts no more entries: the kernel may
+have dropped data of a failed sync, although it still shows them. Threads: one writer (`append`, `seal`, `close`), and
+any number of searches. The map is read-only.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ if TYPE_CHECKING:
     from tiered_index.service.answers.validation import Columns
 
 Array = npt.NDArray[Any]
-# a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
+# for a longer chain the hash column is scanned, whose cost is bounded by the file's size
 _CHAIN_LIMIT = 256
 _VERIFY_CHUNK = 1 << 24
 _log = logging.getLogger(__name__)
 
 
 STEP_BYTES = 8 << 20
-"""How much of a file is allocated at a time."""
+"""Bytes of a file that are allocated at a time."""
 
 
 def _steps(layout: Layout, size_bytes: int) -> int:
-    """Return `size_bytes` rounded up to whole steps, at most the file."""
+    """Return `size_bytes` rounded up to whole steps, at most the size of the file."""
     return min(layout.unsealed_size, -(-size_bytes // STEP_BYTES) * STEP_BYTES)
 
 
 def first_bytes(layout: Layout) -> int:
-    """Return how much is allocated of a file before it is begun: header, slot table and the first entries."""
+    """Return the bytes that are allocated before a file is created: header, slot table and the first entries."""
     return _steps(layout, layout.entry_position(2))
 
 
 def entries_ahead(layout: Layout) -> int:
-    """Return for how many entries space is allocated ahead: few, or a file of one entry would take a second step."""
+    """Return the number of entries for which space is allocated ahead: few, so that one entry needs only one step."""
     return STEP_BYTES // 32 // layout.schema.entry.itemsize
 
 
 class Reserve:
-    """Disk space for the beginning of the next file: really allocated, under a temporary name."""
+    """Allocated disk space for the beginning of the next file, under a temporary name."""
 
     def __init__(self, root: Root, layout: Layout) -> None:
         self.path = root.temporary(UNSEALED)
@@ -78,12 +78,12 @@ class Reserve:
             undo.callback(self.discard)
             self._disk.allocate(self.descriptor, first_bytes(layout))
             if first_bytes(layout) < layout.unsealed_size:
-                # a hole behind it: readers of the file expect its size
+                # the rest is a hole, because readers expect the full size
                 self._disk.truncate(self.descriptor, layout.unsealed_size)
             undo.pop_all()
 
     def discard(self) -> None:
-        """Give the space back."""
+        """Close and delete the file."""
         self._disk.close(self.descriptor)
         with contextlib.suppress(OSError):
             self._disk.unlink(self.path)
@@ -94,11 +94,11 @@ class Reserve:
 
 
 SHOWN_EVERY_MS = 10_000
-"""How long header and slot table of a file of preset rocketmq may be behind its entries, and a flush more."""
+"""Longest delay of header and slot table of a file of preset rocketmq behind its entries, without the flush."""
 
 
 class UnsealedFile(LocalHandle):
-    """An unsealed file. `sequence` orders the files of a root by their begin; `lane` is ``main`` or ``quarantine``."""
+    """An unsealed file. `sequence` orders the files of a root by creation. `lane` is ``main`` or ``quarantine``."""
 
     place = UNSEALED
 
@@ -107,7 +107,7 @@ class UnsealedFile(LocalHandle):
     ) -> None:
         self._root = root
         self._disk = root.disk
-        self._begun = journal  # which has what never changes
+        self._begun = journal  # for the fields that never change
         self.layout = journal.layout
         self.hash = journal.layout.hash
         self.file_id = journal.file_id
@@ -124,24 +124,24 @@ class UnsealedFile(LocalHandle):
         self.batches = list(journal.batches)
         self.positions = dict(journal.positions)
         begin_s = journal.begin_ms // 1000
-        # the smallest and the greatest second among the entries
+        # the smallest and the greatest second of the entries
         self.second_min, self.second_max = journal.seconds or (begin_s, begin_s)
         self.label = label_of(self)
         self.sealed = journal.sealed
-        self.failed = False  # an append or a seal did not come to its end
-        self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
+        self.failed = False  # an append or a seal was not completed
+        self.published = False  # a job compacted it: the storage has it, or a table into which it was merged
         self.created_ms = journal.created_ms
         self.predecessor = journal.predecessor
         self.log_number = journal.log_number
         self._journal_length = journal.valid_length
-        self._is_blank = not journal.batches  # nothing was ever written behind the journal's first record
-        self._shown: tuple[int, int] | None = None  # entries that header and slot table tell of, and since when, ms
+        self._is_blank = not journal.batches  # the journal has only its first record
+        self._shown: tuple[int, int] | None = None  # entries in header and slot table on disk, and their time, ms
         self._descriptor: int | None = descriptor
-        # up to where disk space is known to be allocated; behind it there may be some, which costs nothing to ask for
+        # the known end of allocated disk space; allocating more than once is harmless
         self._allocated = self.layout.entry_position(journal.count + 1)
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
-        # the filter of the keys, once there are no further ones
+        # the filter of the keys, after the file is sealed
         self.filter_bytes = b""
         self._in_core: Any = None
         if (core := compiled_views()) is not None:
@@ -154,7 +154,7 @@ class UnsealedFile(LocalHandle):
 
     @classmethod
     def begin(cls, root: Root, reserve: Reserve, journal: Journal) -> UnsealedFile:
-        """Make reserved space a file: header, journal with its open record, then their names, the journal's first."""
+        """Make a file of reserved space: write header and journal, then rename both, the journal first."""
         disk, file_id = root.disk, journal.file_id
         table = UnsealedTable(journal.layout, journal.begin_ms)
         record = encode_open(journal)
@@ -172,10 +172,10 @@ class UnsealedFile(LocalHandle):
             file = cls(root, journal, table, reserve.descriptor, journal_descriptor)
             file._allocated = first_bytes(journal.layout)
             return file
-        except BaseException:  # whatever it is, nothing half-begun may look like a file
+        except BaseException:  # also for an interrupt, because an incomplete file must not look like a file
             disk.close(journal_descriptor)
             for path in (temporary, root.index_path(UNSEALED, file_id), root.journal_path(file_id)):
-                with contextlib.suppress(OSError):  # what is left is dropped at the next start
+                with contextlib.suppress(OSError):  # the next start deletes the rest
                     disk.unlink(path)
             raise
 
@@ -197,11 +197,10 @@ class UnsealedFile(LocalHandle):
             journal_descriptor = root.disk.open_rw(root.journal_path(journal.file_id))
             undo.callback(root.disk.close, journal_descriptor)
             file = cls(root, journal, table, descriptor, journal_descriptor)
-            # what a crash tore off is overwritten by the next record; cut it so that it can't be mistaken for damage
+            # cut off a torn record, so that it can't look like damage before the next record
             root.disk.truncate(journal_descriptor, journal.valid_length)
-            # What was read may be in memory only: the sync behind the last record may have failed, and a later one
-            # would not write it. Everything before that record was synced before it was written, the entries that it
-            # speaks of too.
+            # Write the journal again: after a failed sync its last record may be only in the page cache, where a later
+            # sync does not write it. Earlier records, and all entries, were synced before that record was written.
             root.disk.pwrite(journal_descriptor, data[: journal.valid_length], 0)
             root.disk.sync(journal_descriptor)
             undo.pop_all()
@@ -211,7 +210,7 @@ class UnsealedFile(LocalHandle):
 
     @property
     def count(self) -> int:
-        """Durable entries."""
+        """The number of durable entries."""
         return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
 
     @property
@@ -221,7 +220,7 @@ class UnsealedFile(LocalHandle):
 
     @property
     def ended(self) -> bool:
-        """Whether the journal says durably that the file is sealed: after no restart will it accept entries again."""
+        """Whether the journal durably has the seal, so that the file can't accept entries after a restart."""
         return self.sealed and not self.failed
 
     @property
@@ -233,21 +232,21 @@ class UnsealedFile(LocalHandle):
             return self.layout.unsealed_size + self._journal_length
 
     def lacking(self, count: int) -> int:
-        """Return how many bytes `allocate` must take before `count` more entries are appended."""
+        """Return the bytes to `allocate` before `count` more entries are appended."""
         wanted = self.layout.entry_position(self.table.count + 1 + min(count, self.table.free))
         return max(0, _steps(self.layout, wanted) - self._allocated) if wanted > self._allocated else 0
 
     def allocate(self, size_bytes: int) -> None:
-        """Allocate as many bytes more. Raises `OSError`; the file is as it was then."""
+        """Allocate `size_bytes` more. Raises `OSError`; the file is then unchanged."""
         assert self._descriptor is not None
         self._disk.allocate(self._descriptor, size_bytes, self._allocated)
         self._allocated += size_bytes
 
     def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
-        """Make a batch durable and visible, where nothing is `lacking` for it.
+        """Make a batch durable and visible. Space must be allocated (`lacking`).
 
-        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in
-        it; `positions` are durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
+        `columns` (native order, n rows that fit) have whole seconds. `names` are the (id, name) pairs of its topics.
+        `positions` become durable with it. Raises `OSError`. After any error the file accepts no more entries.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
@@ -268,7 +267,7 @@ class UnsealedFile(LocalHandle):
             # a stat of the path raises for a deleted file
             if not os.path.samestat(path.stat(), os.fstat(descriptor)):
                 raise FileNotFoundError(errno.ENOENT, "another file replaced it while it was written", str(path))
-        # where this ends early, what is wider than the entries does no harm: it comes first, positions last
+        # in this order, an interrupt leaves only topics and seconds that are too wide, which is harmless
         for topic_id, name in fresh:
             self.topics[topic_id] = name
             self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
@@ -288,7 +287,7 @@ class UnsealedFile(LocalHandle):
         self.failed = False
 
     def seal(self) -> None:
-        """Accept no more entries: write header, slot table and the seal, close the descriptors. Idempotent."""
+        """End the file: write header, slot table and the seal, and close the descriptors. Idempotent."""
         if self.sealed:
             return
         is_whole, self.failed = self._descriptor is not None and not self.failed, True
@@ -303,16 +302,16 @@ class UnsealedFile(LocalHandle):
         except OSError as error:
             raise disk_error(error, f"sealing {self.path}") from error
         finally:
-            # a sealed file is only read: a thousand of them must not hold two thousand descriptors
+            # a sealed file is only read through its map, and there may be thousands
             self.release()
-            # from here on the life cycle may compact the file
+            # last, because the life cycle may then compact the file
             self.sealed = True
         self.failed = not is_whole
 
     def show(self, now_ms: int) -> None:
-        """Bring header and slot table up to date, without a sync, for programs that don't know the journal: RocketMQ.
+        """Write header and slot table, without a sync, for RocketMQ, which does not read the journal.
 
-        At most every `SHOWN_EVERY_MS`, and where there are new entries. Raises `OSError`.
+        It does so only if there are new entries, and at most every `SHOWN_EVERY_MS`. Raises `OSError`.
         """
         if not self.accepts or (self._shown is not None and self._shown[0] == self.table.count):
             return
@@ -326,14 +325,14 @@ class UnsealedFile(LocalHandle):
         self._disk.sync(self._descriptor)
 
     def _put_table(self) -> None:
-        # the header first: a reader that follows no head beyond its count of items would lose a whole chain
+        # the header first: a reader ignores a head beyond the header's count, and would lose the whole chain
         assert self._descriptor is not None
         header = self.table.header().pack()
         self._disk.pwrite(self._descriptor, header, 0)
         self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
 
     def close(self) -> None:
-        """Write header and slot table of a file open for writing, and close the descriptors; reading continues."""
+        """Write header and slot table of an unsealed file, and close the descriptors. It can still be read."""
         if self._descriptor is None:
             return
         try:
@@ -345,7 +344,7 @@ class UnsealedFile(LocalHandle):
             self.release()
 
     def release(self) -> None:
-        """Close the descriptors and write nothing (what a crash would leave)."""
+        """Close the descriptors and write nothing, as a crash would."""
         descriptors = (self._descriptor, self._journal_descriptor)
         self._descriptor = self._journal_descriptor = None
         for descriptor in descriptors:
@@ -353,13 +352,13 @@ class UnsealedFile(LocalHandle):
                 self._disk.close(descriptor)
 
     def let_go(self) -> None:
-        """Close the descriptors and the map: nobody may search it any more. Idempotent."""
+        """Close the descriptors and the map, when no search uses the file. Idempotent."""
         self.release()
         self._in_core = None
         unmap(self._map)
 
     def discard(self, deletions: Deletions) -> None:
-        """Close and delete a file without durable entries, whose positions stand elsewhere. May be repeated."""
+        """Close and delete a file without durable entries, whose positions are also in another file. Idempotent."""
         self.let_go()
         if self._is_blank:
             deletions.unlink([self.path, self.journal_path])
@@ -367,26 +366,27 @@ class UnsealedFile(LocalHandle):
         drop_unbegun(self._root, self.file_id, encode_open(self._as_journal()), deletions)
 
     def entries(self) -> Array:
-        """Return the durable entries (structured, over the map), each batch verified against its journal record."""
+        """Return the durable entries (structured, in the map), each batch verified against its journal record."""
         return verified_entries(self._map, self._as_journal(), str(self.path))
 
     def snapshot(self) -> tuple[Array, int, dict[int, str]]:
-        """Return the `entries` so far, the second that their times count from, and the names of their topics."""
-        entries = self.entries()  # first: the names of what is appended meanwhile do no harm
+        """Return the `entries` so far, the second to which their times are relative, and the topic names by id."""
+        entries = self.entries()  # first, because more names are harmless
         return entries, self.table.begin_ms // 1000, dict(self.topics)
 
     @property
     def interval(self) -> tuple[int, int]:
-        """The smallest and the greatest second."""
+        """The smallest and the greatest second of the entries."""
         return self.second_min, self.second_max
 
     def in_core(self) -> Any:
-        """Return the file as the compiled core searches it, with what is appended later; None: there is no core."""
+        """Return the compiled core's `LocalFile` of this file, which gets later entries, too; None: no core."""
         return self._in_core if compiled_views() is not None else None
 
     def make_filter(self) -> None:
-        """Give a sealed file the filter that its compacted form has, so that lookups need not follow a chain for every
-        key. Raises `CorruptFile`.
+        """Make the filter of a sealed file, so that lookups skip chains. Raises `CorruptFile`.
+
+        The compacted file has the same filter.
         """
         if self._in_core is not None and self.sealed and self.count and not self.filter_bytes:
             self.filter_bytes = filter_of(self.entries(), self.layout.schema)
@@ -398,12 +398,12 @@ class UnsealedFile(LocalHandle):
         return self._ids
 
     def topic_stats(self) -> NamedStats:
-        """As `Handle.topic_stats`, from the entries so far."""
+        """See `Handle.topic_stats`."""
         entries = entries_view(self._map, self.layout, self.table.count)
         return named_stats(topic_stats(entries["topic_id"], entries["size"], self._seconds_of(entries)), self.topics)
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, unordered, along the chain, or by a scan where it is long."""
+        """Return the rows that answer `lookup`, in any order, from its chain, or by a scan if the chain is long."""
         layout, table = self.layout, self.table
         schema = layout.schema
         if (rows := search_one(self.in_core(), lookup, schema)) is not None:
@@ -420,17 +420,17 @@ class UnsealedFile(LocalHandle):
         return select_items(items, table.begin_ms // 1000, lookup, ids, schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, unordered; chains are walked side by side, long ones scanned."""
+        """Return the rows that answer each lookup, in any order, from all chains together, or by a scan."""
         if (found := search_batch(self.in_core(), batch, self.layout.schema, *self.interval)) is not None:
             return found
         schema, layout = self.layout.schema, self.layout
         count = self.table.count
         wanted = batch.overlapping(self.second_min, self.second_max)
         walked = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT)
-        # a tuple: entries of a new topic may be added meanwhile
+        # a copy, because another thread may add a topic
         topics = tuple(self.topics.items())
         if walked is None:
-            # chains of hundreds, or ones that run backwards: the scan decides for every lookup
+            # a chain is too long or does not fall, so a scan answers all lookups
             return matching(batch, entries_view(self._map, layout, count), self._seconds_of, topics, schema)
         items, lookups = walked
         picked = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)[items]
@@ -444,9 +444,10 @@ class UnsealedFile(LocalHandle):
 
 
 def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
-    """Delete a file whose entries, if any, stand elsewhere; `begun` is its journal's first record. First that record
-    alone durably replaces the journal, which may end in a record whose sync failed and would be damage without its
-    entries. Where that fails the file stays.
+    """Delete a file whose entries, if any, are also in another file. `begun` is the first record of its journal.
+
+    First that record durably replaces the journal: the journal may end in a record whose sync failed, and which would
+    look like damage without its entries. If that fails, the file is kept.
     """
     path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
     temporary = root.temporary(UNSEALED)
@@ -455,7 +456,7 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
             root.disk.write_file(temporary, [begun])
             root.disk.publish(temporary, journal_path)
     except OSError as error:
-        _log.warning("%s is empty and can't be deleted now: %s", path, error)
+        _log.warning("cannot delete the empty file %s now: %s", path, error)
         with contextlib.suppress(OSError):
             root.disk.unlink(temporary)
         return
@@ -463,7 +464,7 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
 
 
 def verified_entries(data: Any, journal: Journal, file: str) -> Array:
-    """Return entries 1..count over `data`. Raises `CorruptFile` naming the batch's position."""
+    """Return entries 1..count in `data`, verified by batch. Raises `CorruptFile` naming the batch's position."""
     layout = journal.layout
     header = read_header(data[:28], file)
     if header.begin_ms != journal.begin_ms or header.magic not in (layout.preset.begin_magic, layout.preset.end_magic):

@@ -1,8 +1,8 @@
-"""A catalog's files as one call of the compiled core searches them.
+"""Views: one call of the compiled core searches all files of a catalog.
 
-A view has the local files of one moment, and never changes; a lookup keeps the one that it began with. It holds the
-files' maps: a map is closed once no view has it any more. The caller searches the files that are `left`: other files,
-and files that the core declines (damage, slot groups in blocks, long chains). Threads: any.
+A view has the files of one moment, and never changes. It keeps their maps open. The caller searches the files that are
+`left`: files that the core can't search, and files that it declines (damage, slot groups in blocks, long chains).
+Threads: any.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
 # notes of `View.find`: out of range, left to the caller
 _AWAY, _LEFT = -1, -3
-# ... and skipped
+# notes of skipped files
 _SKIPPED = {-2: "skipped_budget", -4: "skipped_filter", -5: "skipped_topic"}
 
 
 About = tuple[tuple[Freshness, ...], Sequence[tuple[str | None, LostObject]]]
-"""What the logs of storages had when a view was looked at: their freshness, where they are read alone, and what was
-lost.
+"""The state of the logs for a view: freshness of indexes that are read without a root, and the lost objects of each
+source.
 """
 
 
 Part = tuple[bytearray, bytearray, bytearray, bytearray]
 """The result of `ViewBatch.find` for some of a batch's lookups."""
 Partly = tuple[npt.NDArray[np.int64] | None, int]
-"""The lookups that a file has to be searched for, None: all; and how many rows it had for others."""
+"""The lookups for which a file has to be searched (None: all), and its number of rows for others."""
 InParts = Callable[[Callable[[int, int], Part], int], Sequence[Part]]
-"""Calls a function for the parts of so many lookups, and returns the results in their order."""
+"""Takes a function and a number of lookups. Returns the function's results for all parts of the lookups, in order."""
 
 
 @dataclass(frozen=True)
 class BatchNotes:
-    """The notes of a batch, which keep no file open."""
+    """The notes of a batch. They keep no file open."""
 
     handles: Sequence[FileLabel]
     notes: Sequence[int]
@@ -68,9 +68,11 @@ Noted: TypeAlias = Union["ViewRows", BatchNotes]
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The rows of a view for a batch. The caller has to search the files that are `left`; those of them that are
-    `partly` searched, by place in `left`, for the lookups of these numbers beside so many rows. `seen` are the
-    files in range.
+    """The rows of a view for a batch.
+
+    - `left`: the files that the caller has to search.
+    - `partly`: by place in `left`, the files that need a search only for some lookups.
+    - `seen`: the files in range.
     """
 
     matches: Sequence[Matches]
@@ -81,14 +83,14 @@ class BatchRows:
 
 
 def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
-    """Return a report of each file in range, except those that are `left`. No file of a view is timed by itself."""
+    """Return a report of each file in range, except those that are `left`. The files have no times of their own."""
     reports = []
     for number, (label, note) in enumerate(zip(found.handles, found.notes, strict=True)):
         if note in (_AWAY, _LEFT):
             continue
         outcome, spent = _SKIPPED.get(note, "read"), found.spent_by.get(number)
         requests, size = spent or (0, 0)
-        # as of a search in the storage that made no request
+        # a stored file that needed no request
         cached = outcome == "read" and spent is None and label.place == "storage"
         reports.append(
             FileReport(
@@ -108,17 +110,18 @@ def reports_of(found: Noted, prices: PriceTable) -> list[FileReport]:
 
 
 class StoredSource:
-    """A stored file or shard as the compiled core reads it: what is known in memory, or is in a local folder."""
+    """Supplies the compiled core with a stored file or shard, without requests: from memory or a local folder."""
 
     def __init__(self, cold: ColdPath, stored: StoredObject, schema: Schema) -> None:
         self._cold, self._stored, self._schema = cold, stored, schema
         self._filters = cold.filters
-        # how many filters had come when it last looked for its own
+        # `Filters.kept` when this last looked for the file's filter
         self._seen = -1
 
     def open(self, file: LocalFile) -> bool:
-        """Give a file its directory and its filter, if they are in memory and there is room for them. Return whether it
-        can be searched and needs no filter first.
+        """Give `file` its directory and its filter, if they are in memory and there is space for them.
+
+        Return whether it can be searched and does not need a filter first.
         """
         filters, stored = self._filters, self._stored
         if file.is_open and (not stored.filter_length or filters.kept == self._seen):
@@ -138,7 +141,7 @@ class StoredSource:
             try:
                 if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):
                     cold.core_bytes += len(groups) + stored.filter_length
-            except ValueError:  # of wrong meaning: the search file by file tells it
+            except ValueError:  # invalid values: the search of this file reports them
                 return False
         self._seen = filters.kept
         if stored.filter_length and (held := filters.whole(stored)) is not None:
@@ -147,7 +150,7 @@ class StoredSource:
         return not filters.is_due(stored)
 
     def block(self, offset: int, length: int, crc: int) -> bytes | tuple[bytes] | None:
-        """As `ColdPath.block_now`."""
+        """See `ColdPath.block_now`."""
         return self._cold.block_now(self._stored, offset, length, crc)
 
     def miss(self, hash64: int) -> None:
@@ -156,8 +159,9 @@ class StoredSource:
 
 
 class LocalView:
-    """The files of a catalog, `handles`, for lookups of rows of `schema`. Those in a storage are among them with
-    `stored`, and are searched as far as that takes no request.
+    """The files of a catalog, `handles`, for lookups of rows of `schema`.
+
+    If `stored`, files in a storage are included; they are searched only as far as that needs no request.
     """
 
     def __init__(self, schema: Schema, handles: Sequence[Handle], *, stored: bool = False) -> None:
@@ -169,7 +173,7 @@ class LocalView:
         self.handles: list[Handle] = [*growing, *rest]
         files, labels = [], []
         for handle in self.handles:
-            # labels: an answer, which may be kept for long, keeps no file open
+            # labels in place of handles, so that an answer keeps no file open
             label = handle.label if isinstance(handle, UnsealedFile) else label_of(handle)
             for file in _stored_in_core(handle, schema) if stored else [_in_core(handle, schema)]:
                 files.append((file, handle.second_min, handle.second_max))
@@ -178,8 +182,10 @@ class LocalView:
         self.core: View = core.View(row_form(schema), files, labels)
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
-        """Return the rows of the files for a lookup. None: two rows may be one answer, or the core does not know the
-        cursor's place: the caller has to search file by file.
+        """Return the rows of the files for a lookup.
+
+        None: the caller has to search file by file, because two rows may be one answer, or the core does not support
+        the cursor.
         """
         after, high = lookup.page_end, lookup.second_max
         if lookup.after is not None:
@@ -190,7 +196,7 @@ class LocalView:
         return self.core.find(lookup.topic, *hashes, lookup.second_min, high, min(lookup.max_count, MOST_ROWS), after)
 
     def find_many(self, batch: LookupBatch, in_parts: InParts) -> BatchRows:
-        """Return the rows of the files for a batch: at most `max_count` + 1 of each file and lookup."""
+        """Return the rows of the files for a batch: at most `max_count` + 1 per file and lookup."""
         asked = in_core(self.core, batch, batch.under("mask")[0].key_hash)
         parts = in_parts(asked.find, len(batch))
         matches = [
@@ -206,7 +212,7 @@ class LocalView:
         away = [handle.second_min > high or handle.second_max < low for handle in self.handles]
         whole = [number for number in asked.left if not away[number]]
         partly = [(np.array(some), matched[number]) for number, some in lookups_of.items()]
-        # the search of these lookups notes the file
+        # the caller's search of these files makes their notes
         for number in (*whole, *lookups_of):
             matched[number] = _LEFT
         return BatchRows(
@@ -227,11 +233,11 @@ class LocalView:
 
 
 Viewed = tuple[Sequence[Handle], LocalView | None]
-"""The files of an index: those beside its view, and the view; None: there is no view."""
+"""The files of an index that are not in its view, and the view; None: there is no view."""
 
 
 def _in_core(handle: Handle, schema: Schema) -> object:
-    """Return the core's object of a file; None: it has none."""
+    """Return the core's `LocalFile` of a local file; None: it has none."""
     if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
         return handle.in_core()
     if isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
@@ -240,19 +246,19 @@ def _in_core(handle: Handle, schema: Schema) -> object:
 
 
 def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None]:
-    """Return the core's objects of a file in a storage, or of each shard of a table; [None]: it has none."""
+    """Return the core's `LocalFile` of a stored file, or of each shard of a table; [None]: it has none."""
     if isinstance(handle, CompactedFile) and handle.local is None and handle.stored is not None:
         return [_of_object(handle.stored.cold, handle.stored.stored, handle.hash, schema)]
     if isinstance(handle, WindowTable):
         shards = sorted(handle.shards, key=lambda one: one.part.slot_low)
-        # a giant slot has several shards, each of a time
+        # shards of a giant slot have the same slot, and are left to the caller
         if all(one.part.slot_high <= other.part.slot_low for one, other in itertools.pairwise(shards)):
             return [_of_object(handle.cold, one, handle.hash, schema) for one in shards]
     return [None]
 
 
 def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Schema) -> LocalFile | None:
-    # filters in a disk cache are read by pieces
+    # with a disk cache, filters are read by pieces
     if cold.has_folder or (number := HASH_RULES.index(rule)) > 1:
         return None
     file: LocalFile | None = cold.in_core.get(stored.name)
@@ -260,7 +266,7 @@ def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Sch
         core, shard = compiled_views(), stored.shard
         assert core is not None
         slots = None if shard is None else (shard.slots.split, shard.slots.join, shard.slot_low, shard.slot_high)
-        # of a whole file its directory says how many slots it has
+        # a whole file gets its number of slots with its directory
         file = core.LocalFile(row_form(schema), None, None, number, 0, 1 if shard is None else shard.slots.base)
         file.from_source(StoredSource(cold, stored, schema), stored.second_min, stored.second_max, slots)
         cold.in_core[stored.name] = file

@@ -1,7 +1,7 @@
-"""Window tables, the entries of one time window merged out of many files, and how a catalog comes to show the log.
+"""Window tables: the entries of one time window, merged from many files. Also updates a catalog from the log.
 
-A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own.
-Only those that the page needs are read. Threads: every method from any thread.
+A lookup reads the shard of its slot. A giant slot has several shards of different times; only those that the page needs
+are read. Threads: any.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WindowTable:
                 first.window_s,
             ):
                 raise CorruptFile(
-                    stored.name, "shard is of another table than its neighbours", expected=first, found=shard
+                    stored.name, "shard belongs to another table than its neighbours", expected=first, found=shard
                 )
         self.file_id = first.table
         self.shards = tuple(ordered)
@@ -59,17 +59,17 @@ class WindowTable:
         self.count = sum(stored.count for stored in ordered)
         self.hash = joint_rule(stored.hash for stored in ordered)
         self.cold = cold
-        # how many shards, from the first, have these topics
+        # a number of shards, from the first, and their topics
         self._topics: tuple[int, frozenset[str]] = (0, frozenset())
         self._lows = [stored.part.slot_low for stored in ordered]
 
     def has_other_shards(self, shards: Sequence[StoredObject]) -> bool:
-        """Return whether `shards` are others than the table's."""
+        """Return whether `shards` differ from the table's."""
         return len(shards) != len(self.shards) or {one.name for one in shards} != {one.name for one in self.shards}
 
     @property
     def known_topics(self) -> frozenset[str] | None:
-        """As `Handle.known_topics`, once the directories of all shards are known."""
+        """See `Handle.known_topics`. None until the directories of all shards are in memory."""
         count, names = self._topics
         while count < len(self.shards):
             topics = StorageBytes(self.cold, self.shards[count]).known_topics
@@ -80,23 +80,23 @@ class WindowTable:
         return names
 
     def let_go(self) -> None:
-        """Do nothing: nothing is mapped."""
+        """Do nothing, because there is no memory map."""
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """As `Handle.excludes`, by filters."""
+        """See `Handle.excludes`."""
         held = self._holding(lookup)
         if all(self.cold.excludes(stored, lookup.key_hash, lookup.fingerprint) for stored in held):
             return "filter"
         return None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """As `excludes`, for all lookups of a batch."""
+        """See `Handle.excludes_all`."""
         if not len(batch.overlapping(self.second_min, self.second_max)):
             return "time"
         return None if self._excluded(batch) else "filter"
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
+        """Return at least the first `max_count` + 1 rows that answer `lookup`, in any order."""
         rows: Array | None = None
         for stored in sorted(self._holding(lookup), key=lambda o: -o.second_max):
             enough = rows is not None and len(rows) > lookup.max_count
@@ -113,7 +113,7 @@ class WindowTable:
         return rows if rows is not None else np.empty(0, "i8")
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, unordered; shards side by side, every slot group is read once."""
+        """Return the rows that answer each lookup, in any order. Shards are read in parallel, each slot group once."""
         read = [(StorageBytes(self.cold, stored), away) for stored, away in self._excluded(batch)]
         parts = side_by_side([partial(_search_shard, source, batch, away) for source, away in read])
         damage = tuple([one for part in parts for one in part.damage])
@@ -124,12 +124,12 @@ class WindowTable:
         return Matches(lookups, rows, sum(part.folded for part in found), damage)
 
     def topic_stats(self) -> NamedStats:
-        """As `Handle.topic_stats`, from the shards' metadata, read side by side."""
+        """See `Handle.topic_stats`. The metadata of shards is read in parallel."""
         trailers = side_by_side([partial(self.cold.trailer, stored) for stored in self.shards])
         return [one for trailer in trailers for one in trailer.metadata.stats_by_topic()]
 
     def _holding(self, lookup: PreparedLookup) -> list[StoredObject]:
-        """Return the shards that may hold answers: those of the slot whose time overlaps."""
+        """Return the shards that may have answers, by slot and time."""
         slot = self.slots.slot_of(lookup.key_hash)
         second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         found = []
@@ -141,7 +141,7 @@ class WindowTable:
         return found
 
     def _excluded(self, batch: LookupBatch) -> list[tuple[StoredObject, Array]]:
-        """Return each shard that may hold answers with the lookups (bool, n) that it certainly has none for."""
+        """Return each shard that may have answers, with the lookups (bool, n) for which it certainly has none."""
         slots = self.slots.slots_of(batch.key_hash)
         result = []
         for stored in self.shards:
@@ -160,7 +160,7 @@ def _search_shard(source: StorageBytes, batch: LookupBatch, away: npt.NDArray[np
     except (CorruptFile, MissingObject, StorageUnavailable) as error:
         if not batch.allow_partial:
             raise
-        # the lookups of other shards have their answers
+        # lookups in other shards keep their answers
         return Matches.lacking((here, error))
 
 
@@ -173,20 +173,24 @@ def apply_log_state(
     keeps: Callable[[CompactedFile], bool] = lambda _: False,
     changed: Iterable[str] | None = None,
 ) -> None:
-    """Make the catalog show exactly the objects of `state` beside the local files. `dispose` returns what disposes of a
-    removed file; `keeps` says which local copies stay though their file was merged. `handles` must have been taken
-    before `state`: what was published in between is not among them and stays. The cold path forgets what it has noted
-    of removed objects. `changed`: only these files and tables differ; None: any may.
+    """Update the catalog: besides local files it shows exactly the objects of `state`.
+
+    - `handles` must be read before `state`, so that files published in between are kept.
+    - `dispose` returns a function that disposes of a removed file.
+    - `keeps` says which local copies are kept although their file was merged.
+    - `changed`: only these files and tables differ; None: any may.
+
+    The cold path forgets its notes about removed objects.
     """
     tables: Iterable[tuple[str, list[StoredObject]]] = state.tables.items()
     files: Iterable[tuple[str, StoredObject]] = state.files.items()
     if changed is not None:
         tables = [(file, state.tables[file]) for file in changed if file in state.tables]
         files = [(file, state.files[file]) for file in changed if file in state.files]
-    # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
+    # tables before the removal of their source files, so that a lookup sees each entry at least once
     for table, shards in tables:
         known = catalog.get(table)
-        # shards that were lost are removed one by one, others are replaced
+        # a record may remove lost shards of a table, or replace shards
         if known is None or (isinstance(known, WindowTable) and known.has_other_shards(shards)):
             catalog.put(WindowTable(cold, shards))
     for handle in handles:
@@ -201,15 +205,16 @@ def apply_log_state(
         if shown is None:
             catalog.put(open_stored(cold, stored))
         elif isinstance(shown, CompactedFile) and shown.stored is not None and shown.stored.stored != stored:
-            # another object has taken its place
+            # a record has replaced the object
             catalog.put(replace(shown, stored=StorageBytes(cold, stored)))
     if handles or changed is None:
         cold.forget_unnamed(state.objects)
 
 
 def apply_changes(catalog: Catalog, shown: LogState, state: LogState, cold: ColdPath) -> None:
-    """Do as `apply_log_state` for a catalog without local files that shows the earlier state `shown`: it looks at
-    those files and tables alone that records have changed since, where that is known.
+    """Update a catalog without local files from the earlier state `shown` to `state`.
+
+    If the changes between both are known, only changed files and tables are updated.
     """
     changed = state.changed_since(shown)
     found = catalog.all() if changed is None else [file for file in map(catalog.get, changed) if file is not None]
