@@ -87,8 +87,8 @@ def query(
     the entries found so far, names the files that it did not read, and ends with exit code 6. Requests that open the
     index are not counted.
 
-    To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then names its index.
-    Messages come from the archived segments of each index.
+    To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
+    index as source. Messages come from the archived segments of each index.
 
     The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end are the defaults
     of the last two. --max applies to each key. Each stored file is read once for 100,000 keys (by a service: 1,000).
