@@ -96,7 +96,8 @@ _NOTHING = Batch(source="", position=0)
 class Source(Protocol):
     """Messages in order, which can be read again from a position.
 
-    One thread uses a source. Any thread may call `lag` and `positions`.
+    One thread uses a source. Any thread may call `lag` and `positions`. A source may have `trouble` (str | None): what
+    keeps it from being read now.
     """
 
     # For people: the place of the source, the unit of its positions, and their name in reports.
@@ -412,9 +413,14 @@ class Follower:
         return sum(self.source.positions().values())
 
     def problems(self, max_lag_s: float | None = None) -> list[str]:
-        """Return problems other than the index's: failed archiving, and a lag of more than `max_lag_s`."""
-        archiving = self.archiving
-        found = [f"archive: {archiving.problem}"] if archiving is not None and archiving.problem is not None else []
+        """Return problems other than the index's: failed archiving, a source that can't be read, and a lag of more than
+        `max_lag_s`.
+        """
+        parts = {
+            "archive": self.archiving.problem if self.archiving is not None else None,
+            "source": getattr(self.source, "trouble", None),
+        }
+        found = [f"{part}: {problem}" for part, problem in parts.items() if problem is not None]
         return [*found, *filter(None, [self.behind(max_lag_s)])]
 
     def behind(self, max_lag_s: float | None) -> str | None:
@@ -424,8 +430,8 @@ class Follower:
         lag = self.source.lag()
         behind = f"follow: {lag.bytes:,} {self.source.unit}"
         if lag.seconds is None:
-            return f"{behind} behind the store, and how many seconds is not known yet"
-        return f"{behind} and {lag.seconds:g} seconds behind the store" if lag.seconds > max_lag_s else None
+            return f"{behind} behind the source, and how many seconds is not known yet"
+        return f"{behind} and {lag.seconds:g} seconds behind the source" if lag.seconds > max_lag_s else None
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the metrics of the follower: for each name its meaning and its value."""

@@ -45,7 +45,7 @@ def test_an_hour_is_shown_and_no_more_is_kept_than_its_figures_need(past):
     assert len(document["times_ms"]) == 240 and len(past.history._samples) == 481
     assert document["end_ms"] - document["begin_ms"] == 3_600_000
     assert document["times_ms"][0] == document["begin_ms"] and document["times_ms"][-1] == document["end_ms"] - 15_000
-    assert figures(past.history)["Lag behind the store"] == [float(number) for number in range(760, 1000)]
+    assert figures(past.history)["Lag behind the source"] == [float(number) for number in range(760, 1000)]
 
 
 def test_figures_of_a_span_are_growth_within_it(past):
@@ -69,7 +69,7 @@ def test_a_lag_that_is_not_known_is_none(past):
     past.lag = float("nan")
     past.now_s += 15
     past.history.run_once()
-    assert figures(past.history)["Lag behind the store"] == [5.0, None]
+    assert figures(past.history)["Lag behind the source"] == [5.0, None]
 
 
 def test_figures_that_fail_once_come_again(past, caplog):

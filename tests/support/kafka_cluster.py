@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ import confluent_kafka
 __all__ = ["PARTITIONS", "Cluster", "Producing", "kafka_cluster"]
 
 PARTITIONS = 4
+_NUMBER = re.compile("-?[0-9]+")
 
 
 @dataclass
@@ -45,6 +47,38 @@ class Cluster:
     def control(self, broker: int) -> None:
         """Name a broker as the controller, which knows the ids of topics; 0: there is none."""
         self._obey("set_controller_id", broker)
+
+    def lead(self, topic: str, partition: int, broker: int) -> None:
+        """Have a broker lead a partition."""
+        self._obey("partition_set_leader", topic, partition, broker)
+
+    def take_down(self, broker: int) -> None:
+        """Close a broker's connections, and take no new ones."""
+        self._obey("broker_set_down", broker)
+
+    def bring_up(self, broker: int) -> None:
+        """Have a broker take connections again."""
+        self._obey("broker_set_up", broker)
+
+    def slow_down(self, broker: int, delay_ms: int) -> None:
+        """Have a broker answer each request so much later."""
+        self._obey("broker_set_rtt", broker, delay_ms)
+
+    def fail(self, request: int, *errors: int) -> None:
+        """Answer the next requests of a kind with errors, by Kafka's numbers of both."""
+        self._obey("push_request_errors", request, len(errors), *errors)
+
+    def forgive(self, request: int) -> None:
+        """Answer the next requests of a kind without the errors that were told and not used."""
+        self._obey("clear_request_errors", request)
+
+    def fail_topic(self, topic: str, error: int) -> None:
+        """Have metadata say an error in place of a topic; 0: none any more."""
+        self._obey("topic_set_error", topic, error)
+
+    def advertise(self, broker: int, port: int) -> None:
+        """Have clients meet a broker at another port of this host."""
+        self._obey("broker_set_host_port", broker, "127.0.0.1", port)
 
     def _obey(self, *words: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -107,8 +141,8 @@ def main(brokers: str) -> None:
     print(library.rd_kafka_mock_cluster_bootstraps(cluster).decode(), flush=True)
     for line in sys.stdin:
         name, *words = line.split()
-        arguments = [ctypes.c_int64(int(word)) if word.isdecimal() else word.encode() for word in words]
-        print(library[f"rd_kafka_mock_{name}"](cluster, *arguments), flush=True)
+        arguments = [ctypes.c_int64(int(word)) if _NUMBER.fullmatch(word) else word.encode() for word in words]
+        print(library[f"rd_kafka_mock_{name}"](cluster, *arguments) or 0, flush=True)
 
 
 if __name__ == "__main__":

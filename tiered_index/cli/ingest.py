@@ -29,8 +29,8 @@ from tiered_index.cli.options import (
     LogAs,
     SelectionOptions,
     given_columns,
-    given_flags,
     pairs,
+    refuse_others,
 )
 from tiered_index.cli.options import of_store as _of_store
 from tiered_index.cli.output import counted, human_count
@@ -287,15 +287,8 @@ def ingest(
     """
     session.log_as(log_format)
     kind, path = _kind_of(source)
-    for owner, group in (
-        ("a file", of_files),
-        ("a RocketMQ store", of_store),
-        ("a RocketMQ store", selected),
-        ("a RocketMQ store", archiving),
-        ("Kafka", kafka),
-    ):
-        if owner != kind and (given := next(given_flags(group), None)) is not None:
-            raise InvalidArgument(f"{given} is for {owner}, and {source} is {kind}")
+    of_stores = [("a RocketMQ store", group) for group in (of_store, selected, archiving)]
+    refuse_others(source, kind, ("a file", of_files), *of_stores, ("Kafka", kafka))
     settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
     followed: dict[str, Any] = {"follow": follow, "restart": restart, "poll_s": poll}
     if kind == "Kafka":

@@ -97,7 +97,7 @@ MaxLag = Annotated[
     Option(
         min=0,
         metavar="SECONDS",
-        help="/readyz fails while the follower is further behind the store.",
+        help="/readyz fails while the follower is further behind its source.",
         show_default=False,
     ),
 ]
@@ -163,6 +163,13 @@ def given_flags(group: Any) -> Iterator[str]:
         if getattr(group, each.name) != each.default:
             info = next(i for i in hints[each.name].__metadata__ if isinstance(i, OptionInfo))
             yield flag_of(each.name, info).rpartition("/")[2]
+
+
+def refuse_others(source: str, kind: str, *groups: tuple[str, Any]) -> None:
+    """Raise `InvalidArgument` for a given option of `groups` (each with its kind of source) that is not of `kind`."""
+    for owner, group in groups:
+        if owner != kind and (given := next(given_flags(group), None)) is not None:
+            raise InvalidArgument(f"{given} is for {owner}, and {source} is {kind}")
 
 
 _service = partial(Option, show_default=False, rich_help_panel="Service")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.options import ArchiveOptions, LogAs, MaxLag, bytes_option
+from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower
+from tiered_index.cli.options import ArchiveOptions, LogAs, MaxLag, bytes_option, given_flags, refuse_others
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, install_hint
 from tiered_index.follow import Follower
@@ -99,10 +100,16 @@ def serve(
         bool, _writing("--write", help="Write the index: accept POST /v1/entries, upload, expire.")
     ] = False,
     follow: Annotated[
-        Path | None,
-        _writing(metavar="STORE", help="Write the index, and follow this RocketMQ store.", show_default=False),
+        str | None,
+        _writing(
+            metavar="SOURCE",
+            help="Write the index, and follow a source: folder of a RocketMQ store, or kafka://HOST:PORT/TOPIC,...",
+            show_default=False,
+        ),
     ] = None,
-    store_name: Annotated[str | None, _writing(help="Name of the store in the index. Default: its path.")] = None,
+    store_name: Annotated[
+        str | None, _writing(help="Name of the source in the index. Default: the store's path, or the cluster's id.")
+    ] = None,
     max_lag: MaxLag = None,
     rocketmq_port: Annotated[
         int | None, _tools(min=0, max=65535, help="Port for RocketMQ's protocol. 0: any free port.", show_default=False)
@@ -160,6 +167,7 @@ def serve(
     ] = 16 << 20,
     *,
     archiving: ArchiveOptions,
+    kafka: KafkaOptions,
 ) -> int:
     """Serve lookups over HTTP until SIGTERM or SIGINT.
 
@@ -182,6 +190,8 @@ def serve(
       tiered-index serve --storage s3://bucket/a --storage s3://bucket/b --host 0.0.0.0 --tokens tokens.json
 
       tiered-index serve --root /data/index --storage s3://bucket/index --follow /home/rocketmq/store
+
+      tiered-index serve --root /data/index --storage s3://bucket/index --follow kafka://broker:9092/orders --key key
 
       tiered-index serve --storage s3://bucket/broker-a --rocketmq-port 9876
 
@@ -207,9 +217,16 @@ def serve(
             "give --rocketmq-keys FILE, or --insecure to let everybody in"
         )
     writes = write or follow is not None
-    if follow is None and (store_name is not None or archiving != ArchiveOptions() or max_lag is not None):
-        options = "--store-name, --archive-segments, --archive-queues and --max-lag"
-        raise InvalidArgument(f"{options} are of a store: give --follow, too")
+    given = [*given_flags(archiving), *given_flags(kafka)]
+    if follow is None and (store_name is not None or max_lag is not None or given):
+        options = ", ".join(["--store-name", "--max-lag", *given])
+        raise InvalidArgument(f"{options} are of a source that is followed: give --follow, too")
+    followed = None if follow is None or follow.startswith(SCHEME) else Path(follow)
+    if follow is not None:
+        kind = "Kafka" if followed is None else "a RocketMQ store"
+        refuse_others(follow, kind, ("a RocketMQ store", archiving), ("Kafka", kafka))
+    if rocketmq_port is not None and follow is not None and followed is None:
+        raise InvalidArgument(f"--rocketmq-port is for a RocketMQ store, and {follow} is Kafka")
     tools: RemotingOptions | None = None
     if rocketmq_port is not None:
         tools = RemotingOptions(
@@ -223,7 +240,7 @@ def serve(
         raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise are of a port: give --rocketmq-port, too")
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
-    for folder in (store, follow):
+    for folder in (store, followed):
         _check_store(folder)
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
     config = session.reader_config()
@@ -248,17 +265,23 @@ def serve(
         # a recovery takes its time: probes get an answer meanwhile
         with in_background(http.twin()), _found_later():
             if writes:
-                space = {} if follow is None else {"offset_space": "commitlog"}
+                space = {} if followed is None else {"offset_space": "commitlog"}
                 index = stack.enter_context(IndexService.open(session.config(**space)))
                 lookups = index
                 if follow is not None:
-                    check_apart(index.config, follow)
-                    log = StoreDirectory.open(follow, store_name)
-                    opened = open_follower(session, index, log, threading.Event(), archiving=archiving)
+                    stop = threading.Event()
+                    if followed is None:
+                        opened = open_kafka_follower(
+                            session, index, stop, place=follow, options=kafka, cluster=store_name
+                        )
+                    else:
+                        check_apart(index.config, followed)
+                        log = StoreDirectory.open(followed, store_name)
+                        opened = open_follower(session, index, log, stop, archiving=archiving)
                     following = stack.enter_context(opened).in_background()
             else:
                 lookups = stack.enter_context(session.open_reader(config))
-        store = store or follow
+        store = store or followed
         served = Served(
             lookups,
             messages_of(lookups, store),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ kafka: Any = confluent_kafka
 T = TypeVar("T")
 SCHEME = "kafka://"
 TIMEOUT_S = 30.0
+_PAUSE_S = 0.2
 _ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
 # Settings that the source depends on: it alone chooses positions
 _OURS = {
@@ -49,6 +51,8 @@ _DEFAULTS = {
 _REFUSED = re.compile(
     "_AUTHENTICATION|_SSL|SASL_AUTHENTICATION_FAILED|UNSUPPORTED_SASL_MECHANISM|.*_AUTHORIZATION_FAILED"
 )
+# Errors of a partition whose topic does not exist (any more)
+MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
 _DAMAGED = ("_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG")
 
 
@@ -129,12 +133,20 @@ def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: fl
     return ids
 
 
-def asked(what: str, call: Callable[[], T]) -> T:
-    """Return `call()`, a request to the cluster. Raises as `error_of`; `what` begins the message."""
-    try:
-        return call()
-    except kafka.KafkaException as error:
-        raise error_of(error.args[0], what) from error
+def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
+    """Return `call()`, a request to the cluster, which is repeated for so long if that may help. Raises as `error_of`;
+    `what` begins the message.
+    """
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return call()
+        except kafka.KafkaException as error:
+            found = error_of(error.args[0], what)
+            passes = isinstance(found, StorageUnavailable) and error.args[0].name() not in MISSED
+            if not passes or time.monotonic() > until_s:
+                raise found from error
+        time.sleep(_PAUSE_S)
 
 
 def error_of(error: Any, what: str) -> TieredIndexError:

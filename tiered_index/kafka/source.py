@@ -39,6 +39,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, did_you_mean
 from tiered_index.follow import Batch, Lag, Loss
 from tiered_index.kafka.client import (
+    MISSED,
     TIMEOUT_S,
     KafkaAddress,
     asked,
@@ -62,6 +63,7 @@ _WAIT_S = 0.2
 _ROUND_S = 0.5
 _METADATA_S = 5.0
 _COMMIT_S = 1.0
+_LOOK_TIMEOUT_S = 5.0
 # A run without `follow` raises after so long without an answer of the cluster
 _PATIENCE_S = 60.0
 # Most records before a position that are compared, and most entries of one key and second that are read for one
@@ -169,7 +171,7 @@ class KafkaSource:
         if not self.address.topics:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
         group = {} if self.commit_group is None else {"group.id": self.commit_group}
-        self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._heard_error, **group)
+        self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error, **group)
         self._admin = open_admin(self.address.servers, self.settings)
         self._partitions: dict[tuple[str, int], Partition] = {}
         # Deleted partitions, and those that the broker reported as missing since the last check
@@ -179,10 +181,11 @@ class KafkaSource:
         self._out_of_range: set[tuple[str, int]] = set()
         self._losses: list[Loss] = []
         self._problem: Exception | None = None
-        self._trouble: str | None = None
+        self.trouble: str | None = None
         self._looked_s = self._committed_s = 0.0
         self._heard_s = time.monotonic()
         self._committed: dict[tuple[str, int], int] = {}
+        self._answers: dict[Any, Any] = {}
         try:
             self._look_for_partitions(begin=True)
         except BaseException:
@@ -193,23 +196,27 @@ class KafkaSource:
             if self.index.durable_position(index_key) is None:
                 self.index.put_batch(_NO_ENTRIES, index_key, 1)
 
-    def _heard_error(self, error: Any) -> None:
-        self._trouble = error.str()
-        if error.fatal():
-            self._problem = error_of(error, self.place)
+    def _note_error(self, error: Any, place: str = "") -> None:
+        """Note an error of the client. It tries again by itself where that helps."""
+        found = error_of(error, place or self.place)
+        if error.fatal() or (place and not isinstance(found, StorageUnavailable)):
+            self._problem = found
+        else:
+            self.trouble = str(found)
 
     def _look_for_partitions(self, *, begin: bool = False) -> None:
         """Assign the partitions that are new or have another log, and report deleted ones."""
         self._looked_s = time.monotonic()
+        timeout_s = TIMEOUT_S if begin else _LOOK_TIMEOUT_S
         try:
-            found = asked(self.place, lambda: self._consumer.list_topics(timeout=TIMEOUT_S if begin else 5.0))
+            found = asked(self.place, lambda: self._consumer.list_topics(timeout=timeout_s))
             known = [name for name, topic in found.topics.items() if topic.error is None]
             wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
-            ids = ids_of_topics(self._admin, found, wanted, TIMEOUT_S if begin else 5.0)
+            ids = ids_of_topics(self._admin, found, wanted, timeout_s)
         except StorageUnavailable as error:
             if begin:
                 raise
-            self._trouble = str(error)
+            self.trouble = str(error)
             return
         if begin:
             self.cluster = self.cluster or found.cluster_id or "-"
@@ -243,12 +250,26 @@ class KafkaSource:
             except StorageUnavailable as error:  # it may be deleted again: the next check decides
                 if begin:
                     raise
-                self._trouble = str(error)
+                self.trouble = str(error)
                 self._gone.add(place)
                 continue
             if before is not None and partition.position == before.position:
                 partition.newest_ms = before.newest_ms
             self._partitions[place] = partition
+        self._ask_leaders()
+
+    def _ask_leaders(self) -> None:
+        """Ask what each partition's end is, and note who did not say since the last look: without new records, nothing
+        else tells that a leader is away, or there again.
+        """
+        if self._answers:
+            failed = [one.exception() for one in self._answers.values() if one.done() and one.exception() is not None]
+            silent = [place for place, one in self._answers.items() if not one.done()]
+            self.trouble = str(failed[0]) if failed else f"no answer about {silent[0]}" if silent else None
+        places = [kafka.TopicPartition(one.name.topic, one.name.partition) for one in self._reading()]
+        latest = kafka.admin.OffsetSpec.latest()
+        asked_of = dict.fromkeys(places, latest)
+        self._answers = self._admin.list_offsets(asked_of, request_timeout=_LOOK_TIMEOUT_S) if places else {}
 
     def _begin(
         self, place: tuple[str, int], put: tuple[Name, int] | None, topic_id: str, *, restart: bool
@@ -345,7 +366,9 @@ class KafkaSource:
         """Return the first offset of a partition, and the offset after its last record."""
         where = f"{place[0]}/{place[1]}"
         found = asked(
-            where, lambda: self._consumer.get_watermark_offsets(kafka.TopicPartition(*place), timeout=TIMEOUT_S)
+            where,
+            lambda: self._consumer.get_watermark_offsets(kafka.TopicPartition(*place), timeout=TIMEOUT_S),
+            TIMEOUT_S,
         )
         if found is None:
             raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
@@ -382,7 +405,7 @@ class KafkaSource:
         caught_up = not self._losses and all(partition.is_done() for partition in self._reading())
         if not caught_up and not self.follow and time.monotonic() - self._heard_s > _PATIENCE_S:
             raise StorageUnavailable(
-                f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self._trouble or 'silence'}"
+                f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self.trouble or 'silence'}"
             )
         yield Batch(source="", position=0, losses=tuple(self._losses), caught_up=caught_up, pause=0.0)
         self._losses.clear()
@@ -413,15 +436,13 @@ class KafkaSource:
                 ends[place] = message.offset()
             elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
                 self._out_of_range.add(place)
-            elif error.name() in _MISSED:
+            elif error.name() in MISSED:
                 self._missed.add(place)
                 self._looked_s = 0.0
-            elif error.retriable() or error.code() in (kafka.KafkaError._TRANSPORT, kafka.KafkaError._ALL_BROKERS_DOWN):
-                self._trouble = error.str()
             else:
-                self._problem = error_of(error, f"{place[0]}/{place[1]}")
+                self._note_error(error, f"{place[0]}/{place[1]}")
         if of_partitions or ends:
-            self._heard_s, self._trouble = time.monotonic(), None
+            self._heard_s, self.trouble = time.monotonic(), None
         for place in of_partitions | ends:
             several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
             if partition is None:
@@ -526,7 +547,7 @@ class KafkaSource:
             try:
                 self._consumer.commit(offsets=offsets, asynchronous=not wait)
             except kafka.KafkaException as error:
-                self._trouble = f"group {self.commit_group}: {error.args[0].str()}"
+                self.trouble = f"group {self.commit_group}: {error.args[0].str()}"
             else:
                 self._committed |= new
 
@@ -546,7 +567,7 @@ class KafkaSource:
                     seconds = None
                 else:
                     seconds = max(seconds, (now_ms - partition.newest_ms) / 1000)
-        return Lag(end, behind, None if self._trouble is not None else seconds)
+        return Lag(end, behind, None if self.trouble is not None else seconds)
 
     def _high(self, partition: Partition) -> int:
         """Return the end of a partition's log that the client saw last."""
@@ -565,8 +586,6 @@ class KafkaSource:
 
 
 _SURE_BYTES = 32_767
-# Errors of a partition whose topic does not exist (any more)
-_MISSED = ("_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID")
 
 
 def _size(message: Any) -> int:

@@ -68,7 +68,7 @@ class Figure:
 
 
 FIGURES = (
-    Figure("Lag behind the store", "s", "follow_lag_seconds", alert=Alert("TieredIndexFollowerBehind", 300, 600)),
+    Figure("Lag behind the source", "s", "follow_lag_seconds", alert=Alert("TieredIndexFollowerBehind", 300, 600)),
     Figure("Durable position", "", "durable_position"),
     Figure("Lease left", "s", "lease_remaining_seconds", alert=Alert("TieredIndexLeaseNotHeld", 0, 300, is_floor=True)),
     Figure("Files not in the storage yet", "", "unpublished_files", alert=Alert("TieredIndexUploadsStall", 5, 1800)),

@@ -179,7 +179,7 @@ def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made, monkey
         page = opened(str(client.base_url), "#health")
         expect(page.locator("#ready")).to_have_text("ready")
         # what the service has seen since it began
-        expect(page.locator("figure").filter(has_text="Lag behind the store")).to_contain_text("7 s")
+        expect(page.locator("figure").filter(has_text="Lag behind the source")).to_contain_text("7 s")
         check_access(page)
         problems.append("archive: a segment is passed over")
         page.get_by_role("link", name="Files").click()

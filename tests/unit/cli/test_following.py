@@ -293,7 +293,7 @@ def test_a_source_of_another_broker_is_followed_by_the_protocol_alone(followed):
     assert [followed.index.durable_position(name) for name in messages] == [2, 1]
     messages["toy:1"].append(("c", NOW_MS))
     again = Follower(followed.index, Partitions(followed.index, messages))
-    assert again.problems(0.5) == ["follow: 1 messages and 1 seconds behind the store"]
+    assert again.problems(0.5) == ["follow: 1 messages and 1 seconds behind the source"]
     with again.in_background():
         while not again.messages:
             assert not again.has_ended()

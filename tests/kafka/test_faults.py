@@ -1,0 +1,168 @@
+"""Brokers that fail, are slow or away, and connections that are cut: nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+
+import pytest
+
+from tests.kafka.followed import ingest, places, source_of
+from tests.support.cutting_proxy import CUT, Fault, cutting_proxy
+from tests.support.hanging import until
+from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
+from tiered_index.errors import CorruptFile, StorageMisconfigured
+from tiered_index.follow import Follower
+
+BROKERS = 3
+FETCH, LIST_OFFSETS = 1, 2
+# the client tries again soon
+HASTY = {"reconnect.backoff.max.ms": "200", "retry.backoff.ms": "50", "retry.backoff.max.ms": "200"}
+
+
+@pytest.fixture(scope="module")
+def brokers():
+    """A cluster of three brokers, and the faults of the proxies before them, for followers alone."""
+    with kafka_cluster(BROKERS) as cluster, contextlib.ExitStack() as stack:
+        addresses = cluster.servers.split(",")
+        proxies = [stack.enter_context(cutting_proxy(address, b"tiered-index")) for address in addresses]
+        faults = deque()
+        for number, proxy in enumerate(proxies, 1):
+            cluster.advertise(number, proxy.port)
+            proxy.faults = faults
+        yield cluster, faults
+
+
+@pytest.fixture
+def cluster(brokers):
+    brokers[0].control(1)
+    return brokers[0]
+
+
+@pytest.fixture
+def sent(producing, topic):
+    """Send records `first` to `last`, each to the partition of its number."""
+
+    def send(first, last):
+        producing.send(topic, ({"key": f"k{n}", "partition": n % PARTITIONS} for n in range(first, last)))
+
+    return send
+
+
+@pytest.fixture
+def producing(servers):
+    return Producing(servers)
+
+
+@pytest.fixture
+def following(index, servers, topic, sent, monkeypatch):
+    """A follower that has read ten records of each partition, and looks often for what changed."""
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.3)
+    sent(0, 10 * PARTITIONS)
+    source = source_of(index, servers, topic, follow=True, settings=HASTY)
+    with Follower(index, source, note=lambda _: None) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == 10 * PARTITIONS)
+        yield follower
+    follower.end()
+
+
+def check(index, topic, count):
+    """Every record is at its place, and at no other."""
+    for n in range(count):
+        assert places(index, topic, f"k{n}") == {(n % PARTITIONS, n // PARTITIONS)}
+
+
+def check_went_on(index, topic, follower, count):
+    until(lambda: follower.messages >= count)
+    assert (follower.messages, follower.entries, follower.losses) == (count, count, [])
+    check(index, topic, count)
+
+
+@pytest.mark.parametrize("fault", [CUT, Fault(hold_s=0.3), Fault(hold_s=0.3, cut=True)])
+def test_answers_that_are_cut_or_held_in_their_middle(brokers, index, topic, sent, following, fault):
+    brokers[1].extend([fault] * 8)
+    sent(10 * PARTITIONS, 300)
+    check_went_on(index, topic, following, 300)
+    until(lambda: not brokers[1])
+
+
+# not its leader, no leader, not here for now, a timeout, a failed disk, an offset that a replica lacks, anything
+@pytest.mark.parametrize("error", [6, 5, 3, 7, 56, 1, -1])
+@pytest.mark.parametrize("request_kind", [FETCH, LIST_OFFSETS])
+def test_errors_that_pass(cluster, index, topic, sent, following, error, request_kind):
+    cluster.fail(request_kind, *[error] * 4)
+    sent(10 * PARTITIONS, 200)
+    check_went_on(index, topic, following, 200)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(29, StorageMisconfigured), (30, StorageMisconfigured), (2, CorruptFile)])
+def test_what_does_not_pass_ends_the_following(cluster, index, topic, sent, servers, error, kind):
+    sent(0, 100)
+    assert ingest(index, servers, topic).messages == 100
+    with Follower(index, source_of(index, servers, topic, follow=True, settings=HASTY)) as follower:
+        cluster.fail(FETCH, *[error] * 2)
+        follower.in_background()
+        until(follower.has_ended)
+        with pytest.raises(kind, match=topic):
+            follower.end()
+    cluster.forgive(FETCH)
+    check(index, topic, 100)
+
+
+def test_a_broker_that_is_away_is_told_and_caught_up_with(cluster, index, topic, sent, following):
+    assert following.problems(60.0) == []
+    for broker in (2, 3):
+        cluster.take_down(broker)
+    until(lambda: following.source.trouble is not None)
+    (first, second) = following.problems(60.0)
+    assert first.startswith("source: ") and "how many seconds is not known" in second
+    for broker in (2, 3):
+        cluster.bring_up(broker)
+    # without a new record
+    until(lambda: following.problems(60.0) == [])
+    sent(10 * PARTITIONS, 200)
+    check_went_on(index, topic, following, 200)
+
+
+def test_all_brokers_may_be_away_for_a_time(cluster, index, topic, sent, following):
+    for broker in (1, 2, 3):
+        cluster.take_down(broker)
+    until(lambda: following.source.trouble is not None)
+    for broker in (1, 2, 3):
+        cluster.bring_up(broker)
+    sent(10 * PARTITIONS, 200)
+    check_went_on(index, topic, following, 200)
+    until(lambda: following.problems(60.0) == [])
+
+
+@pytest.mark.parametrize("error", [5, 3])
+def test_a_topic_that_its_brokers_do_not_know_for_a_moment(cluster, index, topic, sent, following, error):
+    cluster.fail_topic(topic, error)
+    until(lambda: following.source._gone)
+    cluster.fail_topic(topic, 0)
+    sent(10 * PARTITIONS, 200)
+    check_went_on(index, topic, following, 200)
+
+
+def test_a_slow_broker_and_partitions_that_change_their_leader(cluster, index, topic, sent, following):
+    cluster.slow_down(2, 300)
+    count = 10 * PARTITIONS
+    for turn in range(1, 7):
+        for partition in range(PARTITIONS):
+            cluster.lead(topic, partition, (partition + turn) % BROKERS + 1)
+        sent(count, count + 25)
+        count += 25
+    check_went_on(index, topic, following, count)
+    cluster.slow_down(2, 0)
+
+
+def test_a_run_to_the_end_survives_errors(brokers, cluster, index, servers, topic, sent):
+    sent(0, 400)
+    cluster.fail(LIST_OFFSETS, 6, 5)
+    cluster.fail(FETCH, 6, 7, 56)
+    brokers[1].extend([CUT] * 4)
+    follower = ingest(index, servers, topic, settings=HASTY)
+    assert (follower.messages, follower.loss_count) == (400, 0)
+    check(index, topic, 400)
+    brokers[1].clear()

@@ -1,0 +1,59 @@
+"""`serve --follow kafka://...`: lookups over HTTP of records that arrive, how far it is, and its refusals."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.server.conftest import PATIENCE_S
+from tests.server.test_serve_command import started
+from tests.support.hanging import until
+from tiered_index.cli.main import app
+
+
+def found(client, topic, key):
+    answer = client.get("/v1/query", params={"topic": topic, "key": key}).json()
+    return [(item["queue_id"], item["offset"]) for item in answer["items"]]
+
+
+def test_records_are_found_while_they_arrive_and_the_lag_is_told(servers, producing, topic, tmp_path):
+    producing.send(topic, [{"key": f"k{n}", "partition": 1, "headers": [("trace", f"t{n}")]} for n in range(5)])
+    index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+    keys = ("--key", "key", "--key", "header:trace", "--max-lag", 60, "--kafka", "client.id=served")
+    with started(*index, "--follow", f"kafka://{servers}/{topic}", *keys) as (process, client):
+        until(lambda: found(client, topic, "k4") == [(1, 4)])
+        producing.send(topic, [{"key": "later", "partition": 2, "headers": [("trace", "t9")]}])
+        until(lambda: found(client, topic, "t9") == [(2, 0)])
+        assert found(client, topic, "later") == [(2, 0)]
+        until(lambda: client.get("/readyz").status_code == 200)
+        metrics = client.get("/metrics").text.splitlines()
+        assert "tiered_index_follow_lag_records 0.0" in metrics
+        assert "tiered_index_follow_lag_seconds 0.0" in metrics
+        assert "tiered_index_follow_position_records 6.0" in metrics
+        assert client.get("/v1/health").json()["problems"] == []
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, error
+    with started(*index) as (_, client):
+        assert found(client, topic, "t0") == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--follow", "kafka://127.0.0.1:1/t", "--archive-segments"), "--archive-segments is for a RocketMQ store"),
+        (("--follow", "STORE", "--key", "key"), "--key is for Kafka"),
+        (("--key", "key"), "--key are of a source that is followed"),
+        (("--follow", "kafka://127.0.0.1:1/t", "--kafka", "sasl.pasword=secret"), "sasl.pasword"),
+        (("--follow", "kafka://127.0.0.1:1/t", "--rocketmq-port", "0"), "--rocketmq-port is for a RocketMQ store"),
+    ],
+)
+def test_wrong_options_are_bad_usage(tmp_path, options, problem):
+    options = [str(tmp_path) if option == "STORE" else option for option in options]
+    places = ["--root", str(tmp_path / "root"), "--storage", (tmp_path / "storage").as_uri(), "--port", "0"]
+    result = CliRunner().invoke(app, ["serve", *places, *options])
+    assert result.exit_code == 2
+    assert problem in " ".join(result.output.split())
+    assert "secret" not in result.output

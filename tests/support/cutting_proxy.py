@@ -1,0 +1,91 @@
+"""A proxy before an address that cuts or holds answers in their middle, where a test says so. Threads: any client."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = ["CUT", "CuttingProxy", "Fault", "cutting_proxy"]
+
+_PIECE = 64 << 10
+
+
+class Fault(NamedTuple):
+    """The middle of the next piece of an answer: wait so long, then cut the connection or go on."""
+
+    hold_s: float = 0.0
+    cut: bool = False
+
+
+CUT = Fault(cut=True)
+
+
+class CuttingProxy:
+    """Passes bytes on. Each of `faults` spoils one piece of an answer to a client whose first bytes have its `name`.
+
+    `spoiled` counts those pieces.
+    """
+
+    def __init__(self, host: str, port: int, name: bytes = b"") -> None:
+        self.faults: deque[Fault] = deque()
+        self.spoiled = 0
+        self._name = name
+        self._behind = host, port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._ended = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._connect, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), socket.create_connection(self._behind) as broker:
+            self._open |= (both := {client, broker})
+            is_meant = self._name in client.recv(_PIECE, socket.MSG_PEEK)
+            answers = threading.Thread(target=self._pass, args=(broker, client, is_meant), daemon=True)
+            answers.start()
+            self._pass(client, broker, False)
+            answers.join()
+            self._open -= both
+
+    def _pass(self, source: socket.socket, target: socket.socket, is_spoiled: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_PIECE):
+                fault = self.faults.popleft() if is_spoiled and self.faults else Fault()
+                target.sendall(data[: len(data) // 2])
+                self._ended.wait(fault.hold_s)
+                self.spoiled += fault != Fault()
+                if fault.cut:
+                    break
+                target.sendall(data[len(data) // 2 :])
+        _end({source, target})
+
+    def close(self) -> None:
+        """Take no more connections, and end those that are open."""
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        _end(set(self._open))
+
+
+def _end(sockets: set[socket.socket]) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def cutting_proxy(address: str, name: bytes = b"") -> Iterator[CuttingProxy]:
+    """Yield a proxy before ``host:port``, which ends with the context."""
+    host, _, port = address.rpartition(":")
+    with contextlib.closing(CuttingProxy(host, int(port), name)) as proxy:
+        yield proxy
