@@ -32,9 +32,12 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
         with IndexService.open(root=Path(folder) / "root", storage=uri, **settings) as index:
             index.put("orders", 0, "order-4711", 1, 1, 1_762_000_000_000, source="shop", source_position=1)
             index.flush()
-            source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict, unit="bytes")
+            gauges: dict[str, Any] = {}
+            for unit in ("bytes", "records"):  # of a RocketMQ store, of Kafka
+                source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict, unit=unit)
+                gauges |= Follower(index, source).gauges()
             with IndexReader.open(uri) as reader:
-                yield {"reader": _families(reader), "writer": _families(index, gauges=Follower(index, source).gauges)}
+                yield {"reader": _families(reader), "writer": _families(index, gauges=lambda: gauges)}
 
 
 def _families(lookups: Any, **more: Any) -> list[Metric]:
