@@ -141,6 +141,9 @@ class Archiver(Protocol):
     def run_once(self) -> int:
         """Archive closed segments, and return their number."""
 
+    def finish(self) -> int:
+        """Archive all that can be, and return its number of segments."""
+
     def stop(self) -> None:
         """End the round soon. Any thread."""
 
@@ -262,7 +265,7 @@ class Archiving:
         if self._round is not None:
             self._round.result()
             self._round = None
-        self._pool.submit(self._archiver.run_once).result()
+        self._pool.submit(self._archiver.finish).result()
         self._trouble = None
 
 
@@ -438,6 +441,7 @@ class Follower:
         lag, unit = self.source.lag(), self.source.unit
         position = "Commit log offset" if unit == "bytes" else "Sum of the offsets"
         seconds = math.nan if lag.seconds is None else lag.seconds
+        archived = 0 if self.archiving is None else self.archiving.archived
         return {
             f"follow_position_{unit}": (f"{position} up to which the source is indexed.", self.position),
             f"follow_lag_{unit}": (f"{unit.capitalize()} behind the end of the source's log.", lag.bytes),
@@ -447,6 +451,7 @@ class Follower:
                 "Ranges of the log that were damaged, or deleted before they were read.",
                 self.loss_count,
             ),
+            "follow_archived_segments_total": ("Segments that were archived.", archived),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -478,7 +478,7 @@ def test_queue_offsets_that_were_changed_are_damage(index, tmp_path):
         check_queues(data, segment.start, 100, "x")
     # what the log says of the object's size
     with pytest.raises(InvalidArgument):
-        archived.read(segment, segment.end, 1)
+        archived.read(segment, segment.size_bytes, 1)
     wrong = replace(segment, object_bytes=segment.object_bytes + 8)
     with pytest.raises(CorruptFile):
         archived.queue_directory(wrong)

@@ -134,7 +134,7 @@ def _row(file: dict[str, Any], broken: str) -> tuple[object, ...]:
 
 def _archived(segments: Sequence[dict[str, Any]]) -> str:
     """Return how much is archived of a store, and where segments are missing between others."""
-    ends = [one["start"] + one["size_bytes"] for one in segments]
+    ends = [one["start"] + (one["columns"][0] if "columns" in one else one["size_bytes"]) for one in segments]
     gaps = [later["start"] for end, later in zip(ends, segments[1:], strict=False) if end < later["start"]]
     note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
     return (

@@ -61,6 +61,7 @@ class KafkaOptions(KafkaClientOptions):
     commit_group: Annotated[
         str | None, _kafka(metavar="GROUP", help="Publish durable positions as offsets of this group, for lag tools.")
     ] = None
+    archive: Annotated[bool, _kafka("--archive", help="Archive the records themselves, as Parquet files.")] = False
 
 
 def open_kafka_follower(
@@ -77,6 +78,7 @@ def open_kafka_follower(
 ) -> Follower:
     """Return a follower of the topics at `place`; raises as `KafkaSource` does."""
     # imported when asked for: the client is of an extra
+    from tiered_index.kafka.archive import KafkaArchiver
     from tiered_index.kafka.client import KafkaAddress
     from tiered_index.kafka.keys import Keys
     from tiered_index.kafka.source import KafkaSource
@@ -93,4 +95,5 @@ def open_kafka_follower(
         cluster,
         note=session.out.note,
     )
-    return Follower(index, source, follow=follow, stop=stop, note=session.out.note, **of_follower)
+    archiver = KafkaArchiver(source) if options.archive else None
+    return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)

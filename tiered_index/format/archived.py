@@ -1,6 +1,7 @@
 """Archived segments: the bytes of a source's log file, optional queue offsets, and CRC32s. SPEC.md section 9.
 
-Offset o of the log is byte o - start of the object, so a reader gets a message with one range. Pure.
+Offset o of the log is byte o - start of the object, so a reader gets a message with one range. A columnar segment is a
+Parquet file of records instead. Its CRC32s are before its footer, so that the object is a Parquet file, too. Pure.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 2
 # With queue offsets between the segment and the table.
 QUEUES_VERSION = 3
+# A columnar segment, whose footer comes after the tail.
+COLUMNS_VERSION = 4
 # Version 1 has the same layout, and pieces of 1 MiB.
-_VERSIONS = (1, SEGMENT_VERSION, QUEUES_VERSION)
+_VERSIONS = (1, SEGMENT_VERSION, QUEUES_VERSION, COLUMNS_VERSION)
 PIECE_BYTES = 16 << 10
 """Bytes with one checksum. A lookup reads whole pieces; the table of a segment of 1 GiB takes 256 KiB."""
 HEAD_BYTES = 1 << 20
@@ -29,6 +32,11 @@ DAMAGED_PIECE = "a piece of an archived segment does not match its CRC32"
 # 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
 # 40 zero | 44 CRC32 of bytes 0..43
 _TAIL = struct.Struct(">8sIIQQIIII")
+
+
+def footer_bytes_of(file: bytes) -> int:
+    """Return the length of the footer of a Parquet file, its own length and the magic included."""
+    return int.from_bytes(file[-8:-4], "little") + 8
 
 
 def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
@@ -53,19 +61,24 @@ class SegmentTable:
     pieces: npt.NDArray[np.uint32]
     # bytes of queue offsets between the segment and the table; 0: none
     queues_bytes: int = 0
+    # the last bytes of a columnar segment, which lie behind this; empty: it is none
+    footer: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the bytes that follow the segment and its queue offsets."""
-        version = QUEUES_VERSION if self.queues_bytes else SEGMENT_VERSION
+        """Return the bytes that follow the segment and its queue offsets, without its footer."""
+        version = COLUMNS_VERSION if self.footer else QUEUES_VERSION if self.queues_bytes else SEGMENT_VERSION
         table = self.pieces.astype(">u4").tobytes()
         sizes = (self.piece_bytes, self.start, self.size_bytes)
         tail = _TAIL.pack(SEGMENT_MAGIC, version, *sizes, self.crc32, zlib.crc32(table), 0, 0)[:-4]
         return table + tail + zlib.crc32(tail).to_bytes(4, "big")
 
     @classmethod
-    def decode(cls, data: bytes, object_bytes: int, file: str) -> SegmentTable:
-        """Return the table in `data`, the last bytes of an object of `object_bytes`. Raises `CorruptFile`."""
-        damage = partial(CorruptFile, file, offset=object_bytes - _TAIL.size)
+    def decode(cls, data: bytes, object_bytes: int, file: str, footer_bytes: int = 0) -> SegmentTable:
+        """Return the table in `data`, the last bytes of an object of `object_bytes`; the footer is not checked. Raises
+        `CorruptFile`.
+        """
+        data, footer = data[: len(data) - footer_bytes], data[len(data) - footer_bytes :]
+        damage = partial(CorruptFile, file, offset=object_bytes - footer_bytes - _TAIL.size)
         if len(data) < _TAIL.size or not data.endswith(zlib.crc32(data[-_TAIL.size : -4]).to_bytes(4, "big")):
             raise damage("the tail of an archived segment does not match its CRC32")
         magic, version, piece_bytes, start, size_bytes, crc32, table_crc32, zero, _ = _TAIL.unpack(data[-_TAIL.size :])
@@ -75,14 +88,15 @@ class SegmentTable:
             problem = f"archived segment of version {version}"
             raise UnsupportedVersion(file, problem, expected=_VERSIONS[-1], found=version)
         queues_bytes = object_bytes - segment_object_bytes(size_bytes, piece_bytes) if piece_bytes else -1
-        if zero or queues_bytes < 0 or (queues_bytes > 0) != (version == QUEUES_VERSION):
+        kind = QUEUES_VERSION if queues_bytes else COLUMNS_VERSION if footer else min(version, SEGMENT_VERSION)
+        if zero or queues_bytes < 0 or version != kind:
             problem = "the sizes in the tail of an archived segment don't add up to the object's"
             raise damage(problem, expected=object_bytes, found=(size_bytes, piece_bytes))
         table = data[-(object_bytes - size_bytes - queues_bytes) : -_TAIL.size]
         if len(table) != object_bytes - size_bytes - queues_bytes - _TAIL.size or zlib.crc32(table) != table_crc32:
             raise CorruptFile(file, "the table of an archived segment does not match its CRC32", offset=size_bytes)
         pieces = np.frombuffer(table, ">u4").astype(np.uint32)
-        return cls(start, size_bytes, crc32, piece_bytes, pieces, queues_bytes)
+        return cls(start, size_bytes, crc32, piece_bytes, pieces, queues_bytes, footer)
 
     def whole_pieces(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range (begin, end) of whole pieces that covers bytes [begin, end) of the segment."""
@@ -123,7 +137,7 @@ class SegmentSums:
             at += len(part)
             self.size_bytes += len(part)
 
-    def table(self, start: int, queues_bytes: int = 0) -> SegmentTable:
+    def table(self, start: int, queues_bytes: int = 0, footer: bytes = b"") -> SegmentTable:
         """Return the table of the segment, which begins at offset `start` of its log."""
         pieces = np.array(self._pieces, np.uint32)
-        return SegmentTable(start, self.size_bytes, self.crc32, PIECE_BYTES, pieces, queues_bytes)
+        return SegmentTable(start, self.size_bytes, self.crc32, PIECE_BYTES, pieces, queues_bytes, footer)

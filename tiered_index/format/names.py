@@ -17,7 +17,7 @@ INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"
 LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX = "log/", "checkpoint/", "epoch/"
 LEASE_PREFIX, DATA_PREFIX = "lease/", "data/"
-SEGMENTS_PREFIX, SEGMENT_SUFFIX = "segments/", ".log"
+SEGMENTS_PREFIX, SEGMENT_SUFFIX, COLUMNS_SUFFIX = "segments/", ".log", ".parquet"
 STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
 # The number of last characters of an id that are enough to distinguish it
 SHORT_ID = 8
@@ -31,7 +31,7 @@ _CHECKPOINT = re.compile(rf"checkpoint/([0-9]{{20}})(?:-([0-9a-f]{{{DIGEST_DIGIT
 _SUMMARY = re.compile(rf"checkpoint/{_WHOLE}\.summary")
 _OBJECT = re.compile(
     rf"(log|epoch)/{_NUMBER.pattern}|{_CHECKPOINT.pattern}|{_SUMMARY.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
-    rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.log"
+    rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.(log|parquet)"
     rf"|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
@@ -139,14 +139,14 @@ def store_prefix(store: str) -> str:
     return f"{SEGMENTS_PREFIX}{written}/"
 
 
-def segment_name(store: str, start: int, epoch: int) -> str:
+def segment_name(store: str, start: int, epoch: int, suffix: str = SEGMENT_SUFFIX) -> str:
     """Return a new object name for one upload attempt of the segment of `store` that begins at offset `start`."""
-    return f"{store_prefix(store)}{start:020d}/{epoch:020d}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
+    return f"{store_prefix(store)}{start:020d}/{epoch:020d}-{secrets.token_hex(8)}{suffix}"
 
 
 def segment_epoch(name: str) -> int:
     """Return the epoch of the writer in a `segment_name`. Raises `CorruptFile` for any other name."""
-    attempt = name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX)
+    attempt = name.rpartition("/")[2].removesuffix(SEGMENT_SUFFIX).removesuffix(COLUMNS_SUFFIX)
     if not (match := _ATTEMPT.fullmatch(attempt)) or not name.startswith(SEGMENTS_PREFIX):
         raise CorruptFile(name, "not an archived segment of an index")
     return int(match[1])

@@ -149,6 +149,22 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
         time.sleep(_PAUSE_S)
 
 
+def range_of(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+    """Return the first offset of a partition, and the one behind its last. Raises as `asked`."""
+    place = f"{topic}/{partition}"
+    where = kafka.TopicPartition(topic, partition)
+    found = asked(place, lambda: consumer.get_watermark_offsets(where, timeout=TIMEOUT_S), TIMEOUT_S)
+    if found is None:
+        raise StorageUnavailable(f"{place}: the broker did not answer within {TIMEOUT_S:g} seconds")
+    return found[0], found[1]
+
+
+def is_passing(error: Any) -> bool:
+    """Return whether the client itself repeats its request after an error."""
+    found = error_of(error, "")
+    return isinstance(found, StorageUnavailable) and error.name() not in (*MISSED, "_AUTO_OFFSET_RESET")
+
+
 def error_of(error: Any, what: str) -> TieredIndexError:
     """Return this package's error for an error of the client; `what` begins the message."""
     text = f"{what}: {error.str()}"

@@ -31,3 +31,9 @@ class KafkaRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int | None = None
     timestamp_type: TimestampType = TimestampType.NONE
+
+    @property
+    def size(self) -> int:
+        """The bytes of key, value and headers."""
+        size = len(self.key or b"") + len(self.value or b"")
+        return size + sum(len(name.encode()) + len(value or b"") for name, value in self.headers)

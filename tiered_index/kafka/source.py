@@ -48,6 +48,7 @@ from tiered_index.kafka.client import (
     kafka,
     open_admin,
     open_consumer,
+    range_of,
     record_of,
 )
 from tiered_index.kafka.keys import Keys
@@ -57,7 +58,7 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
 KEYS_PREFIX = "kafka-key:"
-_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+))?")
+_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+)(?:\.([0-9]+))?)?")
 _MESSAGES = 20_000
 _WAIT_S = 0.2
 _ROUND_S = 0.5
@@ -81,9 +82,9 @@ class OffsetOutOfRange(CorruptFile):
 
 
 class Name(NamedTuple):
-    """The key of a partition's position in the index. A log that begins again has a new `generation`.
+    """The key of a partition's position in the index. A log that is read from its begin again has a new `generation`.
 
-    `topic_id` is the topic's unique id in the cluster; empty: unknown.
+    `topic_id` is the topic's unique id in the cluster; empty: unknown. `log` counts the logs that the partition had.
     """
 
     cluster: str
@@ -91,17 +92,30 @@ class Name(NamedTuple):
     partition: int
     generation: int = 0
     topic_id: str = ""
+    log: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name in `text`; None: it is another source's."""
-        found = _NAME.fullmatch(text)
-        return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "") if found else None
+        if (found := _NAME.fullmatch(text)) is None:
+            return None
+        return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "", int(found[6] or 0))
 
     def __str__(self) -> str:
         topic_id = f"@{self.topic_id}" if self.topic_id else ""
-        generation = f"#{self.generation}" if self.generation else ""
+        log = f".{self.log}" if self.log else ""
+        generation = f"#{self.generation}{log}" if self.generation else ""
         return f"kafka:{self.cluster}/{self.topic}/{self.partition}{topic_id}{generation}"
+
+    @property
+    def store(self) -> str:
+        """The name of the partition's log in the archive: that of a position whose generation is the log's number."""
+        return str(self._replace(generation=self.log, topic_id="", log=0))
+
+    def begun_again(self, topic_id: str = "", *, same_log: bool = False) -> Name:
+        """Return the name of the partition's next generation."""
+        log = self.log + (not same_log)
+        return self._replace(generation=self.generation + 1, topic_id=topic_id or self.topic_id, log=log)
 
 
 @dataclass(eq=False, slots=True)
@@ -172,7 +186,7 @@ class KafkaSource:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
         group = {} if self.commit_group is None else {"group.id": self.commit_group}
         self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error, **group)
-        self._admin = open_admin(self.address.servers, self.settings)
+        self.admin = open_admin(self.address.servers, self.settings)
         self._partitions: dict[tuple[str, int], Partition] = {}
         # Deleted partitions, and those that the broker reported as missing since the last check
         self._gone: set[tuple[str, int]] = set()
@@ -212,7 +226,7 @@ class KafkaSource:
             found = asked(self.place, lambda: self._consumer.list_topics(timeout=timeout_s))
             known = [name for name, topic in found.topics.items() if topic.error is None]
             wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
-            ids = ids_of_topics(self._admin, found, wanted, timeout_s)
+            ids = ids_of_topics(self.admin, found, wanted, timeout_s)
         except StorageUnavailable as error:
             if begin:
                 raise
@@ -269,7 +283,7 @@ class KafkaSource:
         places = [kafka.TopicPartition(one.name.topic, one.name.partition) for one in self._reading()]
         latest = kafka.admin.OffsetSpec.latest()
         asked_of = dict.fromkeys(places, latest)
-        self._answers = self._admin.list_offsets(asked_of, request_timeout=_LOOK_TIMEOUT_S) if places else {}
+        self._answers = self.admin.list_offsets(asked_of, request_timeout=_LOOK_TIMEOUT_S) if places else {}
 
     def _begin(
         self, place: tuple[str, int], put: tuple[Name, int] | None, topic_id: str, *, restart: bool
@@ -278,8 +292,11 @@ class KafkaSource:
         begin, end = self._range(place)
         target = None if self.follow else end
         if put is None or restart:
-            generation = put[0].generation + 1 if put is not None else 0
-            return Partition(Name(self.cluster or "-", *place, generation, topic_id), begin, begin, target=target)
+            name = Name(self.cluster or "-", *place, 0, topic_id)
+            if put is not None:
+                # without ids it may be another log, whose records must not count as archived
+                name = put[0].begun_again(topic_id, same_log=bool(topic_id) and topic_id == put[0].topic_id)
+            return Partition(name, begin, begin, target=target)
         name, position = put
         partition = Partition(name, position, position, target=target)
         if topic_id and name.topic_id and topic_id != name.topic_id:
@@ -300,7 +317,7 @@ class KafkaSource:
         """Read a partition with another log from its begin, and report a loss."""
         name, before = partition.name, partition.position
         begin = self._range((name.topic, name.partition))[0]
-        partition.name = name._replace(generation=name.generation + 1, topic_id=topic_id or name.topic_id)
+        partition.name = name.begun_again(topic_id)
         partition.position, partition.doubted, partition.at_end, partition.newest_ms = begin, False, False, None
         self._pending.append(self._passed(partition, begin))
         problem = f"{partition.place}: {why}: it is read from {begin:,}"
@@ -311,7 +328,7 @@ class KafkaSource:
 
         `end` is the log's end if no message follows. While all `messages` are before the position, later ones decide.
         """
-        position, keys = partition.position, self._all_keys()
+        position, keys = partition.position, self.all_keys()
         if any(self._is_put(message, keys) for message in messages if message.offset() < position):
             partition.doubted = False
             return True
@@ -325,6 +342,16 @@ class KafkaSource:
             self._assign(partition)
         return False
 
+    def settled(self) -> list[tuple[Name, int]]:
+        """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
+        durable = positions_by_store(self.index.durable_positions())
+        names = [partition.name for partition in self._reading() if not partition.doubted]
+        return [(name, durable[name.store]) for name in names if name.store in durable]
+
+    def open_consumer(self) -> Any:
+        """Return another consumer of the cluster."""
+        return open_consumer(self.address.servers, {"log_level": "0", **self.settings})
+
     def _is_put(self, message: Any, keys: Keys) -> bool:
         """Return whether the index has an entry of a message, with its place, size, time and one of its keys."""
         time_ms = min(message.timestamp()[1], MAX_TIMESTAMP_MS)
@@ -337,12 +364,11 @@ class KafkaSource:
             for item in self.index.query(topic, key, time_ms, time_ms, _ALIKE).items
         )
 
-    def _all_keys(self) -> Keys:
+    def all_keys(self) -> Keys:
         """Return the extraction of all keys that this run and earlier runs put."""
         if self.keys.function is not None:
             return self.keys
-        names = (name for name in self.index.durable_positions() if name.startswith(KEYS_PREFIX))
-        given = {*self.keys.given, *(name.removeprefix(KEYS_PREFIX) for name in names)}
+        given = {*self.keys.given, *keys_in(self.index.durable_positions())}
         return Keys(tuple(given - {"function"}))
 
     def _newest_names(self) -> dict[tuple[str, int], tuple[Name, int]]:
@@ -363,16 +389,7 @@ class KafkaSource:
             )
 
     def _range(self, place: tuple[str, int]) -> tuple[int, int]:
-        """Return the first offset of a partition, and the offset after its last record."""
-        where = f"{place[0]}/{place[1]}"
-        found = asked(
-            where,
-            lambda: self._consumer.get_watermark_offsets(kafka.TopicPartition(*place), timeout=TIMEOUT_S),
-            TIMEOUT_S,
-        )
-        if found is None:
-            raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
-        return found[0], found[1]
+        return range_of(self._consumer, *place)
 
     # the protocol `Source`
 
@@ -523,7 +540,7 @@ class KafkaSource:
                 target = begin if self.restart_at == "begin" else end
                 self._losses.append(_gap(partition, begin, end, target))
                 if target < partition.read:
-                    partition.name = partition.name._replace(generation=partition.name.generation + 1)
+                    partition.name = partition.name.begun_again()
                     partition.position = target
                 partition.doubted = False
                 self._pending.append(self._passed(partition, target))
@@ -583,6 +600,20 @@ class KafkaSource:
         if self.commit_group is not None:
             self._commit(wait=True)
         self._consumer.close()
+
+
+def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
+    """Return the greatest position of each log of a partition, whatever its generation, by `Name.store`."""
+    found: dict[str, int] = {}
+    for text, position in positions.items():
+        if (name := Name.parse(text)) is not None:
+            found[name.store] = max(position, found.get(name.store, 0))
+    return found
+
+
+def keys_in(positions: Iterable[str]) -> set[str]:
+    """Return what `--key` gave by the names of an index's positions; "function": keys of a function."""
+    return {name.removeprefix(KEYS_PREFIX) for name in positions if name.startswith(KEYS_PREFIX)}
 
 
 _SURE_BYTES = 32_767

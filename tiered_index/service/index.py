@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, checked_config
 from tiered_index.errors import IndexClosed, InvalidArgument, TieredIndexError
+from tiered_index.format.archived import footer_bytes_of
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled_views
@@ -324,6 +325,25 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         return self._archiver.call(
             partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
+        )
+
+    def archive_columns(self, store: str, start: int, count: int, file: bytes) -> bool:
+        """Upload records of a source's log unless they are archived already. Return whether they were uploaded.
+
+        `file` is a Parquet file of the records from number `start` on, up to `count` numbers of them. A segment that
+        begins at `start` already stays as it is: ask `segment_archive` for the next number.
+
+        Raises `CorruptFile` if the numbers overlap those of another segment, `StorageUnavailable` (repeat the call),
+        `WriterFenced`.
+        """
+        self._check_open()
+        columns = count, footer_bytes_of(file)
+
+        def read(position: int, length: int) -> bytes:
+            return file[position : position + length]
+
+        return self._archiver.call(
+            partial(self._segments.archive, store, start, len(file), read, None, columns=columns)
         )
 
     def export(

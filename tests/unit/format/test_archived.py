@@ -66,10 +66,10 @@ def test_an_object_of_another_size_is_damage():
 
 
 def test_other_versions_are_refused_by_name(monkeypatch):
-    monkeypatch.setattr(archived, "SEGMENT_VERSION", 4)
+    monkeypatch.setattr(archived, "SEGMENT_VERSION", 5)
     encoded = summed(b"abc", []).table(5).encode()
     monkeypatch.undo()
-    with pytest.raises(UnsupportedVersion, match="version 4"):
+    with pytest.raises(UnsupportedVersion, match="version 5"):
         SegmentTable.decode(encoded, segment_object_bytes(3), "x")
 
 

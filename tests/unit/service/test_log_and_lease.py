@@ -105,7 +105,7 @@ def test_what_is_no_record_is_damage(data):
         decode_document(data, "x")
 
 
-@pytest.mark.parametrize("document", [{"version": 5}, {"version": None}, {"version": "1"}])
+@pytest.mark.parametrize("document", [{"version": 7}, {"version": None}, {"version": "1"}])
 def test_other_versions_are_refused(document):
     with pytest.raises(UnsupportedVersion):
         decode_document(encode_document(document), "x")

@@ -123,12 +123,12 @@ def rebuild(
 def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[str, list[ArchivedSegment]]:
     """Return the archived segments by store. Raises `InvalidArgument` for none."""
     state = old.log_state
-    if unknown := [name for name in wanted or () if name not in state.stores]:
-        known = ", ".join(map(repr, state.stores)) or "none"
+    if unknown := [name for name in wanted or () if name not in state.byte_stores]:
+        known = ", ".join(map(repr, state.byte_stores)) or "none"
         raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {known}")
-    if not state.stores:
+    if not state.byte_stores:
         raise InvalidArgument(f"{where} has no archived segments: `ingest --archive-segments` makes them")
-    return {name: state.segments_of(name) for name in (wanted or state.stores)}
+    return {name: state.segments_of(name) for name in (wanted or state.byte_stores)}
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:

@@ -122,6 +122,8 @@ class SegmentArchiver:
             raise first
         return self.archived - before
 
+    finish = run_once
+
     def _pass_over(self, segment: Segment, error: CorruptFile) -> None:
         loss = Loss("corrupt", segment.start, segment.end, None, f"not archived: {error}")
         self.losses.append(loss)
@@ -215,7 +217,7 @@ class ArchivedLog(CommitLogReader):
         """Return the pieces `first` to `last`, by one request."""
         length, segment = self._table.piece_bytes, self._segment
         begin, end = first * length, min((last + 1) * length, segment.size_bytes)
-        data = self._archive.read(segment, segment.start + begin, end - begin)
+        data = self._archive.read(segment, begin, end - begin)
         pieces = [data[at : at + length] for at in range(0, len(data), length)]
         for error in self._table.damage(segment.name, begin, data):
             if not self._skip_corrupt:

@@ -289,7 +289,7 @@ class RocketmqMessages:
 
     def _read_archived(self, archive: SegmentArchive, searches: Sequence[Search], threads: int) -> None:
         """Try the segments that hold each place, one store after the other, until its message is found."""
-        one_store = len(archive.state().stores) <= 1
+        one_store = len(archive.state().byte_stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
         candidates = {id(search): archive.holding(search.offset, self._store_name) for search in open_searches}
         if unknown := [search for search in open_searches if not candidates[id(search)] and search.collision is None]:
@@ -329,7 +329,7 @@ class RocketmqMessages:
         """Return which archive has a gap at a place, between its segments; they are archived one after the other."""
         for archive in self._archives.values():
             state = archive.state()
-            for store in state.stores if self._store_name is None else (self._store_name,):
+            for store in state.byte_stores if self._store_name is None else (self._store_name,):
                 segments = state.segments_of(store)
                 if segments and segments[0].end <= search.offset < segments[-1].start:
                     behind = min(segment.start for segment in segments if segment.start > search.offset)
@@ -455,7 +455,7 @@ def _get(
     """
     for _ in range(2):
         with _charged(segment, search):
-            data = archive.read(segment, begin, end - begin)
+            data = archive.read(segment, begin - segment.start, end - begin)
         search.bytes += len(data)
         if not (damage := table.damage(segment.name, begin - segment.start, data)):
             break

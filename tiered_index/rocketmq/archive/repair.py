@@ -87,7 +87,7 @@ class SegmentRepairs:
             if crc32 == segment.crc32:
                 name = self._put_in_place(segment, copy, ()) if yes else None
                 return Repair(segment.name, "restore", copy.name, name)
-            if segment.source is not None and crc32 == segment.source[0]:
+            if segment.columns is None and segment.source is not None and crc32 == segment.source[0]:
                 originals.append(copy)
         for copy in originals[:1]:
             for patches in self._erasures(segment, copy):
@@ -162,9 +162,10 @@ class _Copy:
         """Return one that is in a storage."""
 
         def fetch(size_bytes: int, position: int) -> bytes:
-            return storage.get_range(name, position, size_bytes)
+            return b"".join(storage.get_range(name, *extent) for extent in segment.ranges(position, size_bytes))
 
-        return cls(called, Segment(Path(name), segment.start, segment.size_bytes, segment.end, fetch))
+        end = segment.start + segment.size_bytes
+        return cls(called, Segment(Path(name), segment.start, segment.size_bytes, end, fetch))
 
     @classmethod
     def of_file(cls, file: Segment, segment: ArchivedSegment) -> _Copy:

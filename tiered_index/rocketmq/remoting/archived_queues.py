@@ -387,7 +387,7 @@ def queues_at_hand(
     archives = list(archives)
     if not have_queues(archives):
         return None if store is None else StoreQueues(store, root)
-    places = [(archive, name) for archive in archives for name in archive.state().stores]
+    places = [(archive, name) for archive in archives for name in archive.state().byte_stores]
     if len(places) == 1:
         archived = ArchivedQueues(*places[0], directories, claim)
         return archived if store is None else StoreAndArchive(store, root, archived)

@@ -629,7 +629,7 @@ class ReadOnlyBroker:
         if self._store is not None:
             yield RocketmqMessages(self._store, root=self._root)
         for archive in self._archives().values():
-            for name in archive.state().stores:
+            for name in archive.state().byte_stores:
                 yield RocketmqMessages(None, archive, store_name=name)
 
 

@@ -155,7 +155,7 @@ def _check_segment_bytes(
     step = max(_STEP_BYTES // length, 1) * length
     bad: list[tuple[int, int]] = []  # number and CRC32, as read, of each damaged piece
     for begin in range(0, segment.size_bytes, step):
-        data = memoryview(archive.read(segment, segment.start + begin, min(step, segment.size_bytes - begin)))
+        data = memoryview(archive.read(segment, begin, min(step, segment.size_bytes - begin)))
         whole = zlib.crc32(data, whole)
         report.count("object_bytes", len(data))
         for error in table.damage(segment.name, begin, data):

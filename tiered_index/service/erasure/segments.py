@@ -1,4 +1,5 @@
 """Erases messages of archived segments: sends the segment again with their bytes overwritten, and replaces the old one.
+A columnar segment is sent again without them.
 
 Sizes and offsets are unchanged, so entries of other messages stay valid. The log keeps the CRC32s of the source's bytes
 beside those of the object. A follower compares the source's file with these, so it does not archive the file again.
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.archived import HEAD_BYTES
+from tiered_index.format.archived import HEAD_BYTES, footer_bytes_of
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.service.checks.checks import check_segments
 from tiered_index.service.checks.report import Report
@@ -46,7 +47,8 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
-    """The messages to erase in one segment: their number, and the patches that erase them, ascending and disjoint.
+    """The messages to erase in one segment: their number, and the patches that erase them, ascending and disjoint; or
+    of a columnar segment the `file` without them (None: it has none).
 
     `problem` describes a part of the segment that could not be searched. `collisions` counts entries of other keys that
     are erased, too.
@@ -56,6 +58,11 @@ class FoundMessages:
     patches: tuple[Patch, ...] = ()
     problem: str | None = None
     collisions: int = 0
+    file: bytes | None = None
+
+    def told(self) -> FoundMessages:
+        """Return it without patches and file."""
+        return replace(self, patches=(), file=None)
 
 
 FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
@@ -138,20 +145,25 @@ def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, fi
     log = StorageLog(storage, clock)
     archive = SegmentArchive(storage, lambda: log.state, log.open)
     found = find(archive, segment)
-    told = replace(found, patches=())
-    if not found.patches:
+    told, file = found.told(), found.file
+    if not found.patches and file is None:
         return RewrittenSegment(segment, told)
     erased = replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
+    if segment.columns is not None and file is not None:
+        erased = replace(erased, size_bytes=len(file), columns=(segment.columns[0], footer_bytes_of(file)))
 
     def pieces(part_bytes: int) -> Iterator[bytes]:
-        return patched(_checked(archive, segment, part_bytes), found.patches)
+        if file is None:
+            return patched(_checked(archive, segment, part_bytes), found.patches)
+        return (file[at : at + part_bytes] for at in range(0, len(file), part_bytes))
 
     try:
         fresh, publication = _send(storage, log, erased, pieces)
     except CorruptFile as error:
         return RewrittenSegment(segment, replace(told, problem=str(error)), remains=True)
     try:
-        remains = bool(find(archive, fresh).patches)
+        again = find(archive, fresh)
+        remains = bool(again.patches) or again.file is not None
     except BaseException:
         publication.resolve(log.state)
         raise
@@ -188,7 +200,10 @@ def _send(
     section = b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
         section = _queue_offsets(SegmentArchive(storage, lambda: log.state, log.refresh), segment)
-    sent, publication = send_segment(storage, log, segment.place, segment.size_bytes, pieces, section, _PART_BYTES)
+    size_bytes, columns = segment.size_bytes, segment.columns
+    sent, publication = send_segment(
+        storage, log, segment.place, size_bytes, pieces, section, _PART_BYTES, columns=columns
+    )
     fresh = replace(sent, published_ms=segment.published_ms, source=segment.source)
     try:
         again = Report()
@@ -214,7 +229,7 @@ def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int)
     table = archive.table(segment)
     for position in range(0, segment.size_bytes, part_bytes):
         end = min(position + part_bytes, segment.size_bytes)
-        data = archive.read(segment, segment.start + position, end - position)
+        data = archive.read(segment, position, end - position)
         for damage in table.damage(segment.name, position, data):
             raise damage
         yield data

@@ -404,9 +404,11 @@ def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> N
         return
     crc32 = 0
     for at in range(0, one.size_bytes, HEAD_BYTES):
-        crc32 = zlib.crc32(read(at, min(HEAD_BYTES, one.size_bytes - at)), crc32)
-    behind = read(one.size_bytes, size - one.size_bytes)
-    table = SegmentTable.decode(behind, size, one.name)
+        for extent in one.ranges(at, min(HEAD_BYTES, one.size_bytes - at)):
+            crc32 = zlib.crc32(read(*extent), crc32)
+    footer_at = one.size_bytes - one.footer_bytes
+    behind = read(footer_at, size - footer_at)
+    table = SegmentTable.decode(behind, size, one.name, one.footer_bytes)
     if table.queues_bytes:
         check_queues(behind[: table.queues_bytes], one.start, one.size_bytes, one.name)
     logged = (one.start, one.size_bytes, one.crc32, one.crc32)

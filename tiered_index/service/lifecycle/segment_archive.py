@@ -3,8 +3,9 @@
 One log record adds an upload. Its object carries the CRC32 of every 16 KiB behind the segment's bytes, and who reads a
 part checks it. Names carry the writer's epoch. A writer sweeps leftovers of its own and earlier epochs, so a writer
 that was taken over cannot delete the uploads of its successor. A start recognises a segment by its first MiB. It
-compares the whole segment only if the file changed after its upload began. Threads: uploads of one process are
-serialised by a lock that nothing else takes; reading from any thread.
+compares the whole segment only if the file changed after its upload began. A columnar segment, a Parquet file of
+records, is compared with nothing: its source reads on behind the last archived record. Threads: uploads of one process
+are serialised by a lock that nothing else takes; reading from any thread.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
-from tiered_index.format.archived import HEAD_BYTES, SegmentSums, SegmentTable, segment_object_bytes
-from tiered_index.format.names import segment_epoch, segment_name, store_prefix
+from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
+from tiered_index.format.names import COLUMNS_SUFFIX, SEGMENT_SUFFIX, segment_epoch, segment_name, store_prefix
 from tiered_index.format.queue_offsets import QueueDirectory, decode_directory, directory_bytes
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lifecycle.publication import Publication, Upload, abort_uploads
@@ -26,6 +28,9 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 QueuesOf = Callable[[], bytes]
 """Returns the queue offsets of a segment (`format/queue_offsets.py`), nothing where they can't be told."""
@@ -60,14 +65,27 @@ class SegmentArchive:
     def holding(self, offset: int, store: str | None = None) -> list[ArchivedSegment]:
         """Return the segments that hold byte `offset` of the log of `store` (None: of any store)."""
         state = self.state()
-        stores = state.stores if store is None else (store,)
+        stores = state.byte_stores if store is None else (store,)
         return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
 
-    def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
-        """Return bytes of the log from `offset`, unchecked. Raises `ObjectNotFound` (removed since), `CorruptFile`."""
-        if not segment.start <= offset <= offset + length <= segment.end:
-            raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
-        return self._range(segment, offset - segment.start, length)
+    def read(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
+        """Return bytes of a segment from `position` in it, unchecked. Raises `ObjectNotFound` (removed since),
+        `CorruptFile`.
+        """
+        if not 0 <= position <= position + length <= segment.size_bytes:
+            raise InvalidArgument(f"bytes {position} to {position + length} are not within {segment.name}")
+        return b"".join(self._range(segment, *one) for one in segment.ranges(position, length))
+
+    def verified(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
+        """Return bytes of a segment as `read` does, once the pieces that cover them match their CRC32. A segment whose
+        table is known costs one request. Raises `CorruptFile` for a piece that does not match.
+        """
+        table = self.table(segment)
+        begin, end = table.whole_pieces(position, position + length)
+        data = self.read(segment, begin, end - begin)
+        for damage in table.damage(segment.name, begin, data):
+            raise damage
+        return data[position - begin :][:length]
 
     def _range(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
         try:
@@ -87,25 +105,44 @@ class SegmentArchive:
                 raise
             raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
 
+    def record(self, segment: ArchivedSegment, number: int) -> pa.Table | None:
+        """Return the record of a number out of a columnar segment, as a table of one row; None: there is none. It takes
+        two requests, one where the footer is known. Raises as `verified`.
+        """
+        # loaded when used: only columnar segments need Arrow
+        from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
+
+        footer = self.table(segment).footer
+        if (group := row_group_of(footer, number)) is None:
+            return None
+        rows = decode_group(footer, group, self.verified(segment, group.begin, group.end - group.begin))
+        at = rows.column(NUMBER).index(number).as_py()
+        return rows.slice(at, 1) if at >= 0 else None
+
     def known_table(self, segment: ArchivedSegment) -> SegmentTable | None:
         """Return a segment's table if it was fetched before."""
         return self.tables.get((self.storage.uri, segment.name))
 
     def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """Return the CRC32 of a segment's pieces, by a request unless it was fetched before. Raises `ObjectNotFound`
-        (removed since), and `CorruptFile` where the log contradicts them.
+        """Return the CRC32 of a segment's pieces, and the footer of a columnar one, by a request unless they were
+        fetched before. Raises `ObjectNotFound` (removed since), and `CorruptFile` where the log contradicts them.
         """
         if (known := self.known_table(segment)) is not None:
             return known
         with self._there(segment):
-            length = segment.object_bytes - segment.size_bytes - segment.queues_bytes
+            # a footer is checked in whole pieces, the first of which begins before it
+            footer_at = segment.size_bytes - segment.footer_bytes
+            before = footer_at % PIECE_BYTES if segment.footer_bytes else 0
+            length = before + segment.object_bytes - footer_at - segment.queues_bytes
             data, size = self.storage.get_suffix(segment.name, length)
         CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
-        table = SegmentTable.decode(data, size, segment.name)
+        table = SegmentTable.decode(data, size, segment.name, segment.footer_bytes)
         found = (table.start, table.size_bytes, table.crc32)
         logged = (segment.start, segment.size_bytes, segment.crc32)
         CorruptFile.unless_equal(segment.name, "start, size or CRC32 are not what the log says", logged, found)
-        self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes)
+        for damage in table.damage(segment.name, footer_at - before, data[:before] + table.footer):
+            raise damage
+        self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes + len(table.footer))
         return table
 
     def queue_offsets(self, segment: ArchivedSegment, begin: int = 0, length: int | None = None) -> bytes:
@@ -147,8 +184,12 @@ class SegmentUploads:
         modified_ms: int | None,
         rewritten_ms: int | None = None,
         queues: QueuesOf | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> bool:
-        """Upload a segment unless it is archived; return whether it was uploaded. As `IndexService.archive`."""
+        """Upload a segment unless it is archived; return whether it was uploaded. As `IndexService.archive`; `columns`
+        as in `ArchivedSegment`.
+        """
+        end = start + (size_bytes if columns is None else columns[0])
         if start < 0 or size_bytes <= 0:
             raise InvalidArgument(
                 f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}"
@@ -163,9 +204,11 @@ class SegmentUploads:
                 )
             state = session.refreshed()
             self._sweep(store, state)
-            if start + size_bytes <= state.expired.segments.get(store, 0):
+            if end <= state.expired.segments.get(store, 0):
                 return False  # it was archived long enough
             known = state.segment_at(store, start)
+            if known is not None and columns is not None:
+                return False  # an earlier try's record, of unknown outcome, came first
             if known is not None:
                 stale = (
                     rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
@@ -184,14 +227,14 @@ class SegmentUploads:
                 _compare(known, size_bytes, read, None)
                 return self._publish(known.place, size_bytes, read, None, lambda: section, known.name)
             for other in state.segments_of(store):
-                if other.start < start + size_bytes and start < other.end:
+                if other.start < end and start < other.end:
                     raise CorruptFile(
                         _called(store, start),
                         f"overlaps {other.name}, which is archived already: the log was recreated",
                         expected=(other.start, other.end),
-                        found=(start, start + size_bytes),
+                        found=(start, end),
                     )
-            return self._publish((store, start), size_bytes, read, modified_ms, queues)
+            return self._publish((store, start), size_bytes, read, modified_ms, queues, columns=columns)
 
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete what earlier writers left of uploads that no record names; once a store and process. Readers may be at
@@ -224,9 +267,10 @@ class SegmentUploads:
         modified_ms: int | None,
         queues: QueuesOf | None,
         instead_of: str | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> bool:
         """Append a segment's record, which removes `instead_of` if it is there; return whether it is in its place."""
-        segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read, queues)
+        segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read, queues, columns)
 
         def make(state: LogState) -> LogRecord | None:
             there = state.segment_at(*place)
@@ -241,15 +285,22 @@ class SegmentUploads:
         if there is None or there.name == segment.name:
             return True
         # an earlier try's record, of unknown outcome, came first
-        _compare(there, size_bytes, read, modified_ms)
+        if columns is None:
+            _compare(there, size_bytes, read, modified_ms)
         return False
 
     def _uploaded(
-        self, place: tuple[str, int], size_bytes: int, read: ReadSegment, queues: QueuesOf | None
+        self,
+        place: tuple[str, int],
+        size_bytes: int,
+        read: ReadSegment,
+        queues: QueuesOf | None,
+        columns: tuple[int, int] | None,
     ) -> tuple[ArchivedSegment, Publication]:
         """Return the segment as sent now, or by an earlier try that is not overdue and whose object is there."""
         session, sent = self.session, self._sent.get(place)
-        if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue:
+        same = sent is not None and (sent[0].size_bytes, sent[0].columns) == (size_bytes, columns)
+        if sent is not None and same and not sent[1].is_overdue:
             with contextlib.suppress(ObjectNotFound):
                 sent[1].complete()
                 return sent
@@ -260,7 +311,7 @@ class SegmentUploads:
 
         section = b"" if queues is None else queues()
         return send_segment(
-            session.storage, session.log, place, size_bytes, pieces, section, self.part_bytes, session.epoch
+            session.storage, session.log, place, size_bytes, pieces, section, self.part_bytes, session.epoch, columns
         )
 
 
@@ -273,27 +324,34 @@ def send_segment(
     queues: bytes,
     part_bytes: int,
     epoch: int | None = None,
+    columns: tuple[int, int] | None = None,
 ) -> tuple[ArchivedSegment, Publication]:
     """Send a segment: its bytes, which `pieces` yields by a given length, its queue offsets, and their checksums.
-    `epoch` is the writer's, None a job's. Raises as `Publication.send` and `pieces`.
+    `epoch` is the writer's, None a job's; `columns` as in `ArchivedSegment`. Raises as `Publication.send` and `pieces`.
     """
     sums = SegmentSums()
+    footer_bytes = 0 if columns is None else columns[1]
     # whole pieces, and so large that they can be numbered
     part_bytes = max(part_bytes, storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
     part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
 
     def fill(upload: Upload) -> None:
+        footer = b""
         for data in pieces(part_bytes):
+            before = max(size_bytes - footer_bytes - sums.size_bytes, 0)
             sums.update(data)
-            upload.write(data)
-        upload.write(queues + sums.table(place[1], len(queues)).encode())
+            upload.write(data[:before])
+            footer += data[before:]
+        upload.write(queues + sums.table(place[1], len(queues), footer).encode() + footer)
 
     object_bytes = segment_object_bytes(size_bytes) + len(queues)
-    last_bytes = part_bytes + object_bytes - size_bytes
-    name = segment_name(*place, _NO_EPOCH if epoch is None else epoch)
+    last_bytes = part_bytes + object_bytes - size_bytes + footer_bytes
+    name = segment_name(
+        *place, _NO_EPOCH if epoch is None else epoch, SEGMENT_SUFFIX if columns is None else COLUMNS_SUFFIX
+    )
     publication = Publication.send(storage, log, name, fill, part_bytes, last_bytes, epoch)
     began_ms = publication.sent.began_ms
-    sent = ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, began_ms)
+    sent = ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, began_ms, None, columns)
     return sent, publication
 
 

@@ -45,12 +45,12 @@ from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
-LOG_VERSION = 4
-"""The newest, of documents that name digests or roots. Others have version 3 where they say what was erased, 2 where
-they say what has expired, else 1.
+LOG_VERSION = 6
+"""The newest, of documents that have columnar segments. Others have version 4 where they name digests or roots, 3 where
+they say what was erased, 2 where they say what has expired, else 1.
 """
-CHECKPOINT_VERSION = 5
-"""The newest of checkpoints: those of many objects, and those of changes since another one."""
+OF_ROWS = 5
+"""The version of checkpoints of many objects, and of those of changes since another one."""
 _CHAINED = 4
 _MARK = b"\n#crc32 "
 # texts of objects, some 350 bytes each: a writer makes small checkpoints of them
@@ -62,9 +62,10 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def document_version(expired: Expired, *digests: object) -> int:
-    """Return the version of a document that has `expired`, and `digests` of records or marks of roots."""
-    return max(expired.log_version, _CHAINED if any(digests) else 1)
+def document_version(expired: Expired, archive: Iterable[ArchivedSegment], *digests: object) -> int:
+    """Return the version of a document that has `expired`, `archive`, and `digests` of records or marks of roots."""
+    columnar = any(segment.columns is not None for segment in archive)
+    return LOG_VERSION if columnar else max(expired.log_version, _CHAINED if any(digests) else 1)
 
 
 def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
@@ -159,7 +160,11 @@ class StoredObject(Stored):
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegment(Stored):
-    """A closed segment of a source's log, kept as one object: bytes [start, end) of the log of `store`."""
+    """A closed segment of a source's log, kept as one object: [start, end) of the log of `store`.
+
+    These are bytes of the log, and the segment has them. A columnar segment is a Parquet file of records instead: start
+    and end are numbers of records. Its footer is the end of its object, behind the checksums of its pieces.
+    """
 
     name: str
     store: str
@@ -174,16 +179,30 @@ class ArchivedSegment(Stored):
     """The writer's clock before it read the segment."""
     source: tuple[int, int] | None = None
     """`crc32` and `head_crc32` of the source's own file, where messages of the segment were erased."""
+    columns: tuple[int, int] | None = None
+    """Of a columnar segment: how many numbers of records it covers, and how many of its bytes are the footer."""
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
-        return self.start + self.size_bytes
+        """The offset behind the last byte or record."""
+        return self.start + (self.size_bytes if self.columns is None else self.columns[0])
+
+    @property
+    def footer_bytes(self) -> int:
+        """How many bytes at the end of a columnar segment are its footer; 0: it is none."""
+        return 0 if self.columns is None else self.columns[1]
 
     @property
     def queues_bytes(self) -> int:
         """How many bytes of the object are queue offsets; 0: it has none."""
         return queues_bytes_of(self.size_bytes, self.object_bytes)
+
+    def ranges(self, position: int, length: int) -> list[tuple[int, int]]:
+        """Return the ranges (start, length) of the object that hold `length` bytes of the segment from `position`."""
+        footer_at = self.size_bytes - self.footer_bytes
+        before = max(min(length, footer_at - position), 0)
+        moved = position + before + self.object_bytes - self.size_bytes
+        return [one for one in ((position, before), (moved, length - before)) if one[1]]
 
     @property
     def place(self) -> tuple[str, int]:
@@ -293,7 +312,7 @@ class LogRecord:
         chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
         return encode_document(
             {
-                "version": document_version(self.expired, *chain.values()),
+                "version": document_version(self.expired, self.archive, *chain.values()),
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -402,6 +421,8 @@ def _segment(**fields: Any) -> ArchivedSegment:
     segment = ArchivedSegment(**fields)
     if segment.size_bytes > segment.object_bytes:
         raise Malformed(f"at least {segment.size_bytes}", segment.object_bytes, ".object_bytes")
+    if segment.footer_bytes > segment.size_bytes:
+        raise Malformed(f"at most {segment.size_bytes}", segment.footer_bytes, ".columns")
     return segment
 
 
@@ -447,6 +468,7 @@ _ARCHIVED = record(
     object_bytes=SIZE,
     published_ms=MILLISECONDS,
     source=Optional(nullable(tuple_of(CRC32, CRC32)), None),
+    columns=Optional(nullable(tuple_of(integer(1, 2**62), integer(1, 2**31))), None),
 )
 _LOST = record(_lost, **{name: OBJECT_FIELDS[name] for name in LostObject.__slots__})
 _BATCH = record(

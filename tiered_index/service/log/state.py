@@ -17,11 +17,11 @@ from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.service.log.records import (
     ARCHIVE,
     BATCHES,
-    CHECKPOINT_VERSION,
     DESCRIPTOR,
     DIGEST,
     LOST,
     OBJECT,
+    OF_ROWS,
     ROOTS,
     ArchivedSegment,
     IndexDescriptor,
@@ -138,6 +138,11 @@ class LogState:
         """The stores that have archived segments."""
         return tuple(self._by_store)
 
+    @property
+    def byte_stores(self) -> tuple[str, ...]:
+        """Those of them whose segments are bytes of a log, not columnar."""
+        return tuple(store for store, segments in self._by_store.items() if segments[0].columns is None)
+
     @cached_property
     def files(self) -> dict[str, StoredObject]:
         """The objects that are files of their own, by file id."""
@@ -163,7 +168,7 @@ class LogState:
         """Return the bytes of a whole checkpoint."""
         if len(self.objects) > MOST_DOCUMENTS:
             return self._by_rows({"kind": "checkpoint"}, self.objects.values(), self.archive.values())
-        version = document_version(self.expired, self.digest, self.roots)
+        version = document_version(self.expired, self.archive.values(), self.digest, self.roots)
         objects = ",".join(map(object_text, self.objects.values()))
         before = json_text({"version": version, "kind": "checkpoint", **self._begin()})
         behind = json_text(self._end(self.archive.values()))
@@ -179,7 +184,8 @@ class LogState:
     def _by_rows(
         self, kind: dict[str, Any], objects: Iterable[StoredObject], archive: Iterable[ArchivedSegment]
     ) -> bytes:
-        document = {"version": CHECKPOINT_VERSION, **kind, **self._begin(), **rows_of(objects), **self._end(archive)}
+        version = max(OF_ROWS, document_version(self.expired, self.archive.values()))
+        document = {"version": version, **kind, **self._begin(), **rows_of(objects), **self._end(archive)}
         return sealed_text(json_text(document))
 
     def _begin(self) -> dict[str, Any]:
@@ -199,7 +205,7 @@ class LogState:
         """Return the state in a checkpoint, of which `base` is the state of the one in its name; raises
         `CorruptFile`.
         """
-        document = decode_document(data, file, CHECKPOINT_VERSION)
+        document = decode_document(data, file)
         if "since" in document:
             since = checked(_SINCE, document["since"], file, "checkpoint")
             if base is None or since[:2] != (base.number, base.digest):

@@ -87,12 +87,14 @@ def archive_entries(
 
 def archived_segments(state: LogState, store: str | None, where: str) -> list[ArchivedSegment]:
     """Return the segments that an index has archived, of one store or all. Raises `InvalidArgument` for none."""
-    if store is not None and store not in state.stores:
-        known = ", ".join(map(repr, state.stores)) or "none"
+    if store is not None and store not in state.byte_stores:
+        known = ", ".join(map(repr, state.byte_stores)) or "none"
         raise InvalidArgument(f"{where} has no archived segments of store {store!r}; stores with some: {known}")
-    if not state.stores:
+    if not state.byte_stores:
         raise InvalidArgument(f"{where} has no archived segments")
-    return [segment for name in (state.stores if store is None else [store]) for segment in state.segments_of(name)]
+    return [
+        segment for name in (state.byte_stores if store is None else [store]) for segment in state.segments_of(name)
+    ]
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:

@@ -1,0 +1,82 @@
+"""Columnar segments: Parquet files of records in order of their numbers. SPEC.md section 9. Pure.
+
+A row group has all columns side by side, and the footer has the smallest and the greatest number of each. So one record
+is one range of the file. A row group holds some 256 KiB of records, or one record that is larger.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import mmap
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+NUMBER = "offset"
+"""The column of the records' numbers, i64."""
+_GROUP_BYTES = 256 << 10
+# the bytes of a row, less those of its texts
+_ROW_BYTES = 48
+
+
+class RowGroup(NamedTuple):
+    """A row group by its place in the footer, and the range of the file that has it."""
+
+    place: int
+    begin: int
+    end: int
+
+
+def encode_columns(table: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping[str, str]) -> bytes:
+    """Return the Parquet file of records; `sizes` (i64, n) are those of their texts, `notes` stand in its footer."""
+    groups = np.cumsum(sizes + _ROW_BYTES) // _GROUP_BYTES
+    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(table)]
+    file = io.BytesIO()
+    with pq.ParquetWriter(
+        file, table.schema, compression="zstd", use_dictionary=["topic"], write_statistics=[NUMBER], store_schema=False
+    ) as writer:
+        for begin, end in itertools.pairwise(cuts):
+            if end > begin:
+                writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
+        writer.add_key_value_metadata(dict(notes))
+    return file.getvalue()
+
+
+def notes_of(footer: bytes) -> dict[str, str]:
+    """Return the notes in a footer."""
+    found = pq.read_metadata(pa.BufferReader(footer)).metadata or {}
+    return {name.decode(): value.decode() for name, value in found.items()}
+
+
+def row_group_of(footer: bytes, number: int) -> RowGroup | None:
+    """Return the row group that would hold the record of a number; None: there is none."""
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    column = metadata.schema.names.index(NUMBER)
+    groups = range(metadata.num_row_groups)
+    place = bisect_left(groups, number, key=lambda each: metadata.row_group(each).column(column).statistics.max)
+    if place == len(groups) or metadata.row_group(place).column(column).statistics.min > number:
+        return None
+    parts = [metadata.row_group(place).column(each) for each in range(metadata.num_columns)]
+    begins = [part.dictionary_page_offset or part.data_page_offset for part in parts]
+    ends = [begin + part.total_compressed_size for begin, part in zip(begins, parts, strict=True)]
+    return RowGroup(place, min(begins), max(ends))
+
+
+def decode_group(footer: bytes, group: RowGroup, data: bytes) -> pa.Table:
+    """Return the records of a row group; `data` are the bytes of its range."""
+    # pages that nothing touches take no memory
+    file = mmap.mmap(-1, group.end)
+    file[group.begin : group.end] = data
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    return pq.ParquetFile(pa.BufferReader(pa.py_buffer(file)), metadata=metadata).read_row_group(group.place)
+
+
+def decode_columns(file: bytes) -> pa.Table:
+    """Return all records of a file."""
+    return pq.read_table(pa.BufferReader(file))

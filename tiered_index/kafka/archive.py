@@ -1,0 +1,240 @@
+"""Records of Kafka in an index's archive: the archiver beside a source, and the columns of the archived files.
+
+The log of a partition is a store of the archive (`Name.store`), and a columnar segment has the records of a range of
+its offsets. The index's log says up to which offset a partition is archived; nothing else does. So the archiver reads
+on from there, by a client of its own, up to the source's durable position. A crash at any step leaves a file without a
+name in the log, or a named one: no record is missing or doubled. What the broker deleted before it was archived is a
+loss with both offsets. One thread uses a `KafkaArchiver`; `stop`, `archived` and `losses`: any.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.errors import StorageUnavailable
+from tiered_index.follow import Loss
+from tiered_index.format.columnar import encode_columns
+from tiered_index.kafka.client import TIMEOUT_S, asked, error_of, ids_of_topics, is_passing, kafka, range_of, record_of
+from tiered_index.kafka.record import KafkaRecord, TimestampType
+from tiered_index.kafka.source import KafkaSource, Name, positions_by_store
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
+
+# of an index whose keys a function gave
+FUNCTION = ("function",)
+KEYS_NOTE = "tiered_index.keys"
+"""What `--key` gave, in the footer of a file: a list in JSON."""
+# those of Spark's rows of Kafka; its numbers of clocks are Kafka's, one less than the client's
+SCHEMA = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("ms", "UTC"),
+        "timestampType": pa.int32(),
+        "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+    }
+)
+_MESSAGES = 1_000
+_WAIT_S = 0.2
+_PATIENCE_S = 60.0
+# the bytes of a record in memory, less those of its texts
+_RECORD_BYTES = 100
+# a partition is worth an object before its time is over: about so many bytes, or so many records where none is archived
+_WORTH_BYTES, _WORTH_RECORDS = 8 << 20, 100_000
+
+
+def encode_records(records: Sequence[KafkaRecord], keys: Sequence[str]) -> bytes:
+    """Return the file of records of one partition, in order of their offsets."""
+    rows = [
+        (
+            one.key,
+            one.value,
+            one.topic,
+            one.partition,
+            one.offset,
+            one.timestamp_ms,
+            one.timestamp_type - 1,
+            [{"key": name, "value": value} for name, value in one.headers] or None,
+        )
+        for one in records
+    ]
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    table = pa.table([pa.array(each, kind) for each, kind in zip(columns, SCHEMA.types, strict=True)], schema=SCHEMA)
+    sizes = np.array([one.size for one in records], np.int64)
+    return encode_columns(table, sizes, {KEYS_NOTE: json.dumps(list(keys))})
+
+
+def records_of(table: pa.Table) -> list[KafkaRecord]:
+    """Return the records of an archived file's rows."""
+    times = table["timestamp"].cast(pa.int64()).to_pylist()
+    columns = [table[name].to_pylist() for name in SCHEMA.names if name != "timestamp"]
+    return [
+        KafkaRecord(topic, partition, offset, key, value, _headers(headers), time_ms, TimestampType(clock + 1))
+        for time_ms, key, value, topic, partition, offset, clock, headers in zip(times, *columns, strict=True)
+    ]
+
+
+def _headers(rows: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((row["key"], row["value"]) for row in rows or ())
+
+
+def archived_end(state: LogState, store: str) -> int | None:
+    """Return the offset up to which a partition's log is archived, or was; None: nothing is."""
+    ends = [segment.end for segment in state.segments_of(store)[-1:]] + [state.expired.segments.get(store, 0)]
+    return max(ends) or None
+
+
+class _Stopped(StorageUnavailable):
+    """The round was asked to end."""
+
+
+@dataclass(eq=False)
+class KafkaArchiver:
+    """Archives the records that a source has put: an `Archiver`.
+
+    A partition gets an object at the latest `every_s` after its last one, earlier where much waits. An object has some
+    `segment_bytes` of records, before they are compressed.
+    """
+
+    source: KafkaSource
+    segment_bytes: int = 32 << 20
+    every_s: float = 3600.0
+    archived: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    passed_over: tuple[Loss, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._index, self._clock = self.source.index, self.source.clock
+        self._consumer: Any = None
+        self._next: tuple[str, int, int] | None = None
+        self._stopped = threading.Event()
+        self._begun_ms = self._clock.now_ms()
+        self._indexed_before = {name.store for name, _ in self.source.settled()}
+
+    def stop(self) -> None:
+        """End the round soon. Any thread."""
+        self._stopped.set()
+
+    def run_once(self) -> int:
+        """Archive what waits for long or is much, and return the number of objects. Raises `StorageUnavailable` and
+        `WriterFenced`, and as the client; call it again later.
+        """
+        return self._run(whole=False)
+
+    def finish(self) -> int:
+        """Archive all that is put. Raises as `run_once`."""
+        self._index.flush()
+        return self._run(whole=True)
+
+    def _run(self, *, whole: bool) -> int:
+        before = self.archived
+        try:
+            for name, until in self.source.settled():
+                while not self._stopped.is_set() and (whole or self._is_due(name, until)):
+                    if not self._archive_next(name, until):
+                        break
+        except _Stopped:
+            pass
+        finally:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = self._next = None
+        return self.archived - before
+
+    def _is_due(self, name: Name, until: int) -> bool:
+        state = self._index.segment_archive.state()
+        last: ArchivedSegment | None = next(iter(state.segments_of(name.store)[-1:]), None)
+        waiting = until - (archived_end(state, name.store) or 0)
+        record_bytes = _WORTH_BYTES / _WORTH_RECORDS if last is None else last.size_bytes / (last.end - last.start)
+        since_ms = self._begun_ms if last is None else last.published_ms
+        is_old = self._clock.now_ms() - since_ms >= self.every_s * 1000
+        return waiting > 0 and (is_old or waiting * record_bytes >= _WORTH_BYTES)
+
+    def _archive_next(self, name: Name, until: int) -> bool:
+        """Archive records of a partition up to an offset; return whether there were any."""
+        state = self._index.segment_archive.refresh()
+        begin = self._begin(state, name, until)
+        if begin >= until:
+            return False
+        self._check_log(name)  # before, too: the client must not read in vain while ids can't be asked
+        records, end = self._read(name, begin, until)
+        self._check_log(name)
+        function = self.source.keys.function is not None
+        file = encode_records(records, FUNCTION if function else self.source.all_keys().given)
+        self.archived += self._index.archive_columns(name.store, begin, end - begin, file)
+        return True
+
+    def _begin(self, state: LogState, name: Name, until: int) -> int:
+        """Return the next offset to archive; what the broker lacks before it is a loss."""
+        known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
+        if known is not None and known >= until:
+            return known
+        if self._consumer is None:
+            self._consumer = self.source.open_consumer()
+        begin = range_of(self._consumer, name.topic, name.partition)[0]
+        if known is None and name.log:
+            self._lose_log_before(state, name, place)
+        due = known if known is not None else 0 if name.store in self._indexed_before else begin
+        if begin > due:
+            self._lose(due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}")
+        return max(begin, due)
+
+    def _lose_log_before(self, state: LogState, name: Name, place: str) -> None:
+        before = name._replace(log=name.log - 1).store
+        put = positions_by_store(self._index.durable_positions()).get(before, 0)
+        if (end := archived_end(state, before) or 0) < put:
+            self._lose(end, put, f"{place}: the log before was archived up to {end:,}, and was put up to {put:,}")
+
+    def _lose(self, begin: int, end: int, problem: str) -> None:
+        loss = Loss("missing", begin, end, None, f"not archived: {problem}")
+        if loss not in self.losses:
+            self.losses.append(loss)
+
+    def _read(self, name: Name, begin: int, until: int) -> tuple[list[KafkaRecord], int]:
+        """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
+        place, where = (name.topic, name.partition), f"{name.topic}/{name.partition}"
+        if self._next != (*place, begin):
+            self._consumer.assign([kafka.TopicPartition(*place, begin)])
+        records: list[KafkaRecord] = []
+        size, end, heard_s = 0, begin, time.monotonic()
+        while size < self.segment_bytes and end < until:
+            if self._stopped.is_set():
+                raise _Stopped(f"{where}: stopped while it was archived")
+            messages = asked(where, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
+            for message in messages:
+                error = message.error()
+                if error is None and message.offset() < until:
+                    records.append(record_of(message))
+                    size += records[-1].size + _RECORD_BYTES
+                    end = message.offset() + 1
+                elif error is None or (error.code() == kafka.KafkaError._PARTITION_EOF and message.offset() >= until):
+                    end = until  # no record is before it
+                    break
+                elif not is_passing(error):
+                    raise error_of(error, where)
+            if messages:
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > _PATIENCE_S:
+                raise StorageUnavailable(f"{where}: no record from offset {end:,} on for {_PATIENCE_S:g} seconds")
+        # at the end the client may have returned later ones, too
+        self._next = (*place, end) if end < until else None
+        return records, end
+
+    def _check_log(self, name: Name) -> None:
+        """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""
+        if name.topic_id:
+            found = asked(name.topic, lambda: self._consumer.list_topics(name.topic, timeout=TIMEOUT_S))
+            ids = ids_of_topics(self.source.admin, found, [name.topic], TIMEOUT_S)
+            if ids.get(name.topic) != name.topic_id:
+                raise StorageUnavailable(f"{name.topic}: its id is not {name.topic_id} any more, or can't be asked now")
