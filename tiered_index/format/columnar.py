@@ -6,9 +6,7 @@ is one range of the file. A row group holds some 256 KiB of records, or one reco
 
 from __future__ import annotations
 
-import io
 import itertools
-import mmap
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -37,7 +35,7 @@ def encode_columns(table: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping
     """Return the Parquet file of records; `sizes` (i64, n) are those of their texts, `notes` stand in its footer."""
     groups = np.cumsum(sizes + _ROW_BYTES) // _GROUP_BYTES
     cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(table)]
-    file = io.BytesIO()
+    file = pa.BufferOutputStream()
     with pq.ParquetWriter(
         file, table.schema, compression="zstd", use_dictionary=["topic"], write_statistics=[NUMBER], store_schema=False
     ) as writer:
@@ -45,7 +43,7 @@ def encode_columns(table: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping
             if end > begin:
                 writer.write_table(table.slice(begin, end - begin), row_group_size=end - begin)
         writer.add_key_value_metadata(dict(notes))
-    return file.getvalue()
+    return file.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
 def notes_of(footer: bytes) -> dict[str, str]:
@@ -71,8 +69,8 @@ def row_group_of(footer: bytes, number: int) -> RowGroup | None:
 def decode_group(footer: bytes, group: RowGroup, data: bytes) -> pa.Table:
     """Return the records of a row group; `data` are the bytes of its range."""
     # pages that nothing touches take no memory
-    file = mmap.mmap(-1, group.end)
-    file[group.begin : group.end] = data
+    file = np.zeros(group.end, np.uint8)
+    file[group.begin :] = np.frombuffer(data, np.uint8)
     metadata = pq.read_metadata(pa.BufferReader(footer))
     return pq.ParquetFile(pa.BufferReader(pa.py_buffer(file)), metadata=metadata).read_row_group(group.place)
 

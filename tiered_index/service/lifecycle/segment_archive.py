@@ -15,7 +15,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
@@ -28,9 +27,6 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 QueuesOf = Callable[[], bytes]
 """Returns the queue offsets of a segment (`format/queue_offsets.py`), nothing where they can't be told."""
@@ -104,20 +100,6 @@ class SegmentArchive:
             if segment.name not in self.refresh().archive:
                 raise
             raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
-
-    def record(self, segment: ArchivedSegment, number: int) -> pa.Table | None:
-        """Return the record of a number out of a columnar segment, as a table of one row; None: there is none. It takes
-        two requests, one where the footer is known. Raises as `verified`.
-        """
-        # loaded when used: only columnar segments need Arrow
-        from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
-
-        footer = self.table(segment).footer
-        if (group := row_group_of(footer, number)) is None:
-            return None
-        rows = decode_group(footer, group, self.verified(segment, group.begin, group.end - group.begin))
-        at = rows.column(NUMBER).index(number).as_py()
-        return rows.slice(at, 1) if at >= 0 else None
 
     def known_table(self, segment: ArchivedSegment) -> SegmentTable | None:
         """Return a segment's table if it was fetched before."""
