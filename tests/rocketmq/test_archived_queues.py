@@ -379,7 +379,7 @@ def test_a_queue_that_goes_back_in_the_log_is_not_known(index, tmp_path):
     broker = ReadOnlyBroker(index)
     for answer in (ask(broker, BEGIN, "orders"), ask(broker, END, "orders"), pull(broker, "orders", 0, 0)):
         assert (answer.code, answer.body) == (1, b"")
-        assert answer.remark.endswith("is not known: its offset 7 stands in the log behind 39")
+        assert answer.remark.endswith("is not known: its offset 7 follows 39 in the log")
     assert ends(broker, "orders", 1) == (0, 40)
 
 

@@ -57,7 +57,7 @@ def test_ids_of_other_brokers_and_of_no_message(index, store):
     inside = source.at(wanted.physical_offset + 1)
     assert (inside.state, inside.message) == ("missing", None)
     far = source.at(10**15)
-    assert "behind the end of the log" in far.problem
+    assert "after the end of the log" in far.problem
     for bad in ("", "xyz", "7F00000100002A9F", "7F00000100002A9FFFFFFFFFFFFFFFFF"):
         with pytest.raises(InvalidArgument):
             source.by_msg_id(bad)

@@ -80,7 +80,7 @@ def test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards(cut
     for one in cut.behind:
         state, problem = cut.state(one)
         assert state == "missing"
-        assert problem == f"{cut.made.path / 'commitlog'}: behind the end of the log (cut off)"
+        assert problem == f"{cut.made.path / 'commitlog'}: after the end of the log (cut off)"
     answer = cut.made.index.messages("orders", "new", source=cut.source())
     assert [one.state for one in answer.messages] == ["local"] * NEW
     for one in cut.before[KEPT:]:
@@ -91,7 +91,7 @@ def test_a_place_behind_the_end_has_no_message_either(cut):
     cut.follow()
     fetched = cut.source().by_msg_id(cut.behind[-1].offset_msg_id)
     assert (fetched.state, fetched.message) == ("missing", None)
-    assert "behind the end of the log (cut off)" in fetched.problem
+    assert "after the end of the log (cut off)" in fetched.problem
     assert cut.source().by_msg_id(cut.before[KEPT - 1].offset_msg_id).state == "local"
 
 

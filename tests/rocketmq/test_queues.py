@@ -75,7 +75,7 @@ def test_the_end_of_a_queue_is_behind_its_last_entry(queue, lost):
         if lost == 23 and length > ENTRY_BYTES:
             assert queue.end() == 23
         elif queue.seek(2**63 - 1) != 25:
-            with pytest.raises(CorruptFile, match="and entries behind it"):
+            with pytest.raises(CorruptFile, match="and entries after it"):
                 queue.end()
     (queue.folder / segment_name(FILE_BYTES)).unlink()
     with pytest.raises(CorruptFile, match="between others is missing"):

@@ -201,7 +201,7 @@ def test_every_key_of_a_deleted_store_comes_from_the_archive(index, store, stora
             assert [e.offset for e in entries if e.offset < BEGIN_OF_LAST] == [m.physical_offset for m in wanted]
             assert answer.code == (0 if wanted else 22)
             lacking = len(entries) - len(wanted)
-            told = f"{lacking} of {len(entries)} messages can not be had: {lacking} missing" if lacking else None
+            told = f"{lacking} of {len(entries)} messages are not available: {lacking} missing" if lacking else None
             assert answer.remark == told
             remarks.add(told is None)
 
@@ -587,7 +587,7 @@ def test_entries_of_places_of_other_topics_are_no_window(index, store, messages,
             for key in ("begins", "within"):
                 command = Command(code=QUERY, fields={"AccessKey": "pay", **by_key("TopicPay", key)})
                 answer = await client.ask(QUERY, {**command.fields, "Signature": signature(command, SECRET)})
-                assert (answer.code, answer.remark) == (22, "1 of 1 messages can not be had: 1 missing")
+                assert (answer.code, answer.remark) == (22, "1 of 1 messages are not available: 1 missing")
                 assert len(waits) == 1
                 waits.clear()
             for offset in (other.physical_offset, other.physical_offset + 4, 10**9):

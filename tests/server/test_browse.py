@@ -123,7 +123,7 @@ def test_a_token_of_some_topics_browses_these_alone(held):
     [
         ({}, 400, "give at_ms or cursor"),
         ({"at_ms": T, "cursor": "later:0=1"}, 400, "give at_ms or cursor"),
-        ({"cursor": "later:9=1"}, 400, "names other queues"),
+        ({"cursor": "later:9=1"}, 400, "has other queues"),
         ({"cursor": "later:0=1,"}, 400, "none of this request's"),
         ({"cursor": "sideways:0=1"}, 400, "none of this request's"),
         ({"at_ms": T, "max_count": 101}, 400, "max_count"),

@@ -97,7 +97,7 @@ def test_commands_build_and_merge_as_json(spark, storage, tmp_path, capfd):
     planned = told("merge", *tiers, "--dry-run")
     assert planned == json.loads(here.stdout) and planned["status"] == "planned"
     assert [len(tier["jobs"]) for tier in planned["tiers"]] == [2, 1]
-    assert "is no multiple of" in told("merge", "--tiers", "1h,90m", "--dry-run", code=2)["error"]["message"]
+    assert "is not a multiple of" in told("merge", "--tiers", "1h,90m", "--dry-run", code=2)["error"]["message"]
     merged = told("merge", "--tiers", "1d,30d")
     days, month = merged["tiers"]
     assert (merged["status"], days["tables"], days["entries"], month["tables"], month["sources"]) == (

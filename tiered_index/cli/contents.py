@@ -1,7 +1,7 @@
-"""One index file for commands: its bytes, on the local disk or in a storage, and its contents by kind of file.
+"""Reads one index file for commands, from the local disk or a storage, by its kind.
 
-Compacted files and shards have a trailer, unsealed files a journal, RocketMQ's own neither. Bytes are read by ranges.
-One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
+Compacted files and shards have a trailer, unsealed files a journal, RocketMQ's own files neither. Bytes are read by
+ranges. One thread; memory: a piece of items at a time; unsealed files are mapped whole.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tiered_index.service.root import disk_error
 from tiered_index.storage.base import Storage, check_name
 from tiered_index.storage.disk import absolute_path
 
-# A file's id, or the end of one or of a window table's
+# The id of a file or a window table, or the end of one
 _ID = re.compile(rf"(?:[0-9]{{15}}-)?[0-9a-f]{{{SHORT_ID},16}}")
 
 
@@ -58,8 +58,9 @@ class FileBytes:
 
 @contextlib.contextmanager
 def opened(session: Session, file: str) -> Iterator[FileBytes]:
-    """Yield a path's, a file id's or an object's bytes. Raises `InvalidArgument`, `StorageUnavailable`, `CorruptFile`
-    where the storage has lost the object of an id.
+    """Yield the bytes of a path, a file id or an object's name.
+
+    Raises `InvalidArgument`, `StorageUnavailable`, and `CorruptFile` if the object of an id is missing.
     """
     config = session.config()
     given, path = file, Path(file)
@@ -81,7 +82,7 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
 
 
 def _uri(config: IndexConfig) -> str | None:
-    """Return the URI of the storage that is given, or that the root has; None where there is none."""
+    """Return the URI of the given storage, or of the root's; None if there is none."""
     try:
         return storage_uri(config)
     except ConfigError:
@@ -89,9 +90,9 @@ def _uri(config: IndexConfig) -> str | None:
 
 
 def _place_of(session: Session, config: IndexConfig, file: str) -> str:
-    """Return the local file's path, or the object's name, of an id or its end; `file` itself where there is none.
+    """Return the path or the object's name of a file id, or of the end of one; `file` itself if there is none.
 
-    Raises `InvalidArgument` where it is the end of several, or a table of several objects, and as `open_stored_index`.
+    Raises `InvalidArgument` for several ids, or a table of several objects, and as `open_stored_index`.
     """
     found: dict[str, list[str]] = {}
     if config.root is not None:
@@ -114,7 +115,7 @@ def _place_of(session: Session, config: IndexConfig, file: str) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a file is called so; the name of an object may be one that no file can have."""
+    """Return whether a file exists at `path`, which may be an object's name that no file can have."""
     try:
         return absolute_path(path).exists()
     except StorageMisconfigured:
@@ -154,8 +155,9 @@ _PIECE_ITEMS = 1 << 16
 
 
 class Contents(ABC):
-    """One file; its items' `time_diff_s` count from `begin_ms`. `checksummed`: whether it has checksums. `hash`: what
-    is known of its hash rule where it doesn't tell.
+    """The contents of one file. Its items' `time_diff_s` count from `begin_ms`.
+
+    `checksummed`: whether the file has checksums. `hash`: a text about the hash rule if the file does not state it.
     """
 
     kind: str
@@ -169,7 +171,7 @@ class Contents(ABC):
         self.topics = list(topics)
 
     def describe(self) -> dict[str, Any]:
-        """Return what the file says of itself, JSON-ready."""
+        """Return header, layout and metadata of the file, for JSON."""
         header, schema = read_header(self._file.read(0, HEADER_SIZE), self._file.name), self.layout.schema
         return {
             "kind": self.kind,
@@ -190,24 +192,24 @@ class Contents(ABC):
 
     @abstractmethod
     def items(self) -> Iterator[Array]:
-        """Yield the items piece by piece, verified where the file has checksums. Raises `CorruptFile`."""
+        """Yield the items piece by piece; verify them if the file has checksums. Raises `CorruptFile`."""
 
     @abstractmethod
     def findings(self) -> list[Finding]:
-        """Return what is wrong with the file."""
+        """Return the problems of the file."""
 
 
 @contextlib.contextmanager
 def opened_contents(session: Session, file: str) -> Iterator[tuple[FileBytes, Contents]]:
-    """Yield a file and what is in it. Raises as `opened` and `contents_of`."""
+    """Yield a file's bytes and contents. Raises as `opened` and `contents_of`."""
     with opened(session, file) as data:
         yield data, contents_of(data, session.config())
 
 
 def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
-    """Return what is in `file`; the settings have the geometry of an unsealed file without a journal.
+    """Return the contents of `file`; `config` has the geometry for an unsealed file without a journal.
 
-    Raises `CorruptFile`, `InvalidArgument` where the geometry is needed.
+    Raises `CorruptFile`, and `InvalidArgument` if that geometry is missing.
     """
     kind = recognise(
         file.read(0, min(HEAD_SIZE, file.size_bytes)),
@@ -225,7 +227,7 @@ def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
     if journal_path is not None and journal_path.exists():
         journal = parse_journal(journal_path.read_bytes(), str(journal_path))
         if journal is None:
-            raise CorruptFile(str(journal_path), "journal without its first record: the file beside it was never begun")
+            raise CorruptFile(str(journal_path), "the journal has no first record: its index file was never begun")
         return _Unsealed(file, journal)
     if config.slots is None or config.items is None:
         raise InvalidArgument(
@@ -235,7 +237,7 @@ def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
 
 
 class _Compacted(Contents):
-    """A compacted file with a trailer: every array has its CRC32 in the directory."""
+    """A compacted file with a trailer, whose directory has the CRC32 of every array."""
 
     kind = "compacted"
 
@@ -285,7 +287,7 @@ class _Compacted(Contents):
         }
 
     def _longest_slot(self) -> dict[str, int]:
-        if self._trailer.metadata.packing is not None:  # which has no slot table
+        if self._trailer.metadata.packing is not None:  # a packed file has no slot table
             hashes = np.concatenate([normal_hashes(items["key_hash"]) for items in self.items()])
             lengths = np.bincount(self._trailer.metadata.slot_map.slots_of(hashes))
         else:
@@ -320,7 +322,7 @@ class _Shard(_Compacted):
 
 
 class _Unsealed(Contents):
-    """An unsealed file beside its journal, which has a CRC32 of every batch."""
+    """An unsealed file with its journal, which has the CRC32 of every batch."""
 
     kind = "unsealed"
 
@@ -364,7 +366,7 @@ class _Unsealed(Contents):
 
 
 class _Foreign(Contents):
-    """A file of RocketMQ's own: its structure can be checked, its bytes have no checksum."""
+    """A file of RocketMQ's own, without checksums: only its structure is checked."""
 
     checksummed = False
     hash = "abs (RocketMQ up to 5.5.0) or mask (from 5.5.1 on): the file does not say"
@@ -393,7 +395,7 @@ class _ForeignCompacted(_Foreign):
 
 
 class _ForeignUnsealed(_Foreign):
-    """Its geometry is the caller's."""
+    """RocketMQ's unsealed file; the caller gives its geometry."""
 
     kind = "unsealed without journal"
 

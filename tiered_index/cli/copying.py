@@ -1,4 +1,4 @@
-"""`tiered-index copy`: an index into another storage, once or followed."""
+"""`tiered-index copy`: copies an index to another storage, once or continuously."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def copy(
       tiered-index copy --from s3://bucket/index --to s3://standby/index --follow --interval 30s
     """
     if grace < 3600 or interval < 1:
-        raise InvalidArgument("--grace is 1h or more, and --interval 1s or more: readers may be at work")
+        raise InvalidArgument("--grace must be at least 1h, because readers may be at work, and --interval at least 1s")
     config = session.config(**({"storage": source} if source is not None else {}))
     with _copier(config, storage_uri(config), to, threads) as copier:
         copier.must_exist = must_exist
@@ -109,7 +109,7 @@ def _round(session: Session, copier: Copier) -> CopyReport:
 
 
 def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> int:
-    """Copy again and again until the command is to end; a storage that doesn't answer is asked again."""
+    """Copy in rounds until a signal ends the command; after a storage error try again in the next round."""
     swept_s, last = float("-inf"), None
     with Ending() as ending:
         copier.stop = ending.event
@@ -143,7 +143,7 @@ def _code(report: CopyReport) -> int:
 
 
 def _failed(error: TieredIndexError, copier: Copier, last: CopyReport | None) -> dict[str, Any]:
-    """Return what a round that failed tells programs."""
+    """Return the JSON document of a failed round."""
     return {
         "status": "failed",
         "error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code},

@@ -1,5 +1,6 @@
-"""The cost of a lookup and the files that it could not read, as text. The columns of the table add up to the totals
-below it.
+"""Prints the cost of a lookup and the files that it could not read.
+
+The columns of the table add up to the totals below it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tiered_index.types import Explain, FileReport, LostFile, format_time
 _SKIPPED = "skipped_"
 _COLUMNS = ("file", "outcome", "place", "requests", "KiB", "USD/1M", "ms", "matched", "from", "to", "source")
 _FIGURES = _COLUMNS[3:8]
-# At most so many files are named by an error.
+# Most files that an error names
 _FEW = 20
 _LOST_SHOWN = 5
 
@@ -26,7 +27,7 @@ def print_failed(out: Output, failed: Iterable[FileReport]) -> None:
 
 
 def print_not_read(out: Output, failed: Sequence[object]) -> None:
-    """Print on stderr, for people, which files an error is about."""
+    """Print on stderr, for people, the files that an error is about."""
     reports = _once(report for report in failed if isinstance(report, FileReport))
     for report in reports[:_FEW]:
         out.error_line(
@@ -37,7 +38,7 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
 
 
 def lost_text(lost: Sequence[LostFile]) -> str:
-    """Return the time ranges of the files that were given up, as text; empty if there are none."""
+    """Return the time ranges of lost files as text; empty if there are none."""
     told = [
         f"{format_time(one.begin_ms)} to {format_time(one.end_ms)} ({counted(one.entries, 'entry', 'entries')} of all "
         f"keys lost with {one.file}{_of_source(one)})"
@@ -51,7 +52,7 @@ def _once(reports: Iterable[FileReport]) -> list[FileReport]:
 
 
 def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], more: str = "") -> None:
-    """Write what was read, file by file, and what it cost, of all pages together; `more` is before the cost."""
+    """Write the result and cost of each file, and the totals, of all pages together; `more` precedes the cost."""
     files = _by_file(file for page in pages for file in page.files)
     skipped = [file for file in files if _is_skipped(file)]
     shown = [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
@@ -71,7 +72,7 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
-    """Return one report a file, place and outcome of all pages; a file that was read was not skipped."""
+    """Return one report for each file, place and outcome of all pages; reading a file cancels its skips."""
     of_files: dict[tuple[str | None, str], list[FileReport]] = {}
     for report in reports:
         of_files.setdefault((report.source, report.file), []).append(report)
@@ -111,7 +112,7 @@ def _row(file: FileReport) -> tuple[object, ...]:
 
 
 def _between(report: FileReport) -> str:
-    """Return the time range of a file, empty for what has none."""
+    """Return the time range of a file; empty if it has none."""
     return f"{format_time(report.begin_ms)} to {format_time(report.end_ms)}" if report.end_ms else ""
 
 

@@ -1,6 +1,6 @@
-"""`tiered-index export`: an index's entries as one table, or as RocketMQ's own index files.
+"""`tiered-index export`: writes an index's entries as one table, or as RocketMQ's own index files.
 
-The file appears under its name once it is whole and durable. One thread; memory: some batches of entries.
+The file gets its name when it is complete and durable. One thread; memory: some batches of entries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiered_index.service.lookup.export import Export
 from tiered_index.storage.disk import Disk
 
 Format = Literal["parquet", "ndjson", "csv", "arrow", "rocketmq"]
-# the format of a file, by the ending of its name
+# Formats by file extension
 _ENDINGS: dict[str, Format] = {
     ".parquet": "parquet",
     ".ndjson": "ndjson",
@@ -44,7 +44,7 @@ _ENDINGS: dict[str, Format] = {
     ".feather": "arrow",
 }
 _STDOUT = Path("-")
-# rows of a row group, and of one write
+# Rows of a row group and of one write
 _ROWS = 1 << 18
 
 
@@ -53,8 +53,9 @@ _SECONDS = 2**31 - 1
 
 
 def rocketmq_layout(schema: Schema, rule: HashRule, slots: int | None, items: int | None) -> Layout:
-    """Return the geometry of files for entries of a schema whose keys are hashed by `rule`. Raises `InvalidArgument`
-    naming what RocketMQ's form has no place for.
+    """Return the layout of RocketMQ's files for entries of a schema whose keys are hashed by `rule`.
+
+    Raises `InvalidArgument` for entries that RocketMQ's format can't represent.
     """
     if schema.caller_columns:
         raise InvalidArgument(
@@ -70,7 +71,7 @@ def rocketmq_layout(schema: Schema, rule: HashRule, slots: int | None, items: in
 
 
 class RocketmqFiles:
-    """Writes files into a folder that is there; they are whole once it is closed. Raises `OSError`."""
+    """Writes files into an existing folder; they are complete after `close`. Raises `OSError`."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         self._folder = folder
@@ -81,7 +82,7 @@ class RocketmqFiles:
         self._descriptor = -1
 
     def write_table(self, entries: pa.Table) -> None:
-        """Add exported entries, by time."""
+        """Add exported entries, sorted by time."""
         times_ms = entries.column("timestamp_ms").to_numpy()
         order = np.argsort(times_ms, kind="stable")
         times_ms = times_ms[order]
@@ -129,7 +130,7 @@ class _Writer(Protocol):
 
 
 class NdjsonWriter:
-    """A JSON object a line: printable ASCII, bytes as hexadecimal text."""
+    """Writes a JSON object a line, in printable ASCII, with bytes as hexadecimal text."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self._sink = sink
@@ -143,7 +144,7 @@ class NdjsonWriter:
 
 
 class _CsvWriter:
-    """A header and a line a row; bytes as hexadecimal text."""
+    """Writes a header and a line for each row, with bytes as hexadecimal text."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         kinds = [pa.field(f.name, pa.string()) if _is_bytes(f.type) else f for f in schema]
@@ -259,20 +260,20 @@ def export(
 
 
 def _tell_missing(session: Session, entries: Export) -> int:
-    """Tell people why an export is of the root alone, if it is; return the exit code."""
+    """Print why only the root was exported, if so; return the exit code."""
     if entries.not_asked is not None:
-        session.out.note(f"of the root alone, since the storage could not be asked: {entries.not_asked}")
+        session.out.note(f"only the root's files are exported: the storage could not be read: {entries.not_asked}")
     for name in entries.missing:
         session.out.note(f"MISSING {name}: only the storage has it")
     return PartialAnswer.exit_code if entries.missing else 0
 
 
 def _without(lost: Sequence[object]) -> str:
-    return f"without the entries of {counted(len(lost), 'file')}, which the storage lost permanently"
+    return f"without the entries of {counted(len(lost), 'lost file')}"
 
 
 def _format_of(out: Path) -> Format:
-    """Return the format that the name of a file says. Raises `InvalidArgument` for a compressed one."""
+    """Return the format of a file by its name. Raises `InvalidArgument` for a compressed one."""
     if out == _STDOUT:
         return "ndjson"
     ending = out.suffix.lower()
@@ -282,7 +283,7 @@ def _format_of(out: Path) -> Format:
 
 
 def _tables(entries: Export) -> Iterator[pa.Table]:
-    """Yield the batches of an export, small ones together, as tables of one chunk."""
+    """Yield the batches of an export as tables of one chunk; join small batches."""
     held: list[pa.RecordBatch] = []
     for batch in entries:
         held.append(batch)
@@ -295,7 +296,7 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
 
 @contextlib.contextmanager
 def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
-    """Yield what writes; after the block all is there, or nothing. Raises `InvalidArgument`, `DiskFull`."""
+    """Yield a writer; after the block the output is complete, or removed. Raises `InvalidArgument`, `DiskFull`."""
     if out == _STDOUT:
         with writing_stdout():
             with contextlib.closing(_writer(form, sys.stdout.buffer, entries.schema)) as writer:
@@ -322,8 +323,9 @@ def _writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
 
 
 def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:
-    """Raise `InvalidArgument` where `out` is there already (`own` says why it may not be), or its folder isn't, or a
-    folder has the name under which a file is made.
+    """Raise `InvalidArgument` if `out` exists, its folder is missing, or a folder has the temporary name of the file.
+
+    `own` is the reason why `out` must not exist.
     """
     if out.exists():
         raise InvalidArgument(f"--out {out} exists already: {own}")
@@ -339,8 +341,9 @@ def _partial(out: Path) -> Path:
 
 @contextlib.contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """Yield where a file or a folder is made, which is called `out` once the block has ended, durably, and removed
-    where it failed. Raises `DiskFull`.
+    """Yield a temporary path for a file or a folder. After the block it is renamed to `out`, durably.
+
+    If the block fails, it is removed. Raises `DiskFull`.
     """
     partial, disk = _partial(out), Disk()
     try:
@@ -359,7 +362,7 @@ def made_whole(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise DiskFull(f"--out {out} can't be written: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):  # what led here counts
+        with contextlib.suppress(OSError):  # must not hide the first error
             _remove(partial)
 
 

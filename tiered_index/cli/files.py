@@ -1,4 +1,4 @@
-"""`tiered-index files`, `inspect FILE` and `dump FILE`: an index's files, one file's metadata, and its entries."""
+"""`tiered-index topics`, `files`, `inspect`, `dump` and `du`: the contents of an index and of its files."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def dump(session: Session, file: File) -> int:
 
 
 def entry_records(contents: Contents) -> Iterator[dict[str, Any]]:
-    """Yield the entries as JSON-ready dicts; `topic` is None where the file's own table doesn't name the id once."""
+    """Yield the entries as dicts for JSON; `topic` is None unless the file's table has exactly one name of the id."""
     names: dict[int, str | None] = {}
     for topic_id, name in contents.topics:
         names[topic_id] = None if topic_id in names else name

@@ -1,5 +1,6 @@
-"""The following of a source by commands: `ingest`, to its end or with --follow until stopped, and `serve --follow`.
-Both run beside the broker and only read.
+"""Follows a source for commands: `ingest`, to its end or with --follow until stopped, and `serve --follow`.
+
+Both only read the broker's files, also while it runs.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def open_follower(
     skip_corrupt: bool = False,
     **of_source: Any,
 ) -> Follower:
-    """Return a follower of a store, which archives what `archiving` says. `of_source` are further arguments of
-    `Dispatcher`, and it raises as that does.
+    """Return a follower of a store that archives according to `archiving`.
+
+    `of_source` are further arguments of `Dispatcher`. Raises as `Dispatcher`.
     """
     source = Dispatcher(index, store, follow=follow, skip_corrupt=skip_corrupt, stopping=stop.is_set, **of_source)
     if source.selected_before is not None:
         session.out.note(
-            f"from commit log offset {source.position} on {source.fingerprints.selection} is indexed, before it "
-            f"{source.selected_before}: --restart reads the log from its beginning"
+            f"from commit log offset {source.position} on, this run indexes {source.fingerprints.selection}; earlier "
+            f"runs indexed {source.selected_before}: --restart reads the log from its beginning"
         )
     chosen: dict[str, Any] = {"skip_corrupt": skip_corrupt, "dispatcher": source, "queues": archiving.archive_queues}
     archiver = SegmentArchiver(index, store.name, store.commitlog, **chosen)
@@ -72,7 +74,7 @@ class StatusLines:
         self._losses = 0
 
     def __call__(self, follower: Follower) -> None:
-        """Show the state of now."""
+        """Show the present state."""
         lag, position = follower.source.lag(), follower.position
         problems = [*follower.index.health()["problems"], *follower.problems()]
         seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
@@ -110,7 +112,7 @@ def ingest_followed(
     source_name: str | None = None,
     **options: Any,
 ) -> int:
-    """Ingest what a follower reads; `opened` returns one by `options`, as `open_follower`. Return the exit code."""
+    """Run a follower, and return the exit code. `opened` makes it from `options`, like `open_follower`."""
     with contextlib.ExitStack() as stack:
         ending = Ending()
         putting = stack.enter_context(Putting.open(session, config, given))
@@ -120,7 +122,7 @@ def ingest_followed(
         title, total = "following" if follow else "ingesting", None if follow else source.lag().end_offset or None
         with putting.progress(title, total) as progress:
             follower.status = StatusLines(session.out, progress, records=follow and session.out.as_json)
-            # without --follow a signal ends the command at once, as any other that is simply given again
+            # without --follow a signal ends the command at once: it can simply be run again
             with ending if follow else contextlib.nullcontext():
                 follower.run()
         taken_s = putting.elapsed_s
@@ -148,9 +150,9 @@ def _where(source: Source, message: Mapping[str, Any]) -> str:
     return "{topic}/{queue_id}/{offset}".format_map(message)
 
 
-# A number of milliseconds below this, in April 1970, is rather one of seconds.
+# A smaller number of milliseconds (April 1970) is probably one of seconds
 _SECONDS_OF_TODAY = 10**10
-# Counts that people see where they are not 0, and what they count
+# Counts that are printed unless they are 0, and their units
 _COUNTS = {
     "skipped": "messages",
     "quarantined": "entries with an implausible time",
@@ -162,7 +164,7 @@ _COUNTS = {
 
 
 def show_ingested(out: Output, document: dict[str, Any], *, streamed: bool = False) -> None:
-    """Write what was ingested of a file, a store or topics."""
+    """Write the summary of an ingested file, store or topics."""
     lag_bytes, torn = document.get("lag", {}).get("bytes"), document.get("torn")
     for bad in document.get("skipped_first", ()):
         out.remark(f"skipped: {bad['where']}: {bad['problem']}")

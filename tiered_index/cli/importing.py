@@ -1,7 +1,7 @@
-"""`tiered-index import FILE`: puts the entries that `export` wrote into an index, hashes of keys as they are.
+"""`tiered-index import FILE`: puts the entries that `export` wrote into an index, with their hashes of keys.
 
-The index itself keeps how many of a file's rows are durable, with the entries: killed at any moment and started again,
-the command puts what is missing. One thread beside the index's own; memory: a batch.
+The index stores the number of durable rows with the entries. If the command is killed and run again, it puts only the
+missing rows. One thread in addition to the index's own; memory: a batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PLAIN = frozenset({"topic", "topic_id", "queue_id", "offset", "size", "timestam
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that `export` wrote. `about`: its metadata; None: an NDJSON file, which has none."""
+    """A file that `export` wrote. `about` is its metadata, None for NDJSON."""
 
     place: LocalFile | StoredFile
     kind: Literal["parquet", "arrow", "ndjson"]
@@ -54,7 +54,7 @@ class ExportedFile:
 
     @classmethod
     def of(cls, place: LocalFile | StoredFile) -> ExportedFile:
-        """Return what is at a place, told by its first bytes. Raises `InvalidArgument`, `CorruptFile`."""
+        """Return the file at a place; its first bytes show its kind. Raises `InvalidArgument`, `CorruptFile`."""
         with place.open() as handle:
             head = handle.read(8)
             handle.seek(0)
@@ -87,7 +87,8 @@ class ExportedFile:
             )
         if METADATA not in (schema.metadata or {}):
             raise InvalidArgument(
-                f"{place} names no index: `export` did not write it. For a table of messages with keys use `ingest`"
+                f"{place} was not written by `export`: it has no metadata. For a table of messages with keys use "
+                f"`ingest`"
             )
         about = json.loads(schema.metadata[METADATA])
         if about["offset_space"] not in get_args(IndexConfig.model_fields["offset_space"].annotation):
@@ -96,9 +97,9 @@ class ExportedFile:
         return cls(place, kind, rows, names, about)
 
     def settings(self, preset: str | None, rule: HashRule | None, root: Path | None) -> dict[str, Any]:
-        """Return the settings of an index that takes the entries; preset and rule are what the user says of NDJSON.
+        """Return the settings of an index for the entries; `preset` and `rule` are the options for NDJSON.
 
-        Raises `InvalidArgument` where that is not known, or where no index finds the keys.
+        Raises `InvalidArgument` if they are missing, or if no index can find the keys.
         """
         if self.about is not None:
             if preset or rule:
@@ -124,8 +125,9 @@ class ExportedFile:
         return {"preset": preset, "hash": rule if preset == "rocketmq" else None, **more}
 
     def check(self, schema: Schema, rule: HashRule | None) -> None:
-        """Raise `InvalidArgument` where the file has other columns than exported entries of `schema`, or doesn't say by
-        which rule their keys are hashed, where there are two.
+        """Raise `InvalidArgument` if the file has other columns than exported entries of `schema`.
+
+        Also if the hash rule is unknown and the schema allows two.
         """
         wanted = frozenset(export_schema(schema).names)
         if self.columns == wanted:
@@ -140,14 +142,14 @@ class ExportedFile:
         raise InvalidArgument(f"{self.place} {problem} than entries of {schema.name} in this index{hint}")
 
     def name(self) -> str:
-        """Return the name under which an index keeps the rows that it has: place, size and a hash of the end."""
+        """Return the source name of the file in an index: place, size and a hash of the end."""
         with self.place.ranges() as handle:
             size = handle.seek(0, io.SEEK_END)
             handle.seek(max(0, size - _TAIL_BYTES))
             return f"export:{self.place}#{size}-{hashlib.sha256(handle.read(_TAIL_BYTES)).hexdigest()[:16]}"
 
     def batches(self, schema: Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as batches of `export_schema`, the same ones each time. Raises `CorruptFile`."""
+        """Yield the rows as batches of `export_schema`; the batches are the same each time. Raises `CorruptFile`."""
         wanted = export_schema(schema)
         try:
             if self.kind == "ndjson":
@@ -182,7 +184,7 @@ class ExportedFile:
 
 
 def _put(put: PatientPut, batch: pa.RecordBatch, name: str, rows: int) -> int:
-    """Put rows with their topics' ids or, where one of these means another topic here, with ids of the index's own."""
+    """Put rows with their topic ids; if the index uses one of them for another topic, let it assign its own ids."""
     try:
         return put(batch, name, rows)
     except InvalidArgument:

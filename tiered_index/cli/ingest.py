@@ -1,8 +1,8 @@
-"""`tiered-index ingest SOURCE`: puts a RocketMQ store (`follow`) or a file of messages into an index; and
-`tiered-index import-classic DIR`: puts the entries of the broker's classic index files into one.
+"""`tiered-index ingest SOURCE` and `import-classic DIR`: put messages, or classic index files, into an index.
 
-The index itself keeps the position up to which a source is durable, with the entries: killed at any moment and started
-again, the commands put what is missing. The broker's folders are only read. One thread beside the index's own.
+The index stores the durable position of a source with the entries. If a command is killed and run again, it puts only
+
+the missing entries. The broker's folders are only read. One thread in addition to the index's own.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from tiered_index.types import IndexItem
 
 
 def item_type_named(name: str | None) -> type[IndexItem] | None:
-    """Return the class of entries that ``module:Class`` names; the module may lie in the working folder. Raises
-    `InvalidArgument`.
+    """Return the class of entries that ``module:Class`` names; the module may be in the working folder.
+
+    Raises `InvalidArgument`.
     """
     if name is None:
         return None
@@ -75,7 +76,7 @@ def item_type_named(name: str | None) -> type[IndexItem] | None:
 
 
 def stored_schema(config: IndexConfig) -> Schema:
-    """Return the schema of the entries that are put: that of the settings or, without one, of the root's index."""
+    """Return the schema of new entries: that of the settings or, without one, of the root's index."""
     if config.item_type is None and config.root is not None:
         marker = Root(config.root, Disk()).read_marker()
         if marker is not None:
@@ -86,7 +87,7 @@ def stored_schema(config: IndexConfig) -> Schema:
 def given_fields(
     column: Sequence[str] | None, constant: Sequence[str] | None, schema: Schema, defaults: Mapping[str, Any]
 ) -> Fields:
-    """Return the fields that the options --column and --constant say. Raises `InvalidArgument` naming the option."""
+    """Return the fields of the options --column and --constant. Raises `InvalidArgument`, which names the option."""
     own = {each.name: each for each in schema.caller_columns}
     known = (*FIELDS, "key", "topic_id", *own)
     for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
@@ -105,7 +106,7 @@ def given_fields(
 
 @dataclass
 class Intake:
-    """One source on its way into one index."""
+    """Puts one file of messages into one index."""
 
     index: IndexService
     source: Source
@@ -116,12 +117,12 @@ class Intake:
     entries: int = 0
     skipped: int = 0
     position: int = 0
-    # Of what was skipped: how many by reason, and the first ones.
+    # Skipped messages: counts by reason, and the first ones
     skipped_reasons: Counter[str] = field(default_factory=Counter)
     skipped_first: list[dict[str, str]] = field(default_factory=list)
 
     def take(self, batch: Batch) -> None:
-        """Put one batch. Raises `InvalidArgument` at a bad message; what is before it is taken, nothing behind it."""
+        """Put one batch. Raises `InvalidArgument` at a bad message, after putting the messages before it."""
         known = len(self.quarantined)
         self._take(batch)
         if new := self.quarantined[known:]:
@@ -129,7 +130,7 @@ class Intake:
 
     @property
     def quarantined(self) -> list[dict[str, Any]]:
-        """As that of `PatientPut`, each message with its place, `where`."""
+        """As `PatientPut.quarantined`, with the place of each message as `where`."""
         return self.patient.quarantined
 
     def _name_places(self, batch: Batch, messages: list[dict[str, Any]]) -> None:
@@ -147,7 +148,7 @@ class Intake:
             try:
                 self._put(batch.columns, batch.end)
             except InvalidArgument:
-                # the batch was refused whole; its messages are looked at one by one below, which names the bad one
+                # the batch was refused whole: put its messages one by one, to find the bad one
                 pass
             else:
                 self.messages += batch.messages
@@ -166,7 +167,7 @@ class Intake:
                 if len(self.skipped_first) < FIRST:
                     self.skipped_first.append({"where": record.where, "problem": record.problem})
                 continue
-            # a batch has topic ids or lets the index assign them
+            # all messages of a batch have a topic id, or none
             if run and (run[0].topic_id is None) != (record.message.topic_id is None):
                 self._put_run(run, record.start)
                 run = []
@@ -326,7 +327,7 @@ def ingest(
 
 
 def _kind_of(source: str) -> tuple[str, Path | None]:
-    """Return what a source is, and its local path if it has one."""
+    """Return the kind of a source, for messages, and its local path if it has one."""
     if source.startswith(SCHEME):
         return "Kafka", None
     path = local_path(source)
@@ -348,8 +349,8 @@ def _ingest_file(
     fields = given_fields(given.column, given.constant, stored_schema(config), column_defaults(kind))
     if "offset" in fields.constants:
         session.out.note(
-            "--constant offset: of messages of one key, topic and queue only the newest is answered; --column "
-            f"offset=COLUMN names a number that is unique in its queue, {ROW_NUMBER} the row's number"
+            "--constant offset: lookups return only the newest message of one key, topic and queue; use --column "
+            f"offset=COLUMN with a number that is unique in its queue, or {ROW_NUMBER} for the row's number"
         )
     with contextlib.ExitStack() as stack:
         opened = open_source(stack.enter_context(opened_place(source, config)), fields)

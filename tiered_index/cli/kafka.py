@@ -1,4 +1,4 @@
-"""Options of commands that read Kafka, and what they open with them."""
+"""Options of commands that read Kafka, and the follower of topics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _kafka = partial(Option, rich_help_panel="Kafka", show_default=False)
 
 @dataclass(frozen=True)
 class KafkaClientOptions:
-    """The settings of the client: of each command that reads Kafka."""
+    """Settings of Kafka's client: for each command that reads Kafka."""
 
     kafka: Annotated[
         list[str] | None,
@@ -36,19 +36,19 @@ class KafkaClientOptions:
     ] = None
 
     def settings(self) -> dict[str, str]:
-        """Return the settings; those of the command line come before those of the file."""
+        """Return the settings; the command line has precedence over the file."""
         from tiered_index.kafka.client import read_settings
 
         of_file = {} if self.kafka_config is None else read_settings(self.kafka_config)
         given = [text for text in self.kafka or () if "=" not in text]
         if given:
-            raise InvalidArgument("--kafka is given as NAME=VALUE")  # a text without a name can be a secret
+            raise InvalidArgument("write --kafka as NAME=VALUE")  # do not repeat the text: it may be a secret
         return of_file | pairs("--kafka", self.kafka)
 
 
 @dataclass(frozen=True)
 class KafkaOptions(KafkaClientOptions):
-    """The following of topics: ingest, serve."""
+    """Options for following topics: ingest, serve."""
 
     key: Annotated[
         list[str] | None,

@@ -1,7 +1,7 @@
-"""`query --keys FILE`: lookups in, a table of answers out.
+"""`query --keys FILE`: answers the lookups of a file with a table.
 
-Answers have a row for each entry, in the order of the lookups and each lookup's answer order, and one without entry for
-a lookup that found none. Memory: a batch of lookups and its answers.
+The table has a row for each entry, in the order of the lookups and each lookup's answer order. A lookup that found
+nothing has one row without entry. Memory: a batch of lookups and its answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tiered_index.sources.keys import FIELDS
 from tiered_index.types import Answer, FileReport, Lookup, format_time, items_table
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
-# lookups that share their reads
+# Lookups of a batch, which share their reads
 _BATCH = 100_000
 _SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
@@ -48,7 +48,7 @@ def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
 
 
 def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
-    """Return the answers to lookups, a row an entry; the columns of a lookup without entries are null."""
+    """Return the answers to lookups, one row an entry. A lookup without entries has one row with null columns."""
     answers = list(results)
     entries = items_table([item for answer in answers for item in answer], results.item_type).drop_columns(["topic"])
     counts = results.counts
@@ -73,7 +73,7 @@ def _table(lookups: Sequence[Lookup], results: QueryResults) -> pa.Table:
 
 
 class KeysOut:
-    """A file of answers, which is there when the block ends. Raises `InvalidArgument` where it can't be made."""
+    """A file for answers, complete when the block of `open` ends. Raises `InvalidArgument` if it can't be made."""
 
     def __init__(self, path: Path) -> None:
         if not path.name.endswith((*_PARQUET, *_NDJSON)):
@@ -83,7 +83,7 @@ class KeysOut:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Callable[[pa.Table], None]]:
-        """Yield what writes a table. Raises `DiskFull`."""
+        """Yield a function that writes a table. Raises `DiskFull`."""
         with made_whole(self.path) as partial, contextlib.ExitStack() as stack:
             if self.path.name.endswith(_PARQUET):
                 writers: list[pq.ParquetWriter] = []
@@ -100,10 +100,10 @@ class KeysOut:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Batch(Answer[Any]):
-    """The answers to a batch of lookups; `status` is of all so far."""
+    """The answers to a batch of lookups; `status` is that of all batches so far."""
 
     results: QueryResults | None = None
-    # whatever it is, there are more batches
+    # any text: there are more batches
     cursor: str | None = None
 
     def __len__(self) -> int:
@@ -111,14 +111,14 @@ class _Batch(Answer[Any]):
 
 
 class _Asking:
-    """Looks up one batch after the other; counts the keys by status, and those that are left."""
+    """Answers batches of lookups in turn; counts the keys by status, and those that are left."""
 
     def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
         self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])
         self._allow_partial = allow_partial
         self._next = next(self._lookups, [])
         self.statuses: Counter[str] = Counter()
-        # the one whose range ends first, or begins first where it has no end
+        # The lookup with the earliest end or, without an end, begin
         self.earliest = Lookup("", "")
 
     def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
@@ -147,12 +147,12 @@ class _Asking:
         )
 
     def left(self) -> int:
-        """Return how many lookups have no answer; they are read for that."""
+        """Return the number of lookups without an answer; reads the rest of the file."""
         return len(self._next) + sum(map(len, self._lookups))
 
 
 def _bound_ms(lookup: Lookup) -> float:
-    # 0 is the begin of all
+    # a begin of 0 is no bound
     bound_ms = (lookup.begin_ms or None) if lookup.end_ms is None else lookup.end_ms
     return math.inf if bound_ms is None else bound_ms
 
@@ -169,7 +169,7 @@ def look_up_keys(
     begin_ms: int | None,
     end_ms: int | None,
 ) -> int:
-    """Look all keys up, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
+    """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
     asking = _Asking(lookups, allow_partial=allow_partial)
 
     def open_lookup() -> Callable[..., _Batch]:
@@ -189,7 +189,7 @@ def look_up_keys(
                 found += int((batch.results.counts > 0).sum())
             entries += len(batch)
         left = asking.left()
-    # what hints are about
+    # the range that hints are about
     pages.begin_ms, pages.end_ms = asking.earliest.begin_ms, asking.earliest.end_ms
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
@@ -215,7 +215,7 @@ def look_up_keys(
 
 
 def _show(out: Output, shown: list[tuple[object, ...]], table: pa.Table) -> None:
-    """Show a table: to programs at once, to people, by `shown`, at the end."""
+    """Write a table: as JSON at once; for people, add its rows to `shown`, which is printed at the end."""
     for row in table.to_pylist():
         if out.as_json:
             out.record(row)

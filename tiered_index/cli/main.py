@@ -1,6 +1,6 @@
-"""`tiered-index`: the application, and `run`, which every process of it starts in. Commands are loaded when they run.
+"""`tiered-index`: the application, and `run`, the start of its processes. Commands are loaded when they run.
 
-Errors of commands become exit codes in `session.command`; here are only those of the command line itself.
+Errors of commands become exit codes in `session.command`; this module handles only those of the command line itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tiered_index.errors import DiskFull
 
 USAGE = 2
 INTERRUPTED = 130
-# typer keeps the class private, and its module differs between versions.
+# typer's class is private, and its module differs between versions
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 _EPILOG = (
@@ -35,7 +35,7 @@ _APPLICATION: Any = {
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
-# Each command's function and how its help begins: the list of commands is shown without loading them.
+# Each command's function and the first line of its help: the list of commands is printed without loading them
 _COMMANDS = {
     "ingest:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.",
     "ingest:import_classic": "Import the classic index files of a RocketMQ broker.",
@@ -80,10 +80,10 @@ class LateCommand(TyperCommand):
         except KeyboardInterrupt:
             tell("interrupted\n")
             raise
-        except OSError as error:  # which `run` would take for one of stdout
+        except OSError as error:  # `run` would take an OSError for one of stdout
             raise ImportError(f"{self.name} can't be loaded: {error}") from error
         if not gc.isenabled():
-            # `__main__` turned it off: from here on there is garbage, and none in what was loaded
+            # `__main__` turned it off. Loading leaves no garbage; from here on there may be some.
             gc.freeze()
             gc.enable()
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -142,7 +142,7 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
     try:
         code = program(args=given, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
-        # loaded when a value is wrong: --help and --version do without
+        # imported on use: --help and --version do not need it
         from pydantic import ValidationError
 
         if isinstance(error.__context__, ValidationError):
@@ -159,9 +159,9 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         code = USAGE
     except typer.Abort:
         code = INTERRUPTED
-    except SystemExit as ended:  # by which the library of the command line says that nobody reads on
+    except SystemExit as ended:  # typer's response to a closed pipe
         code = CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code
-    except (OSError, DiskFull) as error:  # of help, usage and version: commands report theirs themselves
+    except (OSError, DiskFull) as error:  # from help, usage and version: commands report their own errors
         discard(sys.stdout)
         message = f"stdout can't be written: {error.strerror}" if isinstance(error, OSError) else str(error)
         Output(as_json="--json" in given).error("DiskFull", message, exit_code=DiskFull.exit_code)

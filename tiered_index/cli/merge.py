@@ -1,4 +1,4 @@
-"""`tiered-index merge`: uploaded files become window tables; `spark merge` shares its options and its output."""
+"""`tiered-index merge`: merges uploaded files into window tables; `spark merge` shares its options and output."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _windows(text: str) -> list[int]:
     for shorter, longer in pairwise(windows):
         if not shorter or longer % shorter:
             raise InvalidArgument(
-                f"--tiers: {human_duration(longer)} is no multiple of {human_duration(shorter)}: windows would overlap"
+                f"--tiers: {human_duration(longer)} is not a multiple of {human_duration(shorter)}: windows overlap"
             )
     return windows
 
 
 def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOptions], prices: PriceTable) -> None:
-    """Write what would be done, windows of each length by themselves."""
+    """Write the plan, for each window length separately."""
     tiers: list[dict[str, Any]] = []
     for chosen in options:
         made = plan(index.log, index.clock, chosen)
@@ -81,7 +81,7 @@ def _totals(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write_merged(out: Output, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]) -> None:
-    """Write what became of the files; `costs`: requests by operation, bytes read and written, USD."""
+    """Write the result of a merge; `costs` are requests by operation, bytes read and written, USD."""
     status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
     show(out, {"status": status, "log_number": log_number, "tiers": tiers, **costs}, without=("tiers",))
     for tier in tiers:
@@ -140,7 +140,7 @@ def merge(
             show_plans(session, index, options, config.prices)
             return 0
         plan(index.log, index.clock, options[0])
-        # whose put-if-absent isn't one would let two jobs merge the same files
+        # a storage that ignores put-if-absent would let two jobs merge the same files
         probe_put_if_absent(index.storage)
         _merge(session, index, options, threads)
     return 0

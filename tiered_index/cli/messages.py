@@ -1,4 +1,4 @@
-"""`tiered-index message ID`, and messages as `query --messages` shows them, too; writes nothing."""
+"""`tiered-index message ID`, and the output of messages, also for `query --messages`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def messages_source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
-    """Return where messages come from: the store, and the segments that the indexes archived."""
-    # imported when asked for: every command imports this module
+    """Return the source of messages: the store, and the segments that the indexes archived."""
+    # imported on use, to keep other commands fast
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
     archives = reader.segment_archives if reader is not None else None
@@ -44,7 +44,6 @@ _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
     """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
-    # imported when asked for, as in `_source`
     from tiered_index.rocketmq.archive.messages import describe_fetched
 
     count = collisions = requests = size_bytes = 0
@@ -75,7 +74,7 @@ def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) 
 
 
 def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) -> None:
-    """Write what became of an entry; `shown` is its message's document, where there is one."""
+    """Write the result of an entry; `shown` is its message's document, or None."""
     item = fetched.item
     if shown is None:
         place = (
@@ -176,7 +175,6 @@ def message(
 
       tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
     """
-    # imported when asked for, as in `_source`
     from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
 
     budget = CommandBudget(limits.of_lookups)
@@ -207,7 +205,7 @@ def message(
                 source = messages_source(store, reader, config)
                 if topic is not None and queue_id is not None and queue_offset is not None:
                     if reader is not None:
-                        # what a place costs beside a lookup counts, too
+                        # the limits also apply to a message that needs no lookup
                         stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
                     fetched = source.by_queue_offset(topic, queue_id, queue_offset)
                     return MessagesResult(messages=(fetched,), status="complete")

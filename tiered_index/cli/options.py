@@ -1,4 +1,4 @@
-"""Options that several commands have, each stated once; those of every command are in `session`."""
+"""Options that several commands share; those of every command are in `session`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def human_duration(seconds: int) -> str:
 
 
 def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
-    """Return `parse` for an option: its error is bad usage; a default, parsed already, passes."""
+    """Return `parse` for an option: a `ValueError` becomes bad usage; a default, already an integer, is kept."""
 
     def option(text: str | int) -> int:
         try:
@@ -41,14 +41,14 @@ def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
 
 time_option, duration_option, bytes_option = _option(parse_time), _option(parse_duration), _option(parse_bytes)
 end_option = _option(partial(parse_time, end=True))
-# how help describes a time, and the end of a range
+# The help texts of a time, and of the end of a range
 TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
 LAST = "inclusive, by the second; a date alone is its whole day"
 
 
 @dataclass(frozen=True)
 class IntakeOptions:
-    """The end of a command that puts entries into an index: ingest, import, import-classic, rebuild."""
+    """Options of commands that put entries into an index: ingest, import, import-classic, rebuild."""
 
     wait: Annotated[bool, Option("--wait", help="Seal, compact and upload everything before the command ends.")] = False
     patience: Annotated[
@@ -58,7 +58,7 @@ class IntakeOptions:
 
 @dataclass(frozen=True)
 class GeometryOptions:
-    """The size of new files: ingest, import, rebuild."""
+    """Options for the size of new files: ingest, import, rebuild."""
 
     slots: Annotated[
         int | None, Option(help="Hash slots per file. Default: those of the index; for a new index, of the preset.")
@@ -70,7 +70,7 @@ class GeometryOptions:
 
 @dataclass(frozen=True)
 class RangeOptions:
-    """The range of times that a command reads: query, topics, export, spark lookup, spark audit."""
+    """Options for a time range: query, topics, export, spark lookup, spark audit."""
 
     begin: Annotated[
         int | None, Option(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.", show_default=False)
@@ -80,18 +80,18 @@ class RangeOptions:
     ] = None
 
 
-# What reads single files: inspect, dump, verify.
+# For commands that read single files: inspect, dump, verify
 File = Annotated[
     str, Argument(metavar="FILE", help="Path, object name, or file id (its end is enough).", show_default=False)
 ]
 
-# What runs on and on: serve, ingest --follow.
+# For commands that run until stopped: serve, ingest --follow
 LogAs = Annotated[
     Literal["text", "json"],
     Option("--log-format", help="Form of log records on stderr. JSON has one record per line. -v logs each request."),
 ]
 
-# What follows a store: ingest --follow, serve --follow.
+# For commands that follow a store: ingest --follow, serve --follow
 MaxLag = Annotated[
     float | None,
     Option(
@@ -107,7 +107,7 @@ of_store = partial(Option, rich_help_panel="RocketMQ stores")
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """The messages of a store that are indexed: ingest, rebuild."""
+    """Options that select the messages of a store: ingest, rebuild."""
 
     topics: Annotated[
         list[str] | None,
@@ -134,7 +134,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """The archive of a store that is followed: ingest, serve."""
+    """Options for archiving a followed store: ingest, serve."""
 
     archive_segments: Annotated[
         bool, of_store("--archive-segments", help="Upload each closed segment of the commit log.")
@@ -149,15 +149,15 @@ class ArchiveOptions:
 
 
 def flag_of(name: str, info: object) -> str:
-    """Return the flag of an option: the first one that is declared, or that of its name."""
-    # within Annotated, typer has the first declaration in the place of the default
+    """Return the flag of an option: the first declared one, or one made from its name."""
+    # within Annotated, typer stores the first declaration as the default
     first = getattr(info, "default", None)
     declared = (*([first] if isinstance(first, str) else []), *(getattr(info, "param_decls", None) or ()))
     return next((each for each in declared if each.startswith("--")), "--" + name.replace("_", "-"))
 
 
 def given_flags(group: Any) -> Iterator[str]:
-    """Yield the flags of a group's options that were given; one that is on by itself is given by its opposite."""
+    """Yield the flags of a group's options that were given; for an option that is on by default, its opposite."""
     hints = get_type_hints(type(group), include_extras=True)
     for each in fields(group):
         if getattr(group, each.name) != each.default:
@@ -178,7 +178,7 @@ _limit = partial(Option, show_default=False, rich_help_panel="Limits")
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Options of commands that read an index, or ask a service instead."""
+    """Options of commands that read an index or, in its place, a service."""
 
     url: Annotated[
         str | None, _service(metavar="URL", help="Ask this service (tiered-index serve) in place of an index.")
@@ -241,7 +241,7 @@ class WindowOptions:
     skip_lost: Annotated[bool, Option("--skip-lost", help="Skip tables with missing objects.")] = False
 
 
-# What changes what is stored: expire, erase.
+# For commands that delete: expire, erase
 Yes = Annotated[bool, Option("--yes", help="Apply the changes.")]
 
 
@@ -294,12 +294,12 @@ Constant = Annotated[
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Return ``name=value`` options as a dict. Raises `InvalidArgument` naming the option."""
+    """Return ``name=value`` options as a dict. Raises `InvalidArgument`, which names the option."""
     found: dict[str, str] = {}
     for text in given or ():
         name, mark, value = text.partition("=")
         if not mark or not name or not value or name in found:
-            raise InvalidArgument(f"{option} is given as NAME=VALUE, each name once, not {text!r}")
+            raise InvalidArgument(f"write {option} as NAME=VALUE, each name once, not {text!r}")
         found[name] = value
     return found
 
@@ -307,9 +307,7 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 def given_columns(
     column: Sequence[str] | None, constant: Sequence[str] | None, texts: Collection[str] = ("topic", "key")
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return both as dicts; constants are whole numbers except for `texts`. Raises `InvalidArgument`, before a session
-    is made.
-    """
+    """Return both options as dicts; constants other than `texts` must be whole numbers. Raises `InvalidArgument`."""
     columns, constants = pairs("--column", column), pairs("--constant", constant)
     if both := sorted(columns.keys() & constants.keys()):
         raise InvalidArgument(f"{both[0]} is given by --column and by --constant")

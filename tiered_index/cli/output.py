@@ -1,8 +1,8 @@
-"""One output for people and programs: tables, fields and lines, or JSON. One thread.
+"""The output of commands: tables, fields and lines for people, JSON for programs. One thread.
 
-Answers go to stdout; notes, logs and errors to stderr. JSON is printable ASCII, so any text passes any pipe.
-Topics, keys, names and servers' messages are untrusted text: all that is written here, logs too, goes through
-`printable`, and markup is not interpreted.
+Answers are written to stdout; notes, logs and errors to stderr. JSON is printable ASCII, so that any pipe accepts it.
+Topics, keys, names and servers' messages are untrusted: all text, also of logs, passes through `printable`, and markup
+is not interpreted.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tiered_index.service.log.records import StoredObject
 
 _TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
-# notes of commands among the log's records
+# Logger of commands' notes
 _NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-# None of the tables is wider.
+# Wider than any table
 _WIDE = 100_000
-# The exit code where nobody reads on.
+# Exit code for a closed pipe
 CLOSED_PIPE = 141
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line that holds no terminal commands and no marks that change the reading order.
+    """Return `text` as one line without terminal commands and marks that change the reading order.
 
     Characters that Unicode does not count as printable (C0 and C1 controls, line ends, marks of direction, surrogates)
     become Python's escapes.
@@ -50,12 +50,12 @@ def printable(text: str) -> str:
 
 
 def _printable_lines(text: str, indent: str = "") -> str:
-    """Return `text` with its line ends, behind which `indent` is, and tabs, all else as `printable`."""
+    """Return `text` through `printable`, except for tabs and line ends; `indent` follows each line end."""
     return f"\n{indent}".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 class PrintableFormatter(logging.Formatter):
-    """A log's lines as `printable`; a traceback keeps its lines."""
+    """Formats log lines through `printable`; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         """Return the line without a traceback."""
@@ -67,7 +67,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Log records as JSON, one a line: time, level, logger, message, the request's id, and the members of `fields`."""
+    """Formats log records as JSON lines: time, level, logger, message, request id, and the members of `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -86,7 +86,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def human_bytes(size_bytes: float) -> str:
-    """Return a size as people read it: ``7.8 MiB``."""
+    """Return a size for people: ``7.8 MiB``."""
     unit = 0
     while abs(size_bytes) >= 1024 and unit < len(_UNITS) - 1:
         size_bytes, unit = size_bytes / 1024, unit + 1
@@ -94,7 +94,7 @@ def human_bytes(size_bytes: float) -> str:
 
 
 def human_count(count: float) -> str:
-    """Return a count with separators; fractions only where they say something."""
+    """Return a count with separators; small counts that are not whole have one decimal."""
     return f"{count:,.0f}" if count >= 100 or count == int(count) else f"{count:,.1f}"
 
 
@@ -104,17 +104,17 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def unknown_topic(topic: str, known: Iterable[str]) -> str:
-    """Return the hint that no file has a topic, or a pattern of topics; `known` are those that files have."""
+    """Return the hint that no file has a topic or pattern; `known` are the topics of files."""
     return f"no file that was read has topic {topic!r}{did_you_mean(topic, known)}"
 
 
 def states(counts: Mapping[str, int]) -> str:
-    """Return how many there are of each state: ``2 unsealed, 9 uploaded``; empty where there are none."""
+    """Return counts by state as text: ``2 unsealed, 9 uploaded``; empty for none."""
     return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 
 def human_seconds(seconds: float) -> str:
-    """Return a duration as people read it: ``0.85 ms``, ``12.3 s``, ``2 min 05 s``."""
+    """Return a duration for people: ``0.85 ms``, ``12.3 s``, ``2 min 05 s``."""
     if seconds < 1:
         return f"{seconds * 1000:.{0 if seconds >= 0.1 else 2}f} ms"
     if seconds < 120:
@@ -123,7 +123,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def likely_seconds(what: str, time_ms: int, verb: str = "ends") -> str | None:
-    """Return what asks whether a time before 1973, at which `what` ends, was meant as seconds; None for later times."""
+    """Return a hint that a time before 1973 was perhaps meant as seconds; None for later times."""
     if time_ms >= 10**11:
         return None
     asked = f"{what} {verb} at {format_time(time_ms)}: did you mean milliseconds?"
@@ -131,7 +131,7 @@ def likely_seconds(what: str, time_ms: int, verb: str = "ends") -> str | None:
 
 
 def describe_object(stored: StoredObject) -> dict[str, Any]:
-    """Return what a stored object holds, JSON-ready: times are its first and its last second's."""
+    """Return the description of a stored object for JSON; times are those of its first and last second."""
     return {
         "object": stored.name,
         "entries": stored.count,
@@ -142,13 +142,13 @@ def describe_object(stored: StoredObject) -> dict[str, Any]:
 
 
 def describe_error(error: TieredIndexError) -> dict[str, Any]:
-    """Return what an error carries beside its message, JSON-ready."""
+    """Return the fields of an error in addition to its message, for JSON."""
     details: dict[str, Any] = {"exit_code": error.exit_code}
     if isinstance(error, LockHeld):
         details |= {"pid": error.pid, "host": error.host}
     if isinstance(error, CorruptFile):
         details |= {"file": error.file, "offset": error.offset}
-        # a range of a log that is damaged, deleted or rewritten says where it begins and ends
+        # the range of a log that is damaged, deleted or rewritten
         details |= {
             name: value for name in ("begin", "end", "messages") if (value := getattr(error, name, None)) is not None
         }
@@ -156,26 +156,26 @@ def describe_error(error: TieredIndexError) -> dict[str, Any]:
 
 
 def error_document(error: TieredIndexError) -> dict[str, Any]:
-    """Return an error as a field of a JSON document, as it is on stderr, too."""
+    """Return an error as a field of a JSON document, in the form that is also written to stderr."""
     return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
 class Output:
     """The output of a command: a table or JSON on stdout, notes on stderr.
 
-    A command gives its whole result: a document for programs (`answer`), lines, fields and tables for people. With
-    `as_json` the former is written, otherwise the latter, so that no command asks which one is wanted.
+    A command passes its result in both forms: a document for programs (`answer`), and lines, fields and tables for
+    people. `as_json` selects the form that is written, so commands need not check it.
     """
 
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
-        # whether notes go to stderr as `JsonFormatter` has them
+        # Whether notes are log records for `JsonFormatter`
         self.logs_json = False
-        # the flag that the user types for a name of the library, of the command that runs
+        # The flags of the present command by the library's names
         self.flags: dict[str, str] = {}
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a test's stand-in has no encoding
+            if hasattr(stream, "reconfigure"):  # a test's stream has no encoding
                 stream.reconfigure(errors="backslashreplace")
         self._terminal = _is_terminal(sys.stdout)
 
@@ -187,7 +187,7 @@ class Output:
             self._write(json_text(document, indent=2 if self._terminal and not streamed else None) + "\n")
 
     def record(self, record: object) -> None:
-        """Write one line of NDJSON, for people, too."""
+        """Write one line of NDJSON, in both forms of output."""
         self._write(json_text(record) + "\n")
 
     def line(self, text: str = "") -> None:
@@ -195,7 +195,7 @@ class Output:
         self._text(printable(text))
 
     def lines(self, text: str) -> None:
-        """Write a text of several lines, indented behind the first so that none passes for the command's own."""
+        """Write a text of several lines; later ones are indented to distinguish them from the command's own."""
         self._text(_printable_lines(text, "    "))
 
     def table(
@@ -206,15 +206,16 @@ class Output:
         title: str | None = None,
         right: Collection[str] = (),
     ) -> None:
-        """Write a table; columns whose names are in `right` are aligned to the right. A terminal gets a table of its
-        width, whose cells have several lines where they must; elsewhere each row is one line.
+        """Write a table; columns in `right` are aligned to the right.
+
+        On a terminal the table has its width, and cells may have several lines; elsewhere each row is one line.
         """
         if self.as_json:
             return
-        # loaded where a table is drawn, as in `_table`: it takes a moment
+        # imported on use, as in `_table`, because loading is slow
         from rich.console import Console
 
-        # drawn for stdout's encoding and colours, written as all else is
+        # draw for stdout's encoding and colours, but write through `_write`
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
         terminal, width = (True, shutil.get_terminal_size().columns) if self._terminal else (None, _WIDE)
@@ -224,7 +225,7 @@ class Output:
         self._write(drawn.read())
 
     def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
-        """Write names and values, one a line, integers with separators; what is None is left out."""
+        """Write names and values, one a line, integers with separators; values of None are left out."""
         if title:
             self.line(title)
         width = max(map(len, fields), default=0)
@@ -249,12 +250,12 @@ class Output:
             sys.stdout.write(text)
 
     def flush(self) -> None:
-        """Have what was written go out. Raises `DiskFull` where stdout takes no more, `BrokenPipeError`."""
+        """Flush stdout. Raises `DiskFull` if it can't be written, `BrokenPipeError`."""
         with writing_stdout():
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Tell the user something that is no answer; silent with --quiet."""
+        """Write a note to stderr, or to the log with --log-format json; silent with --quiet."""
         if self.quiet:
             return
         if self.logs_json:
@@ -263,12 +264,12 @@ class Output:
             tell(printable(text) + "\n")
 
     def remark(self, text: str) -> None:
-        """Tell people on stderr what a program finds in the document; silent with --quiet."""
+        """Write a note for people that programs find in the document; silent with --quiet."""
         if not self.as_json:
             self.note(text)
 
     def in_flags(self, text: str) -> str:
-        """Return what the library says in the words of the command line: its flags, and ISO times."""
+        """Return a text of the library with the command's flags in place of its names, and ISO times."""
         text = _TIMES.sub(lambda time: f"{time[1]} {format_time(int(time[2]))}", text)
         for name in sorted(self.flags, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.'\"-]){name}(?!=True|[\w'\"])", self.flags[name], text)
@@ -290,7 +291,7 @@ class Output:
             tell(f"  {printable(text)}\n")
 
     def traceback(self, error: BaseException) -> None:
-        """Show on stderr where an error came from."""
+        """Write an error's traceback to stderr."""
         tell(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
 
 
@@ -311,12 +312,12 @@ def _table(
 
 
 def _log(level: int, text: str, **fields: Any) -> None:
-    """Add a record to the log, whatever its level lets pass."""
+    """Add a record to the log, regardless of the log level."""
     _NOTES.handle(_NOTES.makeRecord(_NOTES.name, level, "", 0, text, (), None, extra={"fields": fields}))
 
 
 def tell(text: str) -> None:
-    """Write to stderr; what can't be written there is no reason to stop."""
+    """Write to stderr; ignore errors."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -326,7 +327,7 @@ def tell(text: str) -> None:
 
 @contextlib.contextmanager
 def writing_stdout() -> Iterator[None]:
-    """Raise `DiskFull` where stdout takes no more, and `BrokenPipeError` where nobody reads on."""
+    """Raise `DiskFull` if stdout can't be written in the block, and `BrokenPipeError` if the pipe is closed."""
     try:
         yield
     except BrokenPipeError:
@@ -341,6 +342,6 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Let what is written to a stream go nowhere: else the interpreter would complain when it flushes at exit."""
+    """Redirect a stream to /dev/null: otherwise the interpreter would report an error when it flushes at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

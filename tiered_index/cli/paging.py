@@ -1,7 +1,7 @@
-"""The answers of one command, page by page, within the limits of the command.
+"""Reads the answers of one command page by page, within the command's limits.
 
-The bounds are of the whole command, and each page gets what is left: requests and bytes count from the first lookup,
-the time from opening the index.
+The limits apply to the whole command; each page gets the rest. Requests and bytes count from the first lookup, the time
+from opening the index.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, Freshness, QueryResult, TopicsResult, format_time
 
-# The time given to a page when the command's time is up: it names what it would have read.
+# Time for a page after the command's time has ended: it only names the files that it would have read
 _MOMENT_S = 1e-6
 
-# Unknown topics that are named
+# Most unknown topics that are named
 _MOST_TOPICS = 5
 
 R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
 
 
 class CommandBudget:
-    """The limits that remain to a command. Its time runs from the construction."""
+    """The remaining limits of a command. Its time runs from the construction."""
 
     def __init__(self, limits: LookupLimits) -> None:
         self._requests = limits.max_requests
@@ -43,28 +43,28 @@ class CommandBudget:
         self._deadline_s = limits.deadline_s()
 
     def left(self) -> Limits:
-        """Return the bounds of the next lookup, by their names."""
+        """Return the limits of the next lookup, as keyword arguments."""
         left_s = max(_MOMENT_S, self._deadline_s - time.monotonic()) if self._deadline_s is not None else None
         return {"max_requests": self._requests, "max_bytes": self._bytes, "timeout_s": left_s}
 
     def spend(self, explain: Explain) -> None:
-        """Take off what a lookup cost."""
+        """Subtract the cost of a lookup."""
         self._requests = max(0, self._requests - explain.requests) if self._requests is not None else None
         self._bytes = max(0, self._bytes - explain.bytes) if self._bytes is not None else None
 
     def clock(self) -> contextlib.AbstractContextManager[None]:
-        """Bound what is done within by the command's time."""
+        """Return a block that ends at the command's deadline."""
         return deadline_at(self._deadline_s)
 
 
 @dataclass
 class Pages(Generic[R]):
-    """The answers of a command, page by page; with `every` all pages. It sums the pages that were read.
+    """The answers of a command: iterate over the pages (all with `every`). It adds up the pages that were read.
 
-    `open_lookup` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the budget
-    doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.
-    `prices_as_of`: show what the pages cost. `nothing` is an answer without any; `begin_ms` and `end_ms` are the range,
-    where the command has one.
+    `open_lookup` opens the index and returns the function for one page, by ``cursor`` and limits. If the budget is
+    exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises it after the
+    output. With `prices_as_of` the cost is printed. `nothing` is an empty answer; `begin_ms` and `end_ms` are the time
+    range of the command, if it has one.
     """
 
     open_lookup: Callable[[], Callable[..., R]]
@@ -79,7 +79,7 @@ class Pages(Generic[R]):
 
     def __post_init__(self) -> None:
         self.last: R = self.nothing
-        # set where the index is opened
+        # Set by `open_lookup`
         self.reader: IndexReader | None = None
         self._folded = 0
         self._totals = PageTotals()
@@ -109,7 +109,7 @@ class Pages(Generic[R]):
         self.last = answer if answer is self.nothing else with_all
         self._folded += answer.explain.folded_entries
         if self.prices_as_of is not None:
-            # else thousands of pages would keep the reports of their files
+            # otherwise thousands of pages would keep their file reports in memory
             self._explains.append(answer.explain)
         return answer
 
@@ -120,7 +120,7 @@ class Pages(Generic[R]):
 
     @cached_property
     def _seen(self) -> Mapping[str, Writer | None]:
-        """Who writes each index that was read from its storage alone; nothing where that can't be read in time."""
+        """The writer of each index that was read from its storage alone; empty if it can't be read in time."""
         if self._not_asked is not None:
             return {}
         with contextlib.suppress(TieredIndexError), self.budget.clock():
@@ -128,12 +128,12 @@ class Pages(Generic[R]):
         return {}
 
     def seen(self) -> dict[str, Any]:
-        """Return the fields that say what the answers could see, who writes each index, and why nothing was found."""
+        """Return the fields about the answers' provenance, the writers of the indexes, and hints."""
         rows = [index.to_dict() | {"writer": self._seen.get(index.source)} for index in self.last.freshness]
         return self.last.provenance() | {"freshness": rows, "hints": self._hints}
 
     def as_of(self) -> str:
-        """Return for people up to which time the answers are complete; empty where they aren't, or have everything."""
+        """Return a text with the time up to which the answers are complete; empty if partial, or if they have all."""
         if not self.last.freshness or self.status == "partial":
             return ""
         if self._not_asked is not None:
@@ -162,7 +162,7 @@ class Pages(Generic[R]):
 
     @cached_property
     def _hints(self) -> list[str]:
-        """Why nothing was found or entries are left out; whether seconds were given where milliseconds are due."""
+        """Hints: why nothing was found, which entries were left out, whether times were given in seconds."""
         unknown = self.last.unknown_topics
         seconds = None
         if self.end_ms is not None:
@@ -179,7 +179,7 @@ class Pages(Generic[R]):
             return asked
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
-            # what it had may have been given up, or have expired
+            # it may have had files that are lost or expired
             gone = self.last.lost or self.last.expired_before_ms is not None
             return asked if gone or self.last.as_of_ms is not None else ["the index has no entries yet", *asked]
         topics = {topic for file in files for topic in file.known_topics or ()}
@@ -202,7 +202,7 @@ class Pages(Generic[R]):
 
     @property
     def conclusion(self) -> str:
-        """The status for people: ``complete except T to T (...)`` where something was given up."""
+        """The status for people; with lost files ``complete except T to T (...)``."""
         status = self.status
         if self.last.lost:
             told = " except" if status == "complete" else "; lost permanently:"
@@ -211,7 +211,7 @@ class Pages(Generic[R]):
 
     @property
     def expired(self) -> str:
-        """Return for people what has expired of what was asked for; empty where nothing has."""
+        """A text about expired entries in the range; empty if there are none."""
         expired_ms = self.last.expired_before_ms
         if expired_ms is None:
             return ""
@@ -220,18 +220,18 @@ class Pages(Generic[R]):
         return f"; entries before {format_time(expired_ms)} have expired{some}"
 
     def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
-        """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""
+        """Return the last line of NDJSON, with `count`, `costs` and `more` fields."""
         document = self._totals.document(self.last, costs, **more)
         return document | {"count": count} | self.seen() | self.error()
 
     def error(self) -> dict[str, Any]:
-        """Return the field that tells of an exceeded budget, nothing where there is none."""
+        """Return the field about an exceeded budget; empty if it was not exceeded."""
         return error_document(self.exceeded) if self.exceeded is not None else {}
 
     def finish(self, out: Output, more: str = "") -> int:
-        """Tell people what follows the answers, `more` before the cost, and return the exit code as `settle`."""
+        """Print the lines after the answers, with `more` before the cost, and return the exit code as `settle`."""
         if self._not_asked is not None:
-            out.line(f"the storage could not be asked: {self._not_asked.not_asked}")
+            out.line(f"the storage could not be read: {self._not_asked.not_asked}")
         for hint in self._hints:
             out.line(hint)
         if self.last.cursor is not None:
@@ -243,7 +243,7 @@ class Pages(Generic[R]):
         return self.settle()
 
     def settle(self) -> int:
-        """Return the exit code of an answer that was shown. Raises `BudgetExceeded` where the budget didn't reach."""
+        """Return the exit code, after the output. Raises `BudgetExceeded` if the budget was exceeded."""
         if self.exceeded is not None:
             raise self.exceeded
         return BudgetExceeded.exit_code if self._totals.is_partial else 0

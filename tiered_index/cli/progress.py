@@ -1,4 +1,4 @@
-"""Long work of commands: progress on stderr, and ending on request."""
+"""Progress on stderr for long commands, and their end by signals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self._quiet and self._stream.isatty():
-            # Imported on use, as Arrow below: most commands draw no bar
+            # imported on use: most commands draw no bar
             from rich.console import Console
             from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -56,7 +56,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, done: int, detail: str = "", total: int | None = None) -> None:
-        """Say how many steps are done; `total`: of how many, where that was not known at first, or is another now."""
+        """Show the number of `done` steps; `total` replaces the total."""
         if self._quiet:
             return
         self._total = self._total if total is None else total
@@ -72,7 +72,7 @@ class Progress:
             self._stream.flush()
 
     def counting(self, unit: str) -> Callable[[int], None]:
-        """Return what adds up steps done, from any thread, and shows them."""
+        """Return a function that adds to the number of done steps, from any thread, and shows it."""
         lock, done = threading.Lock(), 0
 
         def count(more: int) -> None:
@@ -88,9 +88,9 @@ _INTERRUPTED = 130
 
 
 class Ending:
-    """The first SIGTERM or SIGINT sets `event`, and a second one ends the command at once; main thread only.
+    """Handles signals: the first SIGTERM or SIGINT sets `event`, a second one ends the command at once.
 
-    `exit_code` is 0 unless SIGINT came.
+    Main thread only. `exit_code` is 130 after SIGINT, else 0.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The course of a command that puts entries into an index: ingest, import, import-classic, rebuild.
+"""Runs a command that puts entries into an index: ingest, import, import-classic, rebuild.
 
 Flushes all entries, also after an error. With --wait it uploads everything. One thread.
 """
@@ -29,10 +29,10 @@ _PAUSE_S = 1.0
 
 
 def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, int], Progress]) -> None:
-    """Seal what is open and return when every file is in the storage; one thread drives the life cycle.
+    """Seal all files, and return when every file is in the storage. One thread drives the life cycle.
 
-    Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once, a damaged
-    file's own error among it.
+    Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, other errors at once, also those
+    of damaged files.
     """
     index.seal()
     waiting = _waiting(index)
@@ -42,7 +42,7 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
         progress_of("compacting and uploading", total) as progress,
     ):
         while True:
-            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files did not move on")
+            trouble: TieredIndexError = StorageUnavailable(f"{waiting} files were not uploaded: try again later")
             work: Future[object] = pool.submit(index.run_lifecycle)
             while not wait([work], _LOOK_INTERVAL_S).done:
                 progress.update(total - _steps_left(index))
@@ -75,7 +75,7 @@ def _steps_left(index: IndexService) -> int:
 
 @dataclass(eq=False)
 class Putting:
-    """A command at work on its index."""
+    """A command that puts entries, and its index."""
 
     session: Session
     index: IndexService
@@ -85,20 +85,18 @@ class Putting:
     @classmethod
     @contextlib.contextmanager
     def open(cls, session: Session, config: IndexConfig, given: IntakeOptions) -> Iterator[Putting]:
-        """Yield the command at work on the index of `config`. Raises as `IndexService.open`."""
+        """Open the index of `config` for a command. Raises as `IndexService.open`."""
         started_s = time.monotonic()
         with IndexService.open(config) as index:
             yield cls(session, index, given, started_s)
 
     def patient(self) -> PatientPut:
-        """Return a `put` that waits out a full disk or a lost storage."""
+        """Return a `put` that waits while the disk is full or the storage does not answer."""
         return PatientPut(self.index, self.given.patience)
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int | None) -> Iterator[Progress]:
-        """Show progress in this block, and make durable what is put in it, also where an error ends it, which is the
-        one that is reported.
-        """
+        """Show progress in the block, and flush the entries at its end, also after an error, which is raised."""
         with self.session.progress(title, total) as progress:
             try:
                 yield progress
@@ -128,7 +126,7 @@ class Putting:
 def show_put(
     out: Output, document: dict[str, Any], fields: Mapping[str, Any] | None = None, *, streamed: bool = False
 ) -> None:
-    """Write the document of a command, for people its `fields` (all without any), and what is not uploaded yet."""
+    """Write the document of a command; for people its `fields` (None: all), and the files that wait for upload."""
     out.answer(document, streamed=streamed)
     show_fields(out, document if fields is None else fields, without=("unpublished",))
     waits = document["unpublished"]

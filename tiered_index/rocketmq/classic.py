@@ -1,4 +1,4 @@
-"""The broker's classic index: its files, and the import of their entries into an index.
+"""Reads the broker's classic index files, and imports their entries into an index.
 
 ```
 header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset,
@@ -8,14 +8,14 @@ items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
                   i32 index of the previous entry of the slot
 ```
 
-Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
-and 20,000,000 items, others are found by `infer_geometry`. Files are sorted by their names, the times they were made
+Entry 0 is unused, so a file of n items has n - 1 entries. The geometry is not stored: the broker's default is 5,000,000
+slots and 20,000,000 items; `infer_geometry` finds others. The names of files are the times at which they were made
 (RocketMQ's `IndexFile`, `IndexHeader`).
 
-The import reads the log from the first entry of a file to its last, and puts those keys whose hash an entry has. An
-entry is dropped, and counted, where its message is missing, hidden, or has no key of that hash. The source is
-`classic:FOLDER`, its position the commit log offset before which every entry was handled; it stays before the last
-message while further keys of that one may come, since the broker writes them one by one.
+The import reads the log from the first entry of a file to its last, and puts the keys whose hash an entry has. An entry
+is dropped and counted if its message is missing or hidden, or has no key of that hash. The source is `classic:FOLDER`.
+Its position is the commit log offset before which all entries were handled. It stays before the last message while
+further keys of that message may follow, because the broker writes them one by one.
 
 One thread uses a `ClassicImport`; any thread reads a file.
 """
@@ -52,7 +52,7 @@ _header = struct.Struct(">4q2i")
 
 
 class Geometry(NamedTuple):
-    """The numbers of slots and items that a file has room for."""
+    """The numbers of slots and items of a file."""
 
     slots: int
     items: int
@@ -81,7 +81,7 @@ class ClassicHeader(NamedTuple):
 
 
 def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
-    """Return the header in the first 40 bytes of `data`; raises `CorruptFile` where it is cut short or can't be one."""
+    """Return the header in the first 40 bytes of `data`. Raises `CorruptFile` if it is cut short or invalid."""
     if len(data) < HEADER_BYTES:
         raise CorruptFile(file, "the header is cut short", offset=len(data), expected=HEADER_BYTES, found=len(data))
     header = ClassicHeader(*_header.unpack_from(data))
@@ -95,7 +95,7 @@ class ClassicIndexFile:
     """A classic index file in memory."""
 
     def __init__(self, data: bytes | bytearray, geometry: Geometry, *, file: str = "index file") -> None:
-        """Take a whole file's bytes; `CorruptFile` where the geometry is another."""
+        """Read the header of a whole file's bytes. Raises `CorruptFile` if the file has another geometry."""
         if len(data) != geometry.file_bytes:
             problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
             raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
@@ -114,11 +114,11 @@ class ClassicIndexFile:
 
 
 def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometry:
-    """Return the geometry of a file out of its contents: the one under which every entry is in the chain of its slot.
+    """Return the geometry of a file by its contents: the one with which each slot's newest entry belongs to the slot.
 
-    A file without entries says nothing, and is taken for the broker's ratio of one slot to four items. Raises
-    `CorruptFile` where no geometry fits. Tries every slot count that suits the size, but looks closer only where the
-    first entry has the header's begin offset.
+    For a file without entries, it returns the broker's ratio of one slot to four items. Raises `CorruptFile` if no
+    geometry fits. It tries the slot counts that fit the size and for which the first entry has the header's begin
+    offset.
     """
     header = decode_header(bytes(data[:HEADER_BYTES]), file)
     room = len(data) - HEADER_BYTES
@@ -126,8 +126,8 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
     if usual.slots and usual.file_bytes == len(data) and _fits(data, usual, header):
         return usual
     first_slots = room // SLOT_BYTES % 5 or 5
-    # 4 * slots + 20 * items is the room, so slot counts that suit it differ by 5, and their first entries' positions by
-    # 20 bytes
+    # 4 * slots + 20 * items is the room: possible slot counts differ by 5, and their first entries' positions by 20
+    # bytes
     most = (room - 2 * ENTRY_BYTES) // SLOT_BYTES
     if room % SLOT_BYTES == 0 and most >= first_slots:
         begin = HEADER_BYTES + SLOT_BYTES * first_slots + ENTRY_BYTES
@@ -143,7 +143,7 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
 
 
 def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
-    """Return whether each slot's newest entry is one of its own: those of a file of this geometry are."""
+    """Return whether each slot's newest entry belongs to the slot, as in a file of this geometry."""
     if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
         return False
     entries = np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)
@@ -177,13 +177,13 @@ def read_classic_file(path: Path) -> ClassicIndexFile:
 
 Int64 = npt.NDArray[np.int64]
 _NAME_DIGITS = 17
-# At most so many offsets of missing messages are named.
+# Most offsets of missing messages that are named
 _NAMED = 100
 
 
 @dataclass
 class ClassicImport:
-    """One import and its counts. `put` is in for `index.put_batch`, to wait out back-pressure."""
+    """One import and its counts. `put` is used in place of `index.put_batch`, to wait during back-pressure."""
 
     index: IndexService
     folder: Path
@@ -196,7 +196,7 @@ class ClassicImport:
     read: int = 0
     # Entries put: each key of a message once.
     entries: int = 0
-    # Messages that are in no segment, or can't be read there; `missing_offsets` names the first of them.
+    # Messages that are in no segment or can't be read; `missing_offsets` has the first of them
     missing: int = 0
     missing_offsets: list[int] = field(default_factory=list)
     hidden: int = 0
@@ -209,7 +209,7 @@ class ClassicImport:
         check_one_store(self.index, self.store.source, restart=self.restart)
         self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
         self._reader = CommitLogReader(self.store.commitlog)
-        # the last message that was counted as missing or hidden; the next file may have keys of it, too
+        # The last message that was counted as missing or hidden: the next file may also have keys of it
         self._judged = -1
         self._last = -1
         self._last_hashes: set[int] = set()  # of the entries seen of the message at `_last`
@@ -225,9 +225,9 @@ class ClassicImport:
         return self._header(self._names()[-1]).end_offset
 
     def run(self) -> Iterator[int]:
-        """Import everything, yielding the position now and then. Raises `CorruptFile`, and what `put` raises."""
+        """Import all entries; yield the position from time to time. Raises `CorruptFile` and the errors of `put`."""
         for name in self._names():
-            if self._header(name).index_count > 1:  # an empty one says nothing, not even its geometry
+            if self._header(name).index_count > 1:  # an empty file has no geometry
                 file = read_classic_file(self.folder / name)
                 yield from self._file(file)
             self.files += 1
@@ -236,7 +236,7 @@ class ClassicImport:
             yield self.position
 
     def _is_settled(self) -> bool:
-        """Return whether no further entry of the last message can give anything."""
+        """Return whether no further entry of the last message can have a new key."""
         if self._judged == self._last:
             return True
         try:
@@ -285,7 +285,7 @@ class ClassicImport:
         self._advance(last)
 
     def _batches(self, first: int, last: int) -> Iterator[IndexBatch]:
-        """Yield the readable batches of the log from an entry's offset on to the one that has the last."""
+        """Yield the readable batches of the log from offset `first` to the batch that has `last`."""
         try:
             for batch in self._reader.batches(first, skip_corrupt=True, skip_missing=True):
                 yield batch
@@ -295,7 +295,7 @@ class ClassicImport:
             return
 
     def _take(self, batch: IndexBatch, offsets: Int64, hashes: Int64, last: int) -> Int64:
-        """Put the keys that entries have; return the offsets of entries that no key has."""
+        """Put the keys that have an entry; return the offsets of entries without such a key."""
         columns = batch.columns
         topics = columns.column("topic")
         names, keys = topics.dictionary.to_pylist(), columns.column("key")
@@ -313,7 +313,7 @@ class ClassicImport:
         return offsets[~np.isin(want, have)]
 
     def _judge(self, offsets: Int64) -> None:
-        """Count why entries are dropped."""
+        """Count dropped entries by reason."""
         distinct, counts = np.unique(offsets, return_counts=True)
         for offset, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             try:

@@ -1,6 +1,6 @@
-"""Addresses of storages for tasks. Threads: any.
+"""Addresses from which tasks open storages. Threads: any.
 
-A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds.
+A storage is never pickled: tasks open it by its URI, with the executor's credentials.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _S3A = re.compile(r"s3a://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class StorageAddress:
-    """Names a storage for any process; `s3a://` is `s3://`. Raises `ConfigError` where others can't reach it.
+    """The address of a storage for any process; `s3a://` becomes `s3://`. Raises `ConfigError` for `memory://`.
 
-    `request_stats` is the Spark accumulator that gets the counts of each storage opened by it, when that is closed.
+    `request_stats` is a Spark accumulator; each storage opened by this address adds its counts when it is closed.
     """
 
     uri: str
@@ -33,7 +33,7 @@ class StorageAddress:
     def __post_init__(self) -> None:
         object.__setattr__(self, "uri", _S3A.sub("s3://", self.uri, count=1))
         if self.uri.startswith("memory:"):
-            raise ConfigError("memory:// is one process's memory, and Spark's tasks run in others")
+            raise ConfigError("memory:// is one process's memory, and Spark's tasks run in others: use another storage")
 
     def open(self) -> Storage:
         """Return the storage; the caller closes it. Raises `ConfigError`."""
@@ -41,7 +41,7 @@ class StorageAddress:
         return storage if self.request_stats is None else _CountedStorage(storage, self.request_stats)
 
 
-# Makes the address of a storage's URI.
+# Returns the address of a storage's URI
 AddressOf: TypeAlias = Callable[[str], StorageAddress]
 READ, WRITTEN = "bytes read", "bytes written"
 

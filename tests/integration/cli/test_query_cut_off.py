@@ -31,6 +31,6 @@ def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path)
         ):
             shown = run_here(*line, "--root", tmp_path / "root", "--store", store).out
             assert (f"  {state}\n" in shown) is (state == "local"), line
-            assert ("behind the end of the log (cut off)" in shown) is (state == "missing"), line
+            assert ("after the end of the log (cut off)" in shown) is (state == "missing"), line
     # the storage alone doesn't tell
     assert "  local\n" in run_here("query", "t", "U25", "--messages", "--storage", uri, "--store", store).out

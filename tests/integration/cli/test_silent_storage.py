@@ -52,7 +52,7 @@ def test_a_root_answers_without_its_storage_and_says_so(run_here, root):
     told = run_here(*query, environment=once)
     assert told.code == 0
     assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in told.out
-    assert "the storage could not be asked: listing 'checkpoint/' in s3://bucket/p" in told.out
+    assert "the storage could not be read: listing 'checkpoint/' in s3://bucket/p" in told.out
     document = run_here(*query, "--json", environment=once).document
     assert (document["status"], document["as_of_ms"]) == ("complete", BEGIN_MS + 9000)
     assert "Could not connect" in document["freshness"][0]["not_asked"]

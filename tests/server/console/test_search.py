@@ -381,4 +381,4 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     expect(rows(page).first).to_contain_text(str(1 << 40 | MANY - 1))
     rows(page).first.get_by_role("button").click()
     expect(panel).to_contain_text("missing: no message could be read, for this reason:")
-    expect(panel).to_contain_text("behind the end of the log")
+    expect(panel).to_contain_text("after the end of the log")

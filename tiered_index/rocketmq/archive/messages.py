@@ -1,9 +1,8 @@
-"""Messages of a RocketMQ store, from its commit log, else from archived segments: for the index's answers, and one by
-its id, as RocketMQ's tools find it. Any thread.
+"""Reads messages of a RocketMQ store from its commit log, else from archived segments: by entry, id or queue offset.
+Any thread. `search.py` judges the bytes at a place. Archived segments are read in whole pieces, each compared with its
 
-What is read at a place is judged by `search.py`. Archived segments are read in whole pieces, each compared with its
-CRC32; a message that reaches into a damaged piece is not used. A segment that an erasure or a repair replaces while it
-is read is looked for again.
+CRC32; a message that overlaps a damaged piece is not used. If an erasure or a repair replaces a segment meanwhile, its
+replacement is read.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ T = TypeVar("T")
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
 _RUN_BYTES = 8 << 20
-# How often a message is looked for again whose segment has gone since the log was read.
+# Most attempts for a message whose segment was replaced since the log was read
 _LOOKS = 5
 # First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
-# Of a body that is searched for a text.
+# Part of a body that is searched at a time
 _SEARCHED_BYTES = 256 << 10
-# The answer to a caller that may see some topics only, for a place where no message of these topics begins.
+# Answer to a caller with some topics, for a place without a message of these topics
 _WITHHELD = "no message of a topic that you may see is here: there is none, it is damaged, or another topic's"
 
 
@@ -70,7 +69,7 @@ class _Run:
 
 
 class _Pieces(NamedTuple):
-    """Whole pieces of a segment from an offset of its log on, and the errors of those that are damaged."""
+    """Whole pieces of a segment from the log offset `begin`, and the errors of damaged ones."""
 
     segment: ArchivedSegment
     table: SegmentTable
@@ -79,7 +78,7 @@ class _Pieces(NamedTuple):
     damage: list[CorruptFile]
 
     def at(self, offset: int, length: int) -> memoryview:
-        """Return the bytes from an offset on, fewer at the end of the pieces. Raises `CorruptFile` for damaged ones."""
+        """Return up to `length` bytes from an offset. Raises `CorruptFile` if they overlap a damaged piece."""
         position = offset - self.segment.start
         for error in self.damage:
             assert error.offset is not None
@@ -91,11 +90,11 @@ class _Pieces(NamedTuple):
 class RocketmqMessages:
     """The messages of one store directory and of an index's archived segments; either may be None.
 
-    Of several indexes `archive` has theirs by the `source` of their entries, as `IndexReader.segment_archives`; there
-    is no store then, since that is one broker's. `store` is the folder that holds ``commitlog``; `store_name` narrows
-    the archive to one store's segments (None: all are tried). `threads` bounds requests at once. `root` is that of an
-    index that follows the store: what its follower remembers tells what the broker cut off. Raises `InvalidArgument`
-    where `store` is not a RocketMQ store.
+    For several indexes, `archive` maps the `source` of entries to archives, as `IndexReader.segment_archives`, and
+    `store` must be None. `store` is the folder that has ``commitlog``. `store_name` limits the archive to one store's
+    segments (None: all). `threads` bounds concurrent requests. `root` is the root of an index that follows the store;
+    its follower's fingerprints show which messages the broker cut off. Raises `InvalidArgument` if `store` is not a
+    RocketMQ store.
     """
 
     def __init__(
@@ -137,24 +136,24 @@ class RocketmqMessages:
         return tuple(self._archives.values())
 
     def seen_by(self, sees: Callable[[str], bool]) -> RocketmqMessages:
-        """Return the messages as somebody gets them who may see the topics only for which `sees` returns True.
+        """Return a copy for a caller that may see only the topics for which `sees` returns True.
 
-        Every place where no message of these topics begins is one and the same ``missing``, and `Fetched.withheld`: the
-        answer, and what it takes requests and bytes, doesn't tell a message of another topic from anything else.
+        A place without a message of these topics is always ``missing`` and `Fetched.withheld`. Its answer, requests and
+        bytes do not show whether a message of another topic is there.
         """
         narrowed = copy.copy(self)
         narrowed._sees = sees
         return narrowed
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`, in their order. Errors of places are in the answers."""
+        """Return the result for each of `items`, in order. Errors are in the results."""
         searches = [Search(item.offset, item.size or None, item, (topic, key), sees=self._sees) for item in items]
         return self._settle(searches)
 
     def at(self, offset: int, size: int | None = None, *, store_host: Host | None = None) -> Fetched:
-        """Return the message that begins at a commit log offset; with `store_host`, only one that this broker stored.
+        """Return the message that begins at a commit log offset; with `store_host`, only if this broker stored it.
 
-        Raises `InvalidArgument`, and what made a place impossible to ask.
+        Raises `InvalidArgument`, and the error of the storage or budget if the place can't be read.
         """
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
@@ -164,11 +163,11 @@ class RocketmqMessages:
         return fetched
 
     def at_places(self, places: Sequence[tuple[int, int]]) -> list[Fetched]:
-        """Return the messages at commit log offsets, each with its size. Errors of places are in the answers."""
+        """Return the results for pairs of commit log offset and size. Errors are in the results."""
         return self._settle([Search(offset, size, None, None, sees=self._sees) for offset, size in places])
 
     def by_msg_id(self, msg_id: str) -> Fetched:
-        """Return the message that an offset message id names. Raises as `at`, and `InvalidArgument` for no such id."""
+        """Return the message with an offset message id. Raises as `at`, and `InvalidArgument` for another text."""
         host, offset = decode_offset_msg_id(msg_id)
         return self.at(offset, store_host=host)
 
@@ -178,9 +177,7 @@ class RocketmqMessages:
         Raises as `at`, `CorruptFile` for a damaged queue, and `InvalidArgument` without a store.
         """
         if self._store is None:
-            raise InvalidArgument(
-                "an offset of a queue is looked up in the store's consume queues, and no store was given"
-            )
+            raise InvalidArgument("reading by queue offset needs the store's consume queues: give the store")
         name = f"queue {queue_id} of {topic}"
         queues = queues_of(self._store.folder / "consumequeue", topic)
         queue = next((one for one in queues if one.queue_id == queue_id), None)
@@ -198,7 +195,7 @@ class RocketmqMessages:
         message = fetched.message
         asked = topic, queue_id, queue_offset
         if isinstance(message, Message) and (message.topic, message.queue_id, message.queue_offset) != asked:
-            problem = f"another message than {name} names lies at commit log offset {message.physical_offset}"
+            problem = f"commit log offset {message.physical_offset} has another message than {name} says"
             return replace(fetched, state="missing", message=None, problem=problem)
         return fetched
 
@@ -206,7 +203,7 @@ class RocketmqMessages:
         if self._folder is not None:
             truncated = TruncatedTail(self._folder, self._root)
             try:
-                # listed once: what was indexed before is in it, or was deleted
+                # list the folder once: an indexed message is in this list, or was deleted
                 log = CommitLogReader(self._folder, fixed=CommitLogReader(self._folder).segments())
             except StorageError as error:
                 for search in searches:
@@ -244,7 +241,7 @@ class RocketmqMessages:
         except CorruptFile as error:
             search.read_from = error.file
             if search.item is not None:
-                # of an entry's place a message of any size is of interest
+                # the message at an entry's place may have another size
                 with contextlib.suppress(CorruptFile, StorageError):
                     message = log.read(search.offset)
             if message is None:
@@ -255,16 +252,16 @@ class RocketmqMessages:
             search.fail(error)
         if message is not None and truncated.has(message):
             search.read_from = str(log.folder)
-            search.problems.append(f"{log.folder}: behind the end of the log (cut off)")
+            search.problems.append(f"{log.folder}: after the end of the log (cut off)")
         elif message is not None:
             search.take(message, "local", str(log.folder))
 
     def _judge_gap(self, log: CommitLogReader, search: Search, error: MissingOffsets) -> None:
-        """Tell what the broker has deleted, at the beginning of its log, from what is missing."""
+        """Note whether the broker has deleted a place, at the begin of its log, or whether it is missing."""
         try:
             begin = log.begin_offset()
             if begin is None or search.offset >= begin:
-                # unless it was deleted since that look
+                # the broker may have deleted it since the folder was listed
                 begin = CommitLogReader(log.folder).begin_offset()
         except StorageError as trouble:
             search.read_from = str(log.folder)
@@ -284,7 +281,7 @@ class RocketmqMessages:
             return self._archives[source]
         except KeyError:
             raise InvalidArgument(
-                f"{source or 'a place by itself'} is of none of the indexes whose archives are given"
+                f"{source or 'this place'} belongs to none of the indexes whose archives are given"
             ) from None
 
     def _read_archived(self, archive: SegmentArchive, searches: Sequence[Search], threads: int) -> None:
@@ -294,7 +291,7 @@ class RocketmqMessages:
         candidates = {id(search): archive.holding(search.offset, self._store_name) for search in open_searches}
         if unknown := [search for search in open_searches if not candidates[id(search)] and search.collision is None]:
             try:
-                # it may have been archived since the log was last read, and deleted locally because of that
+                # it may have been archived since the log was last read
                 archive.refresh()
             except (StorageError, BudgetExceeded) as error:
                 for search in unknown:
@@ -314,7 +311,7 @@ class RocketmqMessages:
                 runs = [run for one, of in several if one.name in tables for run in _runs(one, tables[one.name], of)]
                 _each(runs, partial(_read_run, archive), threads)
                 turn += 1
-            # the log was read again meanwhile: an erasure or a repair may have put another object in their place
+            # an erasure or a repair may have replaced the segments since the log was read
             open_searches = [search for search in looked_for if search.gone and search.found is None]
             for search in open_searches:
                 search.gone, tried = False, {segment.name for segment in candidates[id(search)]}
@@ -323,17 +320,17 @@ class RocketmqMessages:
             if not open_searches:
                 break
 
-    # what became of it
-
     def _gap_of(self, search: Search) -> str | None:
-        """Return which archive has a gap at a place, between its segments; they are archived one after the other."""
+        """Return the problem if a place is in a gap between archived segments, else None.
+        Segments are archived in order, so a gap was a segment that is lost.
+        """
         for archive in self._archives.values():
             state = archive.state()
             for store in state.byte_stores if self._store_name is None else (self._store_name,):
                 segments = state.segments_of(store)
                 if segments and segments[0].end <= search.offset < segments[-1].start:
                     behind = min(segment.start for segment in segments if segment.start > search.offset)
-                    return f"the archived segment of {store} before offset {behind:,} was lost, and a record gave it up"
+                    return f"the archived segment of {store} before offset {behind:,} was lost, and a record removed it"
         return None
 
     def _outcome(self, search: Search) -> Fetched:
@@ -385,19 +382,19 @@ def _runs(segment: ArchivedSegment, table: SegmentTable, searches: Sequence[Sear
 
 
 def _covering(segment: ArchivedSegment, table: SegmentTable, offset: int, length: int) -> tuple[int, int]:
-    """Return the offsets of the log from and to which whole pieces cover `length` bytes at an offset."""
+    """Return the log offsets [begin, end) of the whole pieces that cover `length` bytes at an offset."""
     begin, end = table.whole_pieces(offset - segment.start, offset - segment.start + length)
     return segment.start + begin, segment.start + end
 
 
 @contextlib.contextmanager
 def _failing(searches: Sequence[Search]) -> Iterator[None]:
-    """Let searches know what keeps their messages from being read within the block."""
+    """Note an error of the block in all `searches`."""
     try:
         yield
     except ObjectNotFound:
         for search in searches:
-            search.gone = True  # the log has removed the object: the segment is archived no more, or again
+            search.gone = True  # the segment was removed, or replaced by another object
     except (CorruptFile, StorageError, BudgetExceeded) as error:
         for search in searches:
             search.fail(error)
@@ -405,7 +402,7 @@ def _failing(searches: Sequence[Search]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _charged(segment: ArchivedSegment, search: Search) -> Iterator[None]:
-    """Charge a search for the request within the block, unless the budget refuses it."""
+    """Count the request of the block for a search, unless the budget refuses it."""
     check_deadline(f"reading {segment.name}")
     search.requests += 1
     try:
@@ -418,7 +415,7 @@ def _charged(segment: ArchivedSegment, search: Search) -> Iterator[None]:
 def _read_table(
     archive: SegmentArchive, tables: dict[str, SegmentTable], one: tuple[ArchivedSegment, list[Search]]
 ) -> None:
-    """Add the table of a segment that searches need, if it can be had."""
+    """Add the table of a segment to `tables`, or note the error in its searches."""
     segment, searches = one
     for search in searches:
         search.read_from = segment.name
@@ -450,9 +447,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
 def _get(
     archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, search: Search, begin: int, end: int
 ) -> _Pieces:
-    """Return whole pieces of a segment by one request, which `search` is charged for; damaged ones are fetched once
-    more.
-    """
+    """Return whole pieces of a segment by one request, counted for `search`; fetch damaged ones once more."""
     for _ in range(2):
         with _charged(segment, search):
             data = archive.read(segment, begin - segment.start, end - begin)
@@ -463,8 +458,8 @@ def _get(
 
 
 def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: Search) -> bool:
-    """Return whether a message of a topic that may be seen begins at the place; if not, that costs one request always,
-    of as many pieces wherever it leads.
+    """Return whether a message of a visible topic begins at the place.
+    If not, this always sends one more request, for the same number of pieces, so that the cost shows nothing.
     """
     segment, table, sees, at = pieces.segment, pieces.table, search.sees, search.offset - pieces.segment.start
     assert sees is not None
@@ -485,12 +480,12 @@ def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: Search) -> bool:
 
 
 def _decode(archive: SegmentArchive, pieces: _Pieces, search: Search) -> Message:
-    """Return the message that is searched for; one of unknown size that is longer than the pieces is fetched whole."""
+    """Return the message of a search; fetch it whole if it is longer than `pieces`."""
     offset, size, segment = search.offset, search.size, pieces.segment
     at = offset - segment.start
     head = pieces.at(offset, HEAD_BYTES)
     if search.item is not None and size is not None and int.from_bytes(head[:4], "big") != size:
-        size = None  # of an entry's place every message is of interest
+        size = None  # the message at an entry's place may have another size
     length = size
     if length is None and len(head) >= MIN_MESSAGE_BYTES:
         length = check_head(head, segment.end - offset, file=segment.name, file_offset=at, physical_offset=offset).size
@@ -502,18 +497,18 @@ def _decode(archive: SegmentArchive, pieces: _Pieces, search: Search) -> Message
 
 
 def _each(parts: Sequence[T], act: Callable[[T], None], threads: int) -> None:
-    """Call `act` for every part, several at once; requests count where the caller's do."""
+    """Call `act` for every part, in threads, with the caller's budget."""
     if not parts:
         return
     if len(parts) == 1:
-        act(parts[0])  # most messages are looked for in one place, and a thread costs more than reading it
+        act(parts[0])  # the usual case: a thread costs more than the read
         return
     with contextlib.closing(DaemonPool(max(threads, 1), "tiered-index-messages")) as pool:
         for future in [pool.submit(act, part) for part in parts]:
             future.result()
 
 
-# of messages with one unique key so many are shown at a time
+# Messages of one unique key on a page
 _MANY = 32
 
 
@@ -528,12 +523,12 @@ def messages_by_id(
     by_key: MessageSource | None = None,
     **limits: Any,
 ) -> MessagesResult:
-    """Return the message at the place that `msg_id` names or, with `topic`, those whose unique key it is.
+    """Return the message at the place that `msg_id` names or, with `topic`, the messages with that unique key.
 
-    Where no message of the topic has that unique key, the one at the place is returned, if the id names one.
-    `allow_partial` and `limits` are as in `Lookups.messages`; without `lookups`, and then without `topic`, there are
-    none. `by_key` fetches those of a unique key in place of `source`. Raises as that, and `InvalidArgument` for no such
-    id.
+    If no message of the topic has the unique key, the message at the place that the id names is returned, if any.
+    `allow_partial` and `limits` are as in `Lookups.messages`. `lookups` may be None without `topic`; then `limits` do
+    not apply. `by_key`, if given, fetches the messages of a unique key. Raises as `Lookups.messages`, and
+    `InvalidArgument` for an invalid id.
     """
     if lookups is None or topic is None:
         with contextlib.ExitStack() as stack:
@@ -549,9 +544,7 @@ def messages_by_id(
 
 
 def describe_fetched(fetched: Fetched, body: BodyFormat, *, max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Return what became of an entry, its message among it, JSON-ready; `body` and `max_body_bytes` as in
-    `show_body`.
-    """
+    """Return the result of an entry with its message, for JSON; for `body` and `max_body_bytes` see `show_body`."""
     message = fetched.message
     shown = {"message": message.to_dict(body, max_body_bytes)} if isinstance(message, Message) else {}
     return fetched.to_dict() | shown
@@ -559,7 +552,7 @@ def describe_fetched(fetched: Fetched, body: BodyFormat, *, max_body_bytes: int 
 
 @dataclass(frozen=True)
 class ByUniqueKey:
-    """Gives only messages whose unique key is the one asked for; others that carry it are paged past."""
+    """A `MessageSource` of only the messages whose unique key is `key`; others are marked as not carrying it."""
 
     source: MessageSource
 
@@ -576,10 +569,11 @@ class ByUniqueKey:
 
 @dataclass(frozen=True)
 class Containing:
-    """Gives only messages that have `text`, in any case, in body, tags, keys, ids or properties; others are paged past.
+    """A `MessageSource` of only the messages that have `text`; others are marked as not carrying the key.
 
-    A message that can't be read, or not decompressed within `max_body_bytes`, may have it, and stays in the answer.
-    One that the deadline leaves no time to search has an error.
+    It searches body, tags, keys, ids and properties, and ignores case. A message that can't be read, or decompressed
+    within `max_body_bytes`, may have the text, and stays in the answer. A message that is not searched before the
+    deadline has an error.
     """
 
     source: MessageSource
@@ -605,7 +599,7 @@ class Containing:
         message = one.message
         if not isinstance(message, Message) or not one.carries_key or self._has(message, wanted):
             return one
-        # what was read of many messages is not kept
+        # free the memory of the message
         return replace(one, message=one.message if one.instead is not None else None, carries_key=False)
 
     def _has(self, message: Message, wanted: str) -> bool:
@@ -618,11 +612,11 @@ class Containing:
 
 
 def _body_has(body: bytes, wanted: str) -> bool:
-    """Return whether a body has the folded text `wanted`. As a whole, its text would take many times its bytes."""
+    """Return whether a body has the case-folded text `wanted`. It is searched in parts to save memory."""
     decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
     for at in range(0, len(body), _SEARCHED_BYTES):
         until = at + _SEARCHED_BYTES
-        # the text may lie across two parts
+        # the text may be in two parts
         text = text[max(0, len(text) - len(wanted) + 1) :]
         text += decoder.decode(body[at:until], until >= len(body)).casefold()
         if wanted in text:

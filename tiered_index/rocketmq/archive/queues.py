@@ -1,4 +1,4 @@
-"""The queue offsets that are archived with a segment of a commit log, from the broker's consume queues.
+"""Makes the queue offsets that are archived with a segment of a commit log.
 
 Memory: some 60 bytes a message.
 """
@@ -19,13 +19,13 @@ from tiered_index.rocketmq.log.segments import Segment, segment_name
 
 # Where the queue offset is in a message.
 _QUEUE_OFFSET_AT = np.arange(20, 28)
-# No message's keys are decoded.
+# Selects no topic, so that no keys are decoded
 _NO_KEYS = Selection(exclude=("*",))
 
 
 def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
-    """Return the queue offsets of a segment that begins at `start`, nothing where it is damaged: messages that can't be
-    read would be missing. `read(position, length)` returns its bytes, and its errors pass.
+    """Return the encoded queue offsets of a segment that begins at `start`; empty if it is damaged.
+    The offsets of a damaged segment would lack messages. `read(position, length)` returns bytes; its errors are raised.
     """
     name = Path(segment_name(start))
     segment = Segment(name, start, size_bytes, start + size_bytes, lambda length, position: read(position, length))
@@ -45,7 +45,7 @@ def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]
                 return b""
             head = columns.head
             transaction = head["sys_flag"] & TRANSACTION_MASK
-            # of others the broker's queues have none
+            # the broker's queues have no other messages
             shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
             places = columns.positions[shown]
             topic.append(np.array([names.setdefault(name, len(names)) for name in topics], np.int32)[index[shown]])

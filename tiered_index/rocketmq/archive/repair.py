@@ -1,10 +1,10 @@
-"""Damaged and missing archived segments, put back under new names: from other uploads, a copied index or the source.
+"""Restores damaged and missing archived segments under new names, from other uploads, a copied index or the source.
 
-A copy counts only where its bytes have the CRC32 that the log keeps of the segment. A segment can have erased messages,
-and then the source's file, or an upload of before, still has these. The repair overwrites in such a copy the messages
-that the damaged object marks as erased, or those that the tombstones of that time hide. The result counts only if it
-has the segment's CRC32: a tombstone knows a key by its hash, and another key can have the same one. A segment without a
-good copy is given up if you ask for that. One thread.
+A copy is used only if its bytes have the segment's CRC32 in the log. If messages of the segment were erased, the
+source's file and earlier uploads still have them. The repair then overwrites, in a copy, the messages that the damaged
+object marks as erased, or that the tombstones of that time hide. This result, too, must have the segment's CRC32: a
+tombstone has only a hash of a key, which other keys may have. If you ask for it, a segment without a good copy is
+removed from the log. One thread.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _STEP_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class SegmentRepairs:
-    """Repairs the archived segments of one index. `standby` has a copy of the index, `source` is a store's folder;
-    `give_up`: a log record removes segments without a good copy.
+    """Repairs the archived segments of one index.
+    `standby` is the storage of a copy of the index, `source` a store's folder. With `give_up` a log record removes
+    segments without a good copy.
     """
 
     storage: Storage
@@ -54,8 +55,8 @@ class SegmentRepairs:
     give_up: bool = False
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
-        """Return what is done about the findings of a deep `report` in archived segments; without `yes` nothing is.
-        Why a copy is no good, though it seems to be one, becomes a note of the report. Raises as `Repairs.run`.
+        """Repair the archived segments with findings in a deep `report`; return the repairs. Without `yes` only plan.
+        Adds a note to the report for a copy that can't be used. Raises as `Repairs.run`.
         """
         found = {one.file for one in report.findings}
         done: list[Repair] = []
@@ -73,7 +74,7 @@ class SegmentRepairs:
     def _given_up(self, segment: ArchivedSegment, *, yes: bool) -> Repair:
         def make(state: LogState) -> LogRecord | None:
             if segment.name not in state.archive:
-                return None  # an earlier try got as far as the log, or it has expired
+                return None  # removed already, by an earlier attempt or because it expired
             return LogRecord(0, "remove", 0, "", 0, remove=(segment.name,))
 
         if yes:
@@ -95,13 +96,13 @@ class SegmentRepairs:
                     name = self._put_in_place(segment, copy, patches) if yes else None
                     return Repair(segment.name, "restore", f"{copy.name}, erased messages left out", name)
             report.note(
-                f"{segment.name} is not restored from {copy.name}: the log and the damaged object do not tell exactly "
-                f"which of its messages were erased; --copy with a copy of the index that has the segment restores it"
+                f"{segment.name} is not restored from {copy.name}: the log and the damaged object do not show exactly "
+                f"which of its messages were erased. Pass --copy with a copy of the index that has the segment"
             )
         return None
 
     def _erasures(self, segment: ArchivedSegment, copy: _Copy) -> Iterator[tuple[Patch, ...]]:
-        """Yield what may have been overwritten in a segment, as patches of the source's bytes; the caller checks."""
+        """Yield possible erasures in a segment, as patches of the source's bytes; the caller checks the CRC32."""
         damaged = _Copy.of_object(self.storage, segment.name, segment.name, segment)
         with contextlib.suppress(ObjectNotFound, InvalidArgument):
             yield _patches_of(copy, lambda batch, columns: _marked(batch, damaged))
@@ -110,7 +111,7 @@ class SegmentRepairs:
             yield _patches_of(copy, lambda batch, columns: _hidden(batch, columns, stones))
 
     def _copies(self, segment: ArchivedSegment) -> Iterator[_Copy]:
-        """Yield what may have the bytes of a segment."""
+        """Yield possible copies of a segment."""
         prefix = f"{store_prefix(segment.store)}{segment.start:020d}/"
         for info in list(own_objects(self.storage, prefix)):
             if info.name != segment.name:
@@ -124,19 +125,19 @@ class SegmentRepairs:
                     yield _Copy.of_file(file, segment)
 
     def _stated(self, segment: ArchivedSegment) -> Tombstones:
-        """Return the tombstones that the log had stated when messages of the segment were erased last."""
+        """Return the tombstones of the log at the last erasure of messages of the segment."""
         stones = erased = Tombstones()
         for number in range(1, self.log.refresh().number + 1):
             record = self.log.record(number)
             if record.expired:
                 stones = stones.joined(record.expired.tombstones)
-            # a repair puts the same bytes in place, so that what was stated meanwhile is not overwritten there
+            # a repair stores the same bytes: tombstones since the last erasure do not apply to them
             if record.kind != "repair" and any(one.place == segment.place for one in record.archive):
                 erased = stones
         return erased
 
     def _put_in_place(self, segment: ArchivedSegment, copy: _Copy, patches: tuple[Patch, ...]) -> str | None:
-        """Send the copy; None: the segment was replaced or removed meanwhile."""
+        """Store the copy and return its object's name; None: the segment was removed meanwhile."""
 
         def pieces(part_bytes: int) -> Iterator[bytes]:
             sent = 0
@@ -159,7 +160,7 @@ class _Copy:
 
     @classmethod
     def of_object(cls, storage: Storage, name: str, called: str, segment: ArchivedSegment) -> _Copy:
-        """Return one that is in a storage."""
+        """Return the copy in an object of a storage."""
 
         def fetch(size_bytes: int, position: int) -> bytes:
             return b"".join(storage.get_range(name, *extent) for extent in segment.ranges(position, size_bytes))
@@ -169,7 +170,7 @@ class _Copy:
 
     @classmethod
     def of_file(cls, file: Segment, segment: ArchivedSegment) -> _Copy:
-        """Return one that is a file of the source."""
+        """Return the copy in a file of the source."""
         return cls(str(file.path), Segment(file.path, segment.start, segment.size_bytes, segment.end, file.read))
 
     def pieces(self, length: int) -> Iterator[bytes]:
@@ -178,7 +179,7 @@ class _Copy:
             yield self.segment.read(length, position)
 
     def crc32(self, patches: tuple[Patch, ...] = ()) -> int | None:
-        """Return the CRC32 of the bytes with `patches` in them, None where bytes are gone."""
+        """Return the CRC32 of the bytes with `patches` applied; None if bytes are missing."""
         crc32 = read = 0
         with contextlib.suppress(ObjectNotFound, InvalidArgument, FileNotFoundError):
             for data in patched(self.pieces(_STEP_BYTES), patches):
@@ -189,7 +190,7 @@ class _Copy:
 def _patches_of(
     copy: _Copy, erased: Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]
 ) -> tuple[Patch, ...]:
-    """Return what overwrites the messages of a copy that `erased` places (i64, n)."""
+    """Return the patches that erase the messages of a copy at the indices (i64, n) that `erased` returns."""
     patches: list[Patch] = []
     for batch in CommitLogReader(copy.segment.path.parent, fixed=(copy.segment,)).batches():
         if len(batch.positions):
@@ -200,14 +201,14 @@ def _patches_of(
 
 
 def _marked(batch: IndexBatch, damaged: _Copy) -> npt.NDArray[np.int64]:
-    """Return the places (i64, n) of the messages that a damaged copy marks as erased. Nothing is sure of it."""
+    """Return the indices (i64, n) of the messages that a damaged copy marks as erased. They may be wrong."""
     data = damaged.segment.read(len(batch.data), batch.begin - damaged.segment.start)
     flags = [data[at + SYS_FLAG_AT : at + SYS_FLAG_AT + 4] for at in np.asarray(batch.positions).tolist()]
     return np.flatnonzero([int.from_bytes(flag, "big") & ERASED for flag in flags])
 
 
 def _hidden(batch: IndexBatch, columns: MessageColumns, stones: Tombstones) -> npt.NDArray[np.int64]:
-    """Return the places (i64, n) of the messages that are hidden, by a key of theirs, too."""
+    """Return the indices (i64, n) of the messages that tombstones hide, also by one of their keys."""
     topics, index = columns.topics()
     names = dict(enumerate(topics))
     seconds = columns.head["store_ms"] // 1000

@@ -1,8 +1,8 @@
-"""The search for one message: reads places and judges their bytes until the message is found. No I/O; one thread.
+"""Judges the bytes of possible places until a message is found. No I/O; one thread.
 
-A message is checked by itself, then against its entry, then for topic and key. One that contradicts its entry was
-written later at the same offset: with another store time its own entry answers it, if the index has one
-(`Fetched.instead`); with another size it is the answer if no entry agrees with it and it carries the key, because the
+A message is checked by itself, then against its entry, then for topic and key. A message that contradicts its entry was
+written later at the same offset. If its store time differs, its own entry answers it, if the index has one
+(`Fetched.instead`). If only its size differs and it carries the key, it is the answer unless another place agrees: the
 index keeps one of several entries with the same place and second.
 """
 
@@ -18,13 +18,13 @@ from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.types import IndexItem
 
-# RocketMQ's index files keep times relative to their first entry, so theirs may be one second off.
+# Times of RocketMQ's index files are relative to their first entry, and may differ by one second
 _CLOCK_STEP_S = 1
 
 
 @dataclass(slots=True)
 class Search:
-    """The search for one message. `problems` are those of the places tried so far, the newest last."""
+    """The search for one message. `problems` has those of the places so far, the newest last."""
 
     offset: int
     # None: unknown.
@@ -34,21 +34,21 @@ class Search:
     host: Host | None = None
     found: Fetched | None = None
     collision: Fetched | None = None
-    # A message of the entry's place, second and key, and of another size.
+    # A message with the entry's place, second and key, and another size
     other: Fetched | None = None
-    # The entry that a message of the entry's place and key, and of another second, would have.
+    # The entry of a message with the entry's place and key, and another second
     instead: IndexItem | None = None
     problems: list[str] = field(default_factory=list)
     error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None
     deleted: bool = False
-    # What is at the place is damaged: in an archived segment, in the source's own file. Of a place without an entry
-    # only a checksum tells: mostly no message begins there.
+    # Whether the place is damaged, in an archived segment or in the source's own file. Without an entry only a checksum
+    # shows damage: usually no message begins there.
     damaged: bool = False
     is_damaged_locally: bool = False
-    # The segment that was to be read is archived no more, or under another name.
+    # Whether the archived segment was removed or replaced
     gone: bool = False
-    # Says which topics the caller may see; None: every one.
+    # Returns whether the caller may see a topic; None: every topic
     sees: Callable[[str], bool] | None = None
     requests: int = 0
     bytes: int = 0
@@ -84,19 +84,19 @@ class Search:
             self.collision = self.collision or fetched
 
     def take_erased(self, message: Message, read_from: str) -> None:
-        """Judge a place whose message was erased: what is left of it still tells whether it is the entry's."""
+        """Judge an erased message: its remaining fields show whether it is the entry's."""
         self.read_from = read_from
         if (problem := self._contradiction(message)) is not None:
             self.problems.append(f"{read_from}: {problem}")
         elif self.key is not None and message.topic != self.key[0]:
-            # of its keys nothing is left: the topic alone tells that it is another entry's
+            # it has no keys any more: only the topic shows that it is another entry's
             self.collision = Fetched(item=self.item, state="erased", carries_key=False, read_from=read_from)
         else:
             told = "its body and properties were erased from the archived segment"
             self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)
 
     def fail(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
-        """Note what kept the message from being read; without its traceback, which would keep what was read."""
+        """Note an error, without its traceback, which would keep the bytes in memory."""
         self.problems.append(str(error))
         if isinstance(error, CorruptFile):
             self.damaged = self.damaged or self.item is not None or error.problem == DAMAGED_PIECE
@@ -104,7 +104,7 @@ class Search:
             self.error = error.with_traceback(None)
 
     def _contradiction(self, message: Message) -> str | None:
-        """Return in what the message differs from what the place was said to hold, or None."""
+        """Return the difference between the message and the expected one, or None."""
         if self.host is not None and message.store_host != self.host:
             return f"the message there was stored by {message.store_host}, not by {self.host}"
         if self.item is None:

@@ -1,4 +1,4 @@
-"""Following a live commit log into an index: dispatcher, unfinished end, fingerprints of read messages.
+"""Follows a live commit log: the dispatcher, the unfinished end, fingerprints of read messages.
 
 May import log.
 """

@@ -1,20 +1,19 @@
-"""The follower of a live store: puts its messages into an index, in order, from the index's durable position on.
+"""Reads the messages of a live store in order, for an index, from its durable position.
 
 A `Dispatcher` is a `Source`; `batches` is one round, and `Follower` repeats it. The source position is the commit log
-offset up to which everything was put, so a restart continues there, and entries that are put twice are one answer. The
-broker's files are only read. What a round finds:
+offset up to which everything was put. A restart continues there; entries that are put twice are one answer. The
+broker's files are only read. A round may find:
 
 | found                | what happens |
 |---|---|
 | zeros, or half a message, at the end of the live log | the end for now |
-| a last message with older bytes behind it | put if the next look finds it the same |
-| zeros with something readable behind them | the same for one look, then damage |
+| a last message followed by older bytes | it is put if the next round finds it unchanged |
+| zeros followed by something readable | the end for one round, then damage |
 | damage               | `CorruptFile`; with `skip_corrupt` on to the next readable message |
 | a segment deleted before it was read | `MissingOffsets`; with `skip_missing` on to the next segment |
-| a log that isn't what was read, or is shorter | `RewrittenOffsets`; with `skip_missing` back to what is there |
+| another or a shorter log than before | `RewrittenOffsets`; with `skip_missing` back to the last same message |
 
-An error is raised only after everything before it was put and reported by an earlier round. One thread uses a
-dispatcher.
+An error is raised only after an earlier round has put everything before it. One thread uses a dispatcher.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ from tiered_index.storage.disk import Disk
 
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
-# Rounds at zeros after which the consume queues are read again to see whether they name something behind them.
+# Rounds at zeros between two reads of the consume queues, which may name later messages
 _LOOKS = 300
 _END_OF_LOG = 2**63 - 1
-# Of so many fingerprints, newest first, the message is looked for whose store timestamp counts as the last.
+# Most fingerprints, newest first, whose message is read for the last store timestamp
 _LAST_RANGES = 8
 _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
 class RewrittenOffsets(CorruptFile):
-    """Commit log offsets [`begin`, `end`) were read, and aren't there any more as they were."""
+    """Commit log offsets [`begin`, `end`) were changed or cut off after they were read."""
 
     def __init__(self, folder: str, begin: int, end: int, messages: int | None) -> None:
         count = "" if messages is None else f", {messages:,} messages in the index"
@@ -72,12 +71,12 @@ class RewrittenOffsets(CorruptFile):
 
 
 def check_one_store(index: IndexService, source: str, *, restart: bool = False) -> None:
-    """Raise `ConfigError` where the index follows another store: nothing could tell the offsets of two stores apart."""
+    """Raise `ConfigError` if the index follows another store: offsets of two stores can't be distinguished."""
     known = [name for name in index.durable_positions() if name.startswith(SOURCE_PREFIX)]
     if known and source not in known and not restart:
         other, this = (name.removeprefix(SOURCE_PREFIX) for name in (known[0], source))
         raise ConfigError(
-            f"this index is of the store {other!r}, not of {this!r}: use another root and storage, --store-name "
+            f"this index follows the store {other!r}, not {this!r}: use another root and storage, --store-name "
             f"if the store has moved, or --restart to put both into one index"
         )
 
@@ -106,12 +105,12 @@ class Dispatcher:
     ) -> None:
         """Continue at the index's durable position.
 
-        Without `follow`, a torn tail is looked at again before it passes for the end, and may prove to be damage.
-        `restart` takes the log from its beginning. `reader` says what is indexed; by default that is every topic but
-        RocketMQ's own. A round ends early once `stopping` says so; `now_s` is its clock, and `clock` is the index's.
+        Without `follow`, a torn tail is read a second time, because it may be damage. `restart` reads the log from its
+        begin. `reader` selects the indexed messages; the default is every topic but RocketMQ's own. A round ends early
+        once `stopping()` is True; `now_s` is its clock, and `clock` is the index's. Raises `ConfigError` if the index
 
-        Raises `ConfigError` where the index follows another store, `CorruptFile` where the fingerprints of this one
-        can't be read, `StorageMisconfigured` where the log may not be.
+        follows another store, `CorruptFile` if the fingerprints can't be read, `StorageMisconfigured` if access to the
+        log is denied.
         """
         assert index.config.root is not None
         check_one_store(index, store.source, restart=restart)
@@ -122,32 +121,31 @@ class Dispatcher:
         self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
         self.fingerprints = LogFingerprints.load(index.config.root, store.source, disk or Disk())
         durable = self._known = index.durable_position(store.source)
-        # Commit log offset behind everything put; None before the first message of an empty log.
+        # Commit log offset after the last put message; None before the first message of an empty log
         self.position: int | None = durable
         if restart or durable is None:
             self.position = self._reader.begin_offset()
             self.fingerprints.continue_at = self.position if durable is not None else None
             self.fingerprints.cut(0)
         elif self.fingerprints.continue_at is not None:
-            # the durable position may be of the log as it was, and what is before the place to continue needn't be
-            # durable
+            # the durable position may belong to the log before it was rewritten, or be before `continue_at`
             self.position = min(self.fingerprints.continue_at, durable)
         self.fingerprints.cut(self.position or 0)
         self.resumed_from = self.position
         selection, before = str(self._reader.selection), self.fingerprints.selection
-        # What was indexed before the place where it resumed, where that is something else (in words).
+        # The selection of the previous run, in words, if it differs from the present one
         self.selected_before = before if durable is not None and not restart and before != selection else None
         self.fingerprints.selection = selection
         self._last_store_ms: int | None = None
-        # Where zeros stand before something readable, and the log's end then; the next look finds them written, or
-        # damaged.
+        # Position of zeros before something readable, and the log's end then; in the next round they are written or
+        # damage
         self._hole: tuple[int, int] | None = None
-        # The last message, where older bytes behind it prove nothing: put once the next look finds it the same.
+        # A last message that only older bytes follow: it is put if the next round finds it unchanged
         self._last_read: LastRead | None = None
-        # What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
+        # The torn tail of the last round; while it is unchanged, it is not read again
         self._torn: TornTail | None = None
         self._damage_at: int | None = None
-        # Where half a message stood at the end of the log, at the last look of a dispatcher that doesn't follow.
+        # Without `follow`: position of half a message at the end of the log in the last round
         self._ended_at: int | None = None
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0
@@ -155,20 +153,20 @@ class Dispatcher:
         self._scrubber = Scrubber()
 
     def positions(self) -> dict[str, int]:
-        """Return the commit log offset behind everything put; nothing before the first message of an empty log."""
+        """Return the commit log offset after the last put message, by source; empty before the first message."""
         return {} if self.position is None else {self.store.source: self.position}
 
     def close(self) -> None:
         """Do nothing: a dispatcher keeps no file open."""
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Yield what the log holds behind the position, up to its end; the last batch has no entries.
+        """Yield the messages after the position, up to the end of the log; the last batch has no entries.
 
-        A round ends after some 64 MiB or half a second. A batch is put once the next one is asked for. Raises
+        A round ends after about 64 MiB or half a second. A batch counts as put when the next one is requested. Raises
         `CorruptFile`, `MissingOffsets`, `RewrittenOffsets`, `StorageMisconfigured` and `StorageUnavailable`.
         """
-        self.fingerprints.cut(self.position or 0)  # of a batch that was not put
-        segments = self._reader.segments()  # once a round, and again only behind what was read
+        self.fingerprints.cut(self.position or 0)  # those of a batch that was not put
+        segments = self._reader.segments()  # listed once a round
         losses = self._check_log(segments)
         if not losses and self.position and self._scrubber.is_changed(self.fingerprints, self.position, segments):
             losses = (self._rewritten(),)
@@ -181,7 +179,7 @@ class Dispatcher:
     ) -> Batch:
         """Return the last batch of a round, which has no messages."""
         caught_up = caught_up and (self._follow or not self._look_again(torn))
-        # the second look at a message is for what is new now
+        # no pause if there may be more: a last message must be read a second time
         pause = 1.0 if caught_up or state is End.OPEN else 0.25 if state is End.TORN else 0.0
         return Batch(
             source=self.store.source,
@@ -194,7 +192,7 @@ class Dispatcher:
         )
 
     def _round(self, segments: tuple[Segment, ...]) -> Generator[Batch, None, Batch]:
-        """Yield the batches of one round; return what is behind them."""
+        """Yield the batches of one round; return the last batch."""
         begin = self.position
         until_s = self._now_s() + _ROUND_S
         torn: TornTail | None = None
@@ -217,8 +215,8 @@ class Dispatcher:
                 if stable == EVERYTHING and not self.store.is_closed:
                     stable = NOTHING  # a broker has started since
                 batch, again = stable_part(self.store.commitlog, read, stable, self._last_read)
-                # looked at behind the reading: what was read before the log was cut is put, and the next look sees that
-                # it is gone
+                # Check the log after the read: a batch that was read before a cut is put, and the next check finds it
+                # changed
                 if changed := self._check_log(self._reader.segments()):
                     return self._end(state, losses=changed, caught_up=False)
                 yield self._remembered(batch)
@@ -234,7 +232,7 @@ class Dispatcher:
                 stable = self._stable_end(segments)
         except TieredIndexError as error:
             if self.position != begin or has_losses:
-                # the next round meets the same again, or finds it written
+                # the next round finds the same error, or the finished bytes
                 return self._end(state, caught_up=False)
             if not isinstance(error, MissingOffsets):
                 raise
@@ -246,7 +244,7 @@ class Dispatcher:
             raise MissingOffsets(error.file, problem, error.begin, error.end) from error
         self._torn = None
         if state is End.TORN and self.position is not None:
-            # believed only if it was seen before it was read: what is seen now may be whole by now
+            # only a tail that was seen before the read counts: by now the message may be complete
             seen_before = torn is not None and torn.begin == self.position
             self._torn = torn if seen_before else TornTail(self.position, self.position)
             torn = torn or torn_tail(self.store, self.position)
@@ -255,7 +253,7 @@ class Dispatcher:
         return self._end(state, torn=torn, caught_up=state is not End.OPEN or not self._may_be_hole())
 
     def _look_again(self, torn: TornTail | None) -> bool:
-        """Return whether to read the log's end once more: damage there must not pass for the end."""
+        """Return whether to read the log's end again: damage there must not be taken for the end."""
         before, self._ended_at = self._ended_at, None if torn is None else torn.begin
         if torn is None or before is None:
             return torn is not None
@@ -265,9 +263,9 @@ class Dispatcher:
         return True
 
     def _call_damage(self) -> bool:
-        """Return whether a whole message follows what is torn at the position; the next round calls it damage then.
+        """Return whether a whole message follows the torn one at the position; the next round then reports damage.
 
-        Only for what won't look again: the broker may be writing a message where it truncated its log.
+        Only without `follow`: the broker may be writing a message where it truncated its log.
         """
         if self._torn is None or self._torn.begin != self.position or not is_followed(self.store, self._torn):
             return False
@@ -275,7 +273,7 @@ class Dispatcher:
         return True
 
     def _may_be_hole(self) -> bool:
-        """Return whether the zeros at the position may be a hole: this look may have read while the broker wrote."""
+        """Return whether the zeros at the position may be a hole, read while the broker was writing."""
         position = self.position or 0
         looked, self._hole = self._hole, None
         end = self.store.log_end()
@@ -285,7 +283,7 @@ class Dispatcher:
             if self._looks % _LOOKS != 1 or not self.store.messages_named(position, _END_OF_LOG):
                 return False
         if looked == (position, behind):
-            self._no_hole = looked  # searched through, and nothing readable there
+            self._no_hole = looked  # the search found nothing readable
         if self._no_hole == (position, behind):
             return False
         self._hole = position, behind
@@ -297,7 +295,7 @@ class Dispatcher:
         return stable_end(segments, self.position or 0, self._reader.chunk_bytes)
 
     def _remembered(self, batch: IndexBatch) -> Batch:
-        """Return what is to be put. Whatever the flusher makes durable has its fingerprint by then."""
+        """Save a batch's fingerprints and return it for the index: everything durable must have a fingerprint."""
         if is_new := bool(batch.messages or batch.end != self.position):
             durable = self._index.durable_position(self.store.source) or 0
             for fingerprint in fingerprints_of(batch):
@@ -312,11 +310,11 @@ class Dispatcher:
         )
 
     def _taken(self, batch: IndexBatch) -> None:
-        """Go on behind a batch that was put."""
+        """Move the position after a batch that was put."""
         if batch.end == self.position and not batch.messages:
             return
         self.position = batch.end
-        if self._broker != (broker := self._broker_start()):  # and what it wrote before this place, it has written
+        if self._broker != (broker := self._broker_start()):  # a restarted broker may have rewritten the log
             self._broker, self._scrubber.compare_all = broker, True
         self._last_store_ms = batch.last_store_ms or self._last_store_ms
 
@@ -325,15 +323,13 @@ class Dispatcher:
         count = self.store.messages_named(skipped.begin, skipped.end) if missing else None
         return Loss("missing" if missing else "corrupt", skipped.begin, skipped.end, count, skipped.problem)
 
-    # a log that is truncated or rewritten
-
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Compare the last message put with the log; return, or raise, what was lost where another one is there."""
+        """Compare the last put message with the log; if it differs, return the loss or raise `RewrittenOffsets`."""
         if self.position or self._known:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
             raise StorageUnavailable(
-                f"{self.store.commitlog} is missing, but other files of a broker are there: it was moved or is "
+                f"{self.store.commitlog} is missing, but the store has other files of a broker: it was moved or is "
                 f"not mounted"
             )
         if not self.position:
@@ -343,7 +339,7 @@ class Dispatcher:
         return (self._rewritten(),) if changed else ()
 
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
-        """Return where a log that was read begins; `StorageUnavailable` without a segment: brokers always leave one."""
+        """Return the first offset of the log. Raises `StorageUnavailable` without a segment: brokers always keep 1."""
         if not segments:
             found = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             read = max(self.position or 0, self._known or 0)
@@ -353,7 +349,7 @@ class Dispatcher:
         return segments[0].start
 
     def _broker_start(self) -> tuple[int, ...]:
-        """Return what changes whenever a broker starts: it writes both files then."""
+        """Return the times of two files that a broker writes when it starts."""
         times = []
         for name in ("abort", "lock"):
             with contextlib.suppress(OSError):
@@ -361,7 +357,9 @@ class Dispatcher:
         return tuple(times)
 
     def _rewritten(self) -> Loss:
-        """Go back to the last message that is there, or the log's begin; `RewrittenOffsets` where not wanted."""
+        """Go back to the last unchanged message, or the log's begin. Raises `RewrittenOffsets` without
+        `skip_missing`.
+        """
         assert self.position is not None
         segments = self._reader.segments()
         same = self.fingerprints.last_same(segments, max(last_two_bytes(segments, self.position), FAR_BYTES))
@@ -379,7 +377,7 @@ class Dispatcher:
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
     def _settle(self) -> None:
-        """Note how far a part of the log that is put again is durable: the index's durable position is ahead."""
+        """After going back: note up to where the repeated part is durable, while the durable position is ahead."""
         position, again = self.position, self.fingerprints.continue_at
         if position is None or again is None or again == position:
             return
@@ -391,19 +389,15 @@ class Dispatcher:
         self.fingerprints.continue_at = position if ahead else None
         self.fingerprints.save()
 
-    # for the archiver, from any thread
-
     @property
     def settled_before(self) -> int:
-        """Commit log offset before which everything is durable, and nothing is to be read again so far."""
+        """Commit log offset before which everything is durable and need not be read again. Any thread."""
         position, again = self.position or 0, self.fingerprints.continue_at
         durable = self._index.durable_position(self.store.source) or 0
         return min(position, durable, position if again is None else again)
 
-    # lag
-
     def lag(self) -> Lag:
-        """Return how far the index is behind the log now. What is put but not flushed counts as there."""
+        """Return the bytes and seconds that the index is behind the log. Put messages count, also unflushed ones."""
         end = self.store.log_end()
         position = self.position or 0
         if end is None or end.offset <= position:
@@ -414,7 +408,7 @@ class Dispatcher:
 
     def _store_ms_of_last(self) -> int | None:
         if self._last_store_ms is None:
-            # the last one may be of what was skipped
+            # the last one may be of a skipped range
             for fingerprint in self.fingerprints.ranges[: -_LAST_RANGES - 1 : -1]:
                 with contextlib.suppress(CorruptFile):
                     self._last_store_ms = self._reader.read(fingerprint.offset, fingerprint.size).store_ms

@@ -1,15 +1,15 @@
-"""Fingerprints of the messages that a follower has put, by which it notices that the log was rewritten.
+"""Fingerprints of the messages that a follower has put. They show whether the broker has rewritten its log.
 
-After a crash a broker may cut its log and write other messages there; nothing says so, and nothing is zeroed. So a
-follower keeps checksums of what it put: of the last message before each position that can become durable, and of
-everything since the one before; the older, the fewer. They are kept in `followers/<hash of the source name>.json` in
-the root, written before the messages that they describe are put. One thread uses a `LogFingerprints`.
+After a crash a broker may cut its log and write other messages there, without a mark. A follower therefore keeps
+checksums of the messages that it put: of the last message before each position that can become durable, and of all
+bytes since the previous one. There are fewer of older messages. They are in `followers/<hash of the source name>.json`
+in the root, and are written before their messages are put. One thread uses a `LogFingerprints`.
 
-Every round compares what was read last, and a start everything of the last two segments. A broker may also cut further
-back, so each round compares some more bytes of the two, from the newest range to the oldest, and begins again.
+Every round compares the last read bytes; after a start, all bytes of the last two segments. A broker may also cut
+further back: each round compares some more bytes of the two segments, from the newest range to the oldest, in a loop.
 
-A cut leaves the bytes behind it as they were. The last fingerprint, which is near the end, tells where the log ended:
-no walk of the whole segment, which would take a second. Readers without the root do not know where the log ends.
+A cut leaves the bytes after it unchanged. The last fingerprint is near the log's end, so the end is found without
+reading the whole segment. Readers without the root do not know the end.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _X8 = 1 << 23
 def joined_crc(first: int, second: int, second_bytes: int) -> int:
     """Return the CRC-32 of two adjacent byte ranges from the CRC-32 of each; the second has `second_bytes` bytes.
 
-    A CRC is a polynomial over GF(2) modulo a fixed one, and n bytes behind multiply it by x^(8n): zlib's
-    `crc32_combine`.
+    As zlib's `crc32_combine`: a CRC is a polynomial over GF(2) modulo a fixed one, and n further bytes multiply it by
+    x^(8n).
     """
     return _times(_power(second_bytes), first) ^ second
 
@@ -88,12 +88,12 @@ def _power(count: int) -> int:
 
 
 _VERSION = 1
-# As many are always kept.
+# Fingerprints that are always kept
 _MANY = 64
 _READ_BYTES = 1 << 22
-# A fingerprint is dropped where the gap that it leaves is at most this part of its distance from the newest.
+# A fingerprint is dropped if the gap that it leaves is at most this part of its distance from the newest
 _SPARSE = 4
-# A batch has several fingerprints, so that a log that was rewritten within it isn't read again from the batch's begin.
+# A batch has several fingerprints: if the log was rewritten within it, it need not be read again from its begin
 _PIECES, _PIECE_BYTES = 8, 1 << 16
 _POSITION = integer(0, 2**62)
 
@@ -102,17 +102,16 @@ class Verdict(Enum):
     """The present state of a message that was read earlier."""
 
     SAME = "same"
-    # Its segment is deleted, as brokers do with old ones: nothing is known.
+    # The broker deleted its segment
     GONE = "gone"
-    # Something else is in its place, or the log ends before it.
+    # Other bytes are in its place, or the log ends before it
     CHANGED = "changed"
 
 
 class RangeFingerprint(NamedTuple):
-    """Checksums of the commit log before offset `end`: of its last message, and of everything since the one before.
+    """Checksums of the commit log before offset `end`: of its last message, and of the bytes [begin, end).
 
-    `messages` counts those of the bytes [begin, end). What was skipped has fingerprints without messages: `offset` and
-    `size` are of its first bytes.
+    `messages` counts the messages in these bytes. A skipped range has 0; `offset` and `size` are of its first bytes.
     """
 
     end: int
@@ -127,7 +126,7 @@ class RangeFingerprint(NamedTuple):
     range_crc: int = 0
 
     def compare(self, segments: Sequence[Segment]) -> Verdict:
-        """Compare every byte that is covered with the segments of the log."""
+        """Compare the bytes [begin, end) with the segments of the log."""
         verdict = self.compare_last(segments)
         if verdict is not Verdict.SAME or self.begin < 0:
             return verdict
@@ -150,7 +149,7 @@ class RangeFingerprint(NamedTuple):
 
 
 def fingerprints_of(batch: IndexBatch) -> list[RangeFingerprint]:
-    """Return the fingerprints of what was skipped before a batch, and of the batch, ascending."""
+    """Return the fingerprints of the ranges skipped before a batch, and of the batch, ascending."""
     made = [
         # a broker that truncates its log there writes messages over it
         RangeFingerprint(
@@ -207,7 +206,7 @@ _FOLLOWER = record(
 
 
 def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
-    """Return two successive fingerprints as one; only the later's bytes where other bytes lie between them."""
+    """Return one fingerprint for two successive ones. If there are bytes between them, it covers the later's bytes."""
     messages = one.messages + later.messages
     if one.begin < 0 or one.end != later.begin:
         return later._replace(messages=messages)
@@ -217,22 +216,22 @@ def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
 
 @dataclass
 class LogFingerprints:
-    """The fingerprints of one source, ascending, and where its log was found to be rewritten."""
+    """The fingerprints of one source, ascending, and the ranges of its log that were rewritten."""
 
     path: Path
     source: str
     disk: Disk
     ranges: list[RangeFingerprint] = field(default_factory=list)
-    # Set while a part of the log is put again: a restart begins there.
+    # Set while a part of the log is put again: a restart continues there
     continue_at: int | None = None
-    # Offsets [begin, end) that were found to be others than were read, each with the time of that (epoch ms).
+    # Rewritten offsets [begin, end), each with the time of its detection (epoch ms)
     rewritten: tuple[tuple[int, int, int], ...] = ()
-    # What was indexed of the log, in words; None: not known.
+    # The selection of indexed messages, in words; None: unknown
     selection: str | None = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
-        """Return what is kept in a root, no fingerprints where there is nothing. Raises `CorruptFile`."""
+        """Return the stored fingerprints of a source in a root, or none. Raises `CorruptFile`."""
         made = cls(root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json", source, disk)
         file = str(made.path)
         try:
@@ -248,14 +247,14 @@ class LogFingerprints:
             raise disk_error(error, f"reading {file}") from error
         except CorruptFile as error:
             problem = (
-                f"not the memory of {source} ({error.problem}); without this file the log is followed "
+                f"not the fingerprints of {source} ({error.problem}); if you remove this file, the log is followed "
                 f"unchecked from the durable position"
             )
             raise CorruptFile(file, problem) from error
         return made
 
     def save(self) -> None:
-        """Write the fingerprints durably. Raises as `disk_error` says."""
+        """Write the fingerprints durably. Raises as `disk_error`."""
         document = {
             "follower": _VERSION,
             "source": self.source,
@@ -275,20 +274,20 @@ class LogFingerprints:
             raise disk_error(error, f"writing {self.path}") from error
 
     def cut(self, position: int) -> None:
-        """Forget what is behind a position."""
+        """Remove the fingerprints that end after `position`."""
         self.ranges = [one for one in self.ranges if one.end <= position]
 
     def add_rewritten(self, begin: int, end: int, now_ms: int) -> None:
-        """Remember that the offsets [begin, end) are others now; the oldest such ranges are forgotten."""
+        """Note that the offsets [begin, end) were rewritten; keep only the last such ranges."""
         apart = [known for known in self.rewritten if known[0] < begin or known[1] > end]
         self.rewritten = (*apart, (begin, end, now_ms))[-_MANY:]
 
     def rewritten_ms(self, begin: int, end: int) -> int | None:
-        """Return when some of [begin, end) were last found to be others (epoch ms); None: never. Any thread."""
+        """Return when a part of [begin, end) was last found rewritten (epoch ms); None: never. Any thread."""
         return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
 
     def add(self, newest: RangeFingerprint, durable: int) -> None:
-        """Add the newest fingerprint; those up to the durable position become fewer with their distance from it."""
+        """Add the newest fingerprint, and join durable ones: the older, the fewer."""
         self.ranges.append(newest)
         settled = [one for one in self.ranges if one.end <= durable]
         if len(settled) < _MANY:
@@ -314,9 +313,9 @@ class LogFingerprints:
         return one is self.ranges[-1] or self.ranges[-1].end - one.end < span_bytes
 
     def last_same(self, segments: Sequence[Segment], span_bytes: int) -> RangeFingerprint | None:
-        """Return the newest fingerprint before which nothing is changed, as far as the last `span_bytes` bytes go.
+        """Return the newest fingerprint before which nothing changed, within the last `span_bytes` bytes.
 
-        Older ones are compared by their last message.
+        Older fingerprints are compared by their last message only.
         """
         found: RangeFingerprint | None = None
         for one in reversed(self.ranges):
@@ -328,15 +327,15 @@ class LogFingerprints:
         return found
 
     def messages_behind(self, position: int) -> int:
-        """Return how many messages were put behind a position, by the fingerprints."""
+        """Return the number of messages that were put after a position, by the fingerprints."""
         return sum(one.messages for one in self.ranges if one.end > position)
 
 
-# Every round compares the newest fingerprints, so many of the last so many bytes at most.
+# Every round compares at most so many of the newest fingerprints, within the last bytes
 NEAR_RANGES, NEAR_BYTES = 8, 1 << 20
 # Every `FAR_ROUNDS` rounds the last `FAR_BYTES` are compared.
 FAR_ROUNDS, FAR_BYTES = 32, 1 << 26
-# Read in one step: 2 GiB are compared once in some seven minutes of rounds every 0.2 s.
+# Bytes of one step: with a round every 0.2 s, 2 GiB are compared in about seven minutes
 SCRUB_BYTES = 1 << 20
 _NO_BOUND = 2**63 - 1
 
@@ -351,19 +350,19 @@ class Scrubber:
     """Compares fingerprints with the log, round by round."""
 
     def __init__(self) -> None:
-        # Whether the next round compares all of the last two segments.
+        # Whether the next round compares all bytes of the last two segments
         self.compare_all = True
         self._rounds = 0
-        # The range that is being read, up to `_at`, with the CRC-32 of its bytes up to there.
+        # The present range, compared up to `_at`, and the CRC-32 of its bytes so far
         self._range: RangeFingerprint | None = None
         self._at, self._crc = 0, 0
-        # Everything from here on is done.
+        # All ranges that end after this offset are done
         self._below = _NO_BOUND
 
     def is_changed(self, fingerprints: LogFingerprints, position: int, segments: Sequence[Segment]) -> bool:
-        """Compare a round's part of what is before `position`; return whether any of it differs from the log.
+        """Compare a part of the bytes before `position` with the log; return whether any of them changed.
 
-        After that everything is compared, until somebody says that it needn't.
+        After a change, each round compares everything until the caller resets `compare_all`.
         """
         if not fingerprints.ranges:
             return False
@@ -377,8 +376,8 @@ class Scrubber:
         return self.compare_all
 
     def step(self, fingerprints: LogFingerprints, begin: int, segments: Sequence[Segment]) -> bool:
-        """Compare at most `SCRUB_BYTES` of what is behind offset `begin`; return whether it differs from the log."""
-        if self._range is None or self._range not in fingerprints.ranges:  # it may have become one with another
+        """Compare up to `SCRUB_BYTES` after offset `begin`; return whether they differ from the log."""
+        if self._range is None or self._range not in fingerprints.ranges:  # it may have been joined with another
             self._range = self._next(fingerprints, begin)
             if self._range is None:
                 return False
@@ -395,7 +394,7 @@ class Scrubber:
         return self._done(one, one.begin, changed=self._crc != one.range_crc)
 
     def _next(self, fingerprints: LogFingerprints, begin: int) -> RangeFingerprint | None:
-        """Return the newest range that isn't done yet, the newest of all once those behind `begin` are."""
+        """Return the newest range after `begin` that is not done; if all are done, begin again with the newest."""
         ahead = [one for one in fingerprints.ranges if begin < one.end <= self._below]
         self._below = self._below if ahead else _NO_BOUND
         return next(reversed(ahead or fingerprints.ranges), None)

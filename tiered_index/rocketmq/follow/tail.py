@@ -1,19 +1,18 @@
-"""The end of a log that is being written: whole messages, torn tails, and messages that the broker cut off.
+"""Judges the end of a log that is being written: whole messages, torn tails, and messages that the broker cut off.
 
-A broker copies messages into its mapping from front to back while others read page by page. So what was read near the
-end can have holes of zeros, also before bytes that were written later, and nothing within properties shows a hole. But
-once a byte was seen, everything before it is written: a batch that isn't known to be older than its reading is read a
-second time, up to the last message that the first reading saw. That last message counts
+A broker copies messages into its mapping from front to back while others read page by page. Bytes that are read near
+the end can therefore have holes of zeros, even before bytes that were written later. Nothing in properties shows a
+hole. But once a byte was seen, everything before it is written. A batch that may be newer than its first reading is
+read a second time, up to the last message that the first reading saw. That last message is accepted
 
-- when the first reading saw behind it a message's head that isn't older, the segment's blank, or damage before a
-  message that isn't older; or
-- when its body has its CRC, its properties have no zero, and nothing is behind it; or the look before saw the same
-  bytes.
+- if the first reading saw after it a message's head that is not older, the segment's blank, or damage before a message
+  that is not older; or
+- if its body has its CRC, its properties have no zero, and nothing follows it or the previous round saw the same bytes.
+The reason for "older": a broker that truncates its log moves a position and zeroes nothing. The bytes after it stay
 
-The reason for "older": brokers zero nothing. A broker that truncates its log moves a position, and the bytes behind it
-stay until they are written over. They prove nothing, and can complete half a message to one that looks whole, if its
-lengths are those of the one before it. A message that looks whole so for two looks, or whose last bytes nothing
-follows, is put. A later change of it is noticed, because its fingerprint is of the bytes put.
+until they are overwritten. They prove nothing: they can complete half a message to one that looks whole, if the message
+before had the same lengths. A message that looks whole in two rounds, or that nothing follows, is put. A later change
+of it is detected, because its fingerprint is of the bytes that were put.
 
 Stateless except for `TruncatedTail`, which one thread uses.
 """
@@ -45,23 +44,23 @@ from tiered_index.storage.disk import Disk
 
 _BLANK = BLANK.to_bytes(4, "big")
 _PAGE = 4_096
-# How far behind a batch a message's head is looked for.
+# Bytes after a batch that are searched for a message's head
 _AHEAD_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 7
 _FOR_EVER = 2**63 - 1
 
 
 class StableEnd(NamedTuple):
-    """The log is written up to offset `end`, as far as its messages aren't younger than `store_ms` (epoch ms).
+    """The log is known to be written up to offset `end`, for messages not newer than `store_ms` (epoch ms).
 
-    What is behind may be from before the log was truncated.
+    Bytes after it may be from before the log was truncated.
     """
 
     end: int
     store_ms: int
 
     def covers(self, batch: IndexBatch) -> bool:
-        """Return whether a batch that was read after this was seen is whole."""
+        """Return whether a batch that was read after this end was found is complete."""
         return batch.end <= self.end and (batch.last_store_ms or 0) <= self.store_ms
 
 
@@ -76,7 +75,9 @@ class LastRead(NamedTuple):
 
 
 def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> StableEnd:
-    """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING`: not known."""
+    """Return the end of a chunk from `position`, or of the segment, if the log is certainly written up to it.
+    Otherwise return `NOTHING`.
+    """
     segment = segment_at(segments, position)
     if segment is None:
         return NOTHING
@@ -84,7 +85,7 @@ def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> 
     data = stored_bytes(segments, ahead, _AHEAD_BYTES) or b""
     if ahead == segment.end:  # brokers that cut their log delete later segments
         return StableEnd(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
-    # what was stored before the messages here may be what a cut left
+    # bytes older than the messages before them may remain from a cut
     for at in candidates(data, 0, ahead, segment_bytes=segment.end - ahead):
         if (store_ms := _store_ms(data, at)) is not None:
             return StableEnd(ahead, store_ms)
@@ -94,16 +95,16 @@ def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> 
 def stable_part(
     folder: Path, batch: IndexBatch, stable: StableEnd, last_read: LastRead | None = None
 ) -> tuple[IndexBatch, LastRead | None]:
-    """Return the whole messages of a batch, and its last message where that needs another look.
+    """Return the accepted messages of a batch, and its last message if it must be seen again.
 
-    `stable` is what was seen before the batch was read, `last_read` what the look before wanted to see again.
+    `stable` is the end that was found before the batch was read, `last_read` the last message of the previous round.
     """
     if not batch.messages or stable.covers(batch):
         return batch, None
-    # in this order: what is seen behind the batch proves that the reading after it sees all of it
+    # The order matters: bytes seen after the batch prove that the next reading sees the whole batch
     segments = list_segments(folder)
     behind = stored_bytes(segments, batch.end, _HEAD_BYTES) or b""
-    # damage is called so where messages that aren't older are behind it
+    # `End.DAMAGED` means that messages which are not older follow
     continued = batch.state is End.DAMAGED or _goes_on(segments, batch, behind)
     data = stored_bytes(segments, batch.begin, batch.end - batch.begin) or b""
     decode = partial(decode_index_columns, start_offset=batch.begin, file=str(folder), selection=batch.selection)
@@ -112,7 +113,7 @@ def stable_part(
     whole = replace(again, state=batch.state, damage=batch.damage)
     if (continued and again.end == batch.end) or not again.messages:
         return whole, None
-    # judged by the bytes that were decoded: a third reading may find finished what they have only half
+    # Judge the decoded bytes: a third reading may see a message that they have only half
     last = int(again.positions[-1])
     message = data[last : again.end - batch.begin]
     now: LastRead | None = None
@@ -125,7 +126,7 @@ def stable_part(
 
 
 def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> bool:
-    """Return whether the bytes behind a batch begin with a message that isn't older, or with the final blank."""
+    """Return whether a message that is not older, or the final blank, follows a batch."""
     segment = segment_at(segments, batch.end)
     if segment is None or len(behind) < BLANK_BYTES:
         return False
@@ -136,7 +137,7 @@ def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> b
 
 
 def _store_ms(data: bytes, at: int) -> int | None:
-    """Return the store timestamp of the message at a position; None for a blank, or where the data ends before it."""
+    """Return the store timestamp of the message at a position; None for a blank, or if the data is too short."""
     if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == _BLANK:
         return None
     dtype = header_dtype(int.from_bytes(data[at + 36 : at + 40], "big", signed=True))
@@ -154,26 +155,26 @@ def _is_whole(folder: Path, offset: int, data: bytes) -> bool:
 _MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 # A message's head up to its physical offset.
 _TORN_HEAD_BYTES = 36
-# Twice what brokers accept as a message; a larger size is taken to be wrong and not followed.
+# Twice the greatest message of brokers; a larger size is taken to be wrong
 _MAX_BYTES = 1 << 23
 
 
 class TornTail(NamedTuple):
-    """Commit log offsets [begin, end) at the end of a live log hold something that is no whole message.
+    """Commit log offsets [begin, end) at the end of a live log, without a whole message.
 
-    Telling it from damage takes a search through the rest of the segment; as long as `seen`, what was seen of it and of
-    what is behind, stays the same, the search would find the same and is not repeated.
+    To distinguish it from damage, the rest of the segment is searched. While `seen`, a summary of these bytes and of
+    the log's end, is unchanged, the search is not repeated.
     """
 
     begin: int
     end: int
     seen: tuple[object, ...] = ()
-    # Whether a message begins there: half of one, or one whose body contradicts its CRC. Else they are bytes that a
-    # broker left where it cut its log, and will write over: it zeroes nothing.
+    # Whether a message begins there: half of one, or one whose body contradicts its CRC. Otherwise the bytes remain
+    # from a cut, and the broker will overwrite them.
     is_half: bool = True
 
     def shown(self) -> Torn:
-        """Return the range and, in words, what is there and what the broker does about it."""
+        """Return the range, with a description of its bytes and of the broker's next step."""
         if self.is_half:
             return Torn(self.begin, self.end, "half a message", "the broker's recovery cuts it off")
         why = "the broker left them where it cut its log, and writes over them"
@@ -181,7 +182,7 @@ class TornTail(NamedTuple):
 
 
 def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
-    """Return whether a whole message begins where the torn one would end: damage, where nobody writes."""
+    """Return whether a whole message begins at the end of the torn one. In a log without a writer that is damage."""
     head = stored_bytes(list_segments(store.commitlog), torn.begin, BLANK_BYTES) or b""
     size = int.from_bytes(head[:4], "big", signed=True)
     if not torn.is_half or size < MIN_MESSAGE_BYTES:
@@ -194,10 +195,10 @@ def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
 
 
 def torn_tail(store: StoreDirectory, position: int) -> TornTail:
-    """Look at what is at a position where no whole message was found.
+    """Describe the bytes at a position without a whole message.
 
-    Writing to a mapped file needn't change its time, so the bytes count as well: those of the message that seems to be
-    there, and the end of the log.
+    A write to a mapped file may leave its time unchanged. `seen` therefore also has checksums of the bytes, and the end
+    of the log.
     """
     segments = list_segments(store.commitlog)
     head = stored_bytes(segments, position, BLANK_BYTES) or b""
@@ -214,18 +215,18 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
     return TornTail(position, position + written, (zlib.crc32(data), len(data), store.log_end(), *files), is_half)
 
 
-# A follower that is further behind its log can't tell where it ends.
+# Most bytes that are read to find the log's end
 _FAR_BYTES = 1 << 26
 _SOURCE = record(lambda source: str(source), source=text())
 
 
 class TruncatedTail:
-    """Tells which messages of a commit log the broker cut off.
+    """Finds out which messages of a commit log the broker cut off.
 
-    A broker that truncates its log only moves a position: the bytes behind it stay until they are written over, and
-    read like any message. From the last message that a follower of the log has put, this reads to the log's end, a
-    short way: a message behind that end which is older than the last one before it was cut off. Nothing is known
-    without a follower's fingerprints in `root`, that of an index, or where it has not reached the cut yet.
+    A broker that truncates its log only moves a position: the messages after it stay readable until they are
+    overwritten. This class reads from the last message that a follower has put to the log's end. A message after that
+    end that is older than the last one before it was cut off. It needs a follower's fingerprints in `root`, the root of
+    an index, and a follower that has reached the cut.
     """
 
     def __init__(self, folder: Path, root: Path | None) -> None:
@@ -233,15 +234,15 @@ class TruncatedTail:
         self._root = root
 
     def has(self, message: Message) -> bool:
-        """Return whether a message that was read from the log is known to lie behind its end."""
+        """Return whether a message that was read from the log is known to be after its end."""
         if not any(known.ranges[-1].end <= message.physical_offset for known in self._followers):
             return False
         return any(end <= message.physical_offset and message.store_ms < newest_ms for end, newest_ms in self._ends)
 
     def end_before(self, offset: int) -> int | None:
-        """Return where the log is known to end, None where that isn't known or a follower has put what is at `offset`.
+        """Return the known end of the log; None if it is unknown or a follower has put the message at `offset`.
 
-        What is written from now on is behind that end.
+        Later messages are written after that end.
         """
         if not any(known.ranges[-1].end <= offset for known in self._followers):
             return None
@@ -251,7 +252,7 @@ class TruncatedTail:
     def _followers(self) -> list[LogFingerprints]:
         found = []
         for path in sorted((self._root / FOLLOWERS).glob("*.json")) if self._root is not None else ():
-            # what can't be read the follower itself reports; here it means that nothing is known
+            # the follower itself reports a file that can't be read; here it is ignored
             with contextlib.suppress(OSError, TieredIndexError):
                 source = checked(_SOURCE, load(path.read_bytes(), str(path), "memory"), str(path), "memory")
                 if source.startswith(SOURCE_PREFIX):
@@ -260,7 +261,7 @@ class TruncatedTail:
 
     @cached_property
     def _ends(self) -> list[tuple[int, int]]:
-        """Where the log ends, and the store timestamp of its last message, by each follower's fingerprints."""
+        """The log's end and the store timestamp of its last message, by each follower's fingerprints."""
         return [end for known in self._followers if (end := self._end(known)) is not None]
 
     def _end(self, known: LogFingerprints) -> tuple[int, int] | None:
@@ -269,7 +270,7 @@ class TruncatedTail:
         at = known.ranges[-1].end
         try:
             if last is None or known.ranges[-1].compare_last(reader.segments()) is not Verdict.SAME:
-                return None  # of another log, or of this one as it was
+                return None  # another log, or a rewritten one
             newest_ms = reader.read(last.offset, last.size).store_ms
             for batch in reader.batches(at, newest_ms=newest_ms):
                 newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
@@ -278,5 +279,5 @@ class TruncatedTail:
                 if batch.end - at > _FAR_BYTES:
                     return None
         except (CorruptFile, StorageError):
-            return None  # damage is no end
+            return None  # damage is not the end
         return None

@@ -1,4 +1,4 @@
-"""RocketMQ's files as they are: messages, segments, commit log, consume queues, the store directory.
+"""Reads the formats of RocketMQ's files: messages, segments, commit log, consume queues, the store directory.
 
 Imports no other folder of the adapter.
 """

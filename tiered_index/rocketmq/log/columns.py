@@ -1,9 +1,9 @@
-"""Decodes a byte range of a commit log segment into the columns that `IndexService.put_batch` takes. Pure.
+"""Decodes a byte range of a commit log segment into the columns for `IndexService.put_batch`. Pure.
 
-The only loop over messages is the walk that finds where they begin. Then one gather gives the headers, and, length by
-length, the positions of topics, bodies and properties follow, then topics and keys. Every length is checked before it
-is used as a position. It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike
-the latter, prepared messages are indexed only where the `Selection` has them: no consumer ever sees them.
+The only loop over messages is the walk that finds their begins. Then one gather reads the headers; their lengths give
+the positions of topics, bodies and properties; then topics and keys follow. Every length is checked before it is used
+as a position. It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`. Unlike the
+latter, it indexes prepared messages only if the `Selection` has them: no consumer sees them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 
 class MessageColumns:
-    """The fixed parts of messages, and where their variable parts lie, up to the first bad message.
+    """The fixed parts of messages, and the positions of their variable parts, up to the first bad message.
 
     `head` (structured, n) has the fixed parts in native byte order; `positions`, `ends`, `body_at`, `topic_at`,
-    `topic_end` and `properties_at` (i64, n) are positions in the data. Nothing is raised: to find the
-    fault of the next message, decode it alone. Each check cuts all columns at the first message that fails it. So
-    values that passed are safe as positions.
+    `topic_end` and `properties_at` (i64, n) are positions in the data. Each check cuts all columns at the first message
+    that fails it, so the remaining values are safe as positions. It never raises: decode the next message alone to get
+    its error.
     """
 
     def __init__(self, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int) -> None:
@@ -49,11 +49,11 @@ class MessageColumns:
 
     @property
     def count(self) -> int:
-        """How many messages there are before the first bad one."""
+        """Number of messages before the first bad one."""
         return len(self.positions)
 
     def _cut(self, bad: npt.NDArray[np.bool_]) -> None:
-        """Let all columns end before the first bad message."""
+        """Cut all columns before the first bad message."""
         if bad.any():
             count = int(bad.argmax())
             for name, column in vars(self).items():
@@ -120,7 +120,7 @@ class MessageColumns:
         self._cut((found & BODY_CRC_MASK) != self.head["body_crc"])
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Return the distinct topics, and which one each message has (i32, n), up to the first that is none."""
+        """Return the distinct topics, and the index of each message's topic (i32, n), up to the first invalid topic."""
         encoded = spans(self.raw, self.topic_at, self.topic_end).dictionary_encode()
         index = encoded.indices.to_numpy(zero_copy_only=False)
         topics: list[str] = []
@@ -146,8 +146,8 @@ _BLOCK = 16_384
 class Selection:
     """The part of a log that is indexed: its topics, and whether tags and prepared messages are indexed too.
 
-    `topics` and `exclude` are names or patterns (`fnmatchcase`). Without `topics` all but RocketMQ's own are taken,
-    with `prepared` also the one where it keeps prepared messages. What `exclude` has is never taken.
+    `topics` and `exclude` are names or patterns (`fnmatchcase`). Without `topics`, all topics but RocketMQ's own are
+    indexed, with `prepared` also its topic of prepared messages. A topic in `exclude` is never indexed.
     """
 
     topics: tuple[str, ...] = ()
@@ -169,13 +169,13 @@ class Selection:
         return " ".join(given) or "every topic but RocketMQ's own"
 
 
-# Every topic, under keys alone, without prepared messages.
+# Every topic, without tags and prepared messages
 ALL_TOPICS = Selection(topics=("*",))
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedRange:
-    """Commit log offsets [begin, end) that nobody can read, and why."""
+    """Commit log offsets [begin, end) that can't be read, and the reason."""
 
     begin: int
     end: int
@@ -191,7 +191,7 @@ class NonMessage(NamedTuple):
     size: int
     # CRC-32 of the first `size` bytes.
     crc: int
-    # CRC-32 of all bytes; None for a blank, behind whose head there is nothing.
+    # CRC-32 of all bytes; None for a blank
     whole: int | None
 
 
@@ -200,31 +200,31 @@ class IndexBatch:
     """The entries of the messages at commit log offsets [begin, end); `end` is where to continue."""
 
     # A `pyarrow.RecordBatch`, one row per key: `topic` (dictionary), `queue_id` (i32), `key`, `offset` (i64), `size`
-    # (i32), `timestamp_ms` (i64). Order: by message; the keys of one message stand together, each once.
+    # (i32), `timestamp_ms` (i64). Ordered by message; each key of a message once.
     columns: Any
     begin: int
     end: int
     # Messages in [begin, end), with keys or without.
     messages: int
-    # Those among them that were prepared or rolled back, and so gave no row.
+    # Messages without a row, because they were prepared or rolled back
     hidden: int
-    # Further ones without a row, because their topic is not selected.
+    # Messages without a row, because their topic is not selected
     left_out: int
-    # Keys that were no UTF-8 and are indexed under the text that the broker makes of them.
+    # Keys that were not UTF-8, and are indexed as the text that the broker makes of them
     replaced_keys: int
     # Store timestamp of the last message; None without messages.
     last_store_ms: int | None
-    # What is at `end`.
+    # The state of the log at `end`
     state: End
-    # What is wrong at `end` where `state` is `End.DAMAGED`; not raised, so that what is before it isn't lost.
+    # The error at `end` if `state` is `End.DAMAGED`; not raised, so that the messages before it are not lost
     damage: CorruptFile | None
-    # What a reader skipped before this batch.
+    # Ranges that a reader skipped before this batch
     skipped: tuple[SkippedRange, ...] = field(default=())
-    # What stood before this batch where no message was read, also blanks, ascending.
+    # Ranges without messages before this batch, also blanks, ascending
     non_messages: tuple[NonMessage, ...] = field(default=())
-    # Where each message begins (i64, `messages`), counted from `begin`.
+    # Position of each message (i64, `messages`), relative to `begin`
     positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
-    # What it was decoded from: the bytes from `begin` on, and perhaps more.
+    # The bytes from `begin`, and perhaps more, that were decoded
     data: Buffer = field(default=b"", compare=False, repr=False)
     selection: Selection = ALL_TOPICS
 
@@ -239,17 +239,17 @@ def decode_index_columns(
     check_crc: bool = False,
     selection: Selection = ALL_TOPICS,
 ) -> IndexBatch:
-    """Return the entries of the messages that follow each other from `data[0]` on, up to the first thing that is none.
+    """Return the entries of the successive messages from `data[0]`, up to the first bytes that are no message.
 
     `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts.
-    `segment_bytes` counts from `data[0]` to the segment's end where the data is only a part of it. `check_crc` checks
-    every body, at the price of a loop. Never raises for any content of `data`.
+    `segment_bytes` is the distance from `data[0]` to the segment's end, if the data is only a part of it. `check_crc`
+    checks every body, in a loop. Never raises for any content of `data`.
     """
     found = walk(data, segment_bytes=segment_bytes)
     raw = np.frombuffer(data, np.uint8)
     blocks: list[_Block] = []
     count = 0
-    # some thousand messages at a time: what they need stays within the cache
+    # some thousand messages at a time, to stay within the processor's cache
     for first in range(0, max(len(found.positions), 1), _BLOCK):
         positions = found.positions[first : first + _BLOCK]
         blocks.append(_decode_block(data, raw, positions, start_offset, check_crc, selection))
@@ -298,7 +298,7 @@ class _Block:
 def _decode_block(
     data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool, selection: Selection
 ) -> _Block:
-    """Decode the messages at `positions` up to the first that is none."""
+    """Decode the messages at `positions`, up to the first invalid one."""
     fields = MessageColumns(raw, positions, start_offset)
     if check_crc:
         fields.check_bodies(data)
@@ -346,6 +346,6 @@ def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, fi
     try:
         decode_message(data, position, file=file, file_offset=file_offset, physical_offset=start_offset + position)
     except CorruptFile as error:
-        # the traceback would keep `data` for as long as the error is kept
+        # the traceback would keep `data` in memory
         return error.with_traceback(None)
     return CorruptFile(file, "a message that contradicts itself", offset=file_offset + position)

@@ -1,21 +1,21 @@
-"""Reading a `commitlog/` folder beside the broker that writes it, from any position to its present end.
+"""Reads a `commitlog/` folder, also while a broker writes it, from any position to its present end.
 
 Segments are read a chunk at a time, so memory is bounded by the chunk or the longest message. A message longer than a
-chunk is read when its head and its lengths agree, and when it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state
-is the list of segments at the last look: batches list the folder again, single messages only where that list doesn't
-have their segment. Any thread may call. What can't be read is never skipped without a report:
+chunk is read if its head and its lengths agree and it has at most `MAX_MESSAGE_BYTES` (128 MiB). The only state is the
+last list of segments: batches list the folder again, single messages only if that list lacks their segment. Any thread
+may call. Bytes that can't be read are never skipped without a report:
 
 | found      | what happens |
 |---|---|
 | zeros in the segment that is being written | the end, for now (`End.OPEN`) |
-| zeros there at a place that the caller calls a hole, with something readable behind | as anything that is no message |
-| half a message there, with nothing readable behind it | the end, for now (`End.TORN`): being written, or torn |
-| that, with only older messages behind it than before | the same: the broker cut its log and writes over it |
-| anything else that is no message | `CorruptFile`, or skipped to the next readable message |
-| a position whose segment is deleted, or never was | `MissingOffsets`, or skipped to the next segment |
-| a position behind the end of the log | `MissingOffsets`: the log was cut or made again |
+| zeros there at `hole_at`, followed by something readable | damage, as below |
+| half a message there, followed by nothing readable | the end, for now (`End.TORN`): being written, or torn |
+| half a message there, followed only by older messages | the same: the broker cut its log and will overwrite them |
+| anything else that is no message | damage: `CorruptFile`, or skipped to the next readable message |
+| a position without a segment | `MissingOffsets`, or skipped to the next segment |
+| a position after the end of the log | `MissingOffsets`: the log was cut or made again |
 
-A log that was rewritten before a position is found by the fingerprint of a message before it.
+Fingerprints (`follow/fingerprints.py`) detect a log that was rewritten before a position.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_se
 
 T = TypeVar("T")
 _BLANK = BLANK.to_bytes(4, "big")
-# Looks at the folder before a segment that is listed, and gone when it is opened, counts as missing.
+# Listings of the folder before a segment that can't be opened counts as missing
 _ATTEMPTS = 3
-# A longer message is read only after its lengths were checked.
+# The lengths of a longer message are checked before it is read
 _UNCHECKED_BYTES = 1 << 16
 _HEAD_OF_DAMAGE = 1 << 12
 _BEHIND_DAMAGE = 1 << 16
@@ -64,9 +64,9 @@ class MissingOffsets(CorruptFile):
 class CommitLogReader:
     """Reads the segments in `folder`.
 
-    `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading
-    batches, which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always
-    checked. `selection` chooses the messages that have entries in the batches.
+    `chunk_bytes` are read and decoded at a time. `check_crc` compares every body with its CRC while reading batches,
+    which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always checked.
+    `selection` selects the messages that have entries in the batches.
     """
 
     folder: Path
@@ -75,8 +75,7 @@ class CommitLogReader:
     selection: Selection = ALL_TOPICS
     # The segments of a log that doesn't change, in place of those in the folder.
     fixed: tuple[Segment, ...] | None = None
-    # What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
-    # message.
+    # The last list of the folder, if any: listing hundreds of segments costs more than reading a message
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +83,7 @@ class CommitLogReader:
             raise InvalidArgument(f"chunk_bytes must be at least 1, not {self.chunk_bytes}")
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments there are, oldest first; none for an empty or missing folder."""
+        """Return the segments, oldest first; none for an empty or missing folder."""
         return list_segments(self.folder) if self.fixed is None else self.fixed
 
     def begin_offset(self) -> int | None:
@@ -95,27 +94,27 @@ class CommitLogReader:
     # one message
 
     def read(self, offset: int, size: int | None = None) -> Message:
-        """Return the message at a commit log offset, checked to its CRC and physical offset.
+        """Return the message at a commit log offset; check its CRC and physical offset.
 
-        `size`, where known, saves a read. Raises `MissingOffsets` where no segment has the offset, `CorruptFile` where
-        no such message begins there.
+        `size`, if known, saves a read. Raises `MissingOffsets` if no segment has the offset, `CorruptFile` if no such
+        message begins there.
         """
         for segments in self._looked[:1]:
             if (known := segment_at(segments, offset)) is not None:
-                # where the segment changed since that look, the folder is listed again before an error is raised
+                # the segment may have changed since: list the folder again before raising an error
                 with contextlib.suppress(FileNotFoundError, CorruptFile):
                     return _read_within(known, offset, size)
         return self._of_segment(offset, lambda segment: _read_within(segment, offset, size))
 
     def topic_at(self, offset: int) -> str | None:
-        """Return the topic of the message that begins at an offset, None where none does, by the same reads.
+        """Return the topic of the message that begins at an offset; None if none does. Both need the same reads.
 
-        Raises `MissingOffsets` where no segment has the offset.
+        Raises `MissingOffsets` if no segment has the offset.
         """
         return self._of_segment(offset, lambda segment: _topic_within(segment, offset))
 
     def _of_segment(self, offset: int, act: Callable[[Segment], T]) -> T:
-        """Return what `act` returns for the segment that holds an offset, which may be deleted meanwhile."""
+        """Return `act(segment)` for the segment that has an offset; try again if it is deleted meanwhile."""
         for _ in range(_ATTEMPTS):
             segment = self._segment_of(offset)
             with contextlib.suppress(FileNotFoundError):
@@ -126,7 +125,7 @@ class CommitLogReader:
         return MissingOffsets(str(self.folder), problem, begin, end)
 
     def _segment_of(self, offset: int) -> Segment:
-        """Return the segment that holds an offset; raises `MissingOffsets` naming what is missing from there on."""
+        """Return the segment that has an offset. Raises `MissingOffsets` with the missing range."""
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
         segments = self.segments()
@@ -136,7 +135,7 @@ class CommitLogReader:
         for segment in segments:
             if offset < segment.start:
                 raise self._missing("deleted before they were read", offset, segment.start)
-        raise self._missing("behind the end of the log", segments[-1].end if segments else 0, offset)
+        raise self._missing("after the end of the log", segments[-1].end if segments else 0, offset)
 
     # all messages from a position on
 
@@ -150,20 +149,19 @@ class CommitLogReader:
         newest_ms: int | None = None,
         segments: tuple[Segment, ...] | None = None,
     ) -> Iterator[IndexBatch]:
-        """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written.
+        """Yield the entries of all messages from `position` (None: the begin) to the end of the written log.
 
-        Each batch continues where the last one ended. The last one says by `state` what is there: `End.OPEN`,
-        `End.TORN`, or `End.SEGMENT` where the next segment isn't there yet; continue from its `end` later. An empty log
-        yields nothing.
+        Each batch continues where the last one ended. The last one has the `state` `End.OPEN`, `End.TORN`, or
+        `End.SEGMENT` if the next segment does not exist yet; continue from its `end` later. An empty log yields
+        nothing.
 
         Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was
-        yielded; with `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros
-        at `hole_at` are damage where something readable is behind them, which is searched for. `newest_ms` is the
-        store timestamp (epoch ms) of the message before `position`. `segments` are those there are, where they are
-        known: the folder is looked at again for what they don't have.
+        yielded. With `skip_corrupt` and `skip_missing`, the next batch has the range in `skipped` instead. Zeros at
+        `hole_at` are damage if something readable follows them. `newest_ms` is the store timestamp (epoch ms) of the
+        message before `position`. `segments` is a known list of segments; the folder is listed again for others.
+        A single reading may see messages that are only partly written: the last one, or earlier ones with holes of
 
-        A single reading may see messages that are being written in part: the last one, or holes of zeros in those
-        before it, also where keys should be. `messages` reads twice; a follower does so with `tail.stable_part`.
+        zeros, also in keys. `messages` reads twice; a follower does so with `tail.stable_part`.
         """
         segments = self.segments() if segments is None else segments
         if not segments and not position:
@@ -212,14 +210,14 @@ class CommitLogReader:
                 return
             if (damage := batch.damage) is not None:
                 if damaged is None:
-                    # the error keeps this frame: without what was read, and without itself
+                    # the error keeps this frame: remove the batch and the error from it
                     del batch
                     try:
                         raise damage
                     finally:
                         del damage
                 at = segment.end if readable is None else readable
-                # there may be more of it, and each would cost a whole chunk
+                # more damage may follow: read small chunks
                 chunk = min(self.chunk_bytes, _BEHIND_DAMAGE)
                 skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
                 non_messages.append(damaged)
@@ -238,12 +236,13 @@ class CommitLogReader:
         skip_missing: bool = False,
         closed: bool = False,
     ) -> Iterator[Message]:
-        """Yield every message whole that begins at `position` or later and before `end`, hidden ones included.
+        """Yield every message that begins at `position` or later and before `end`, also hidden ones.
 
-        Raises as `batches`, and always checks bodies. Also right beside a writer: properties with zeros are read a
-        second time, because everything before a byte that was seen is written by then. The last message before the end
-        of a live log is left out where its properties have zeros, as those of half a message do; not where the caller
-        knows that the log is `closed`, or was seen to reach `end`: a log that ends before is `MissingOffsets` then.
+        Raises as `batches`, and always checks bodies. It is correct while a broker writes: a message with zeros in its
+        properties is read a second time, when everything before the bytes seen later is written. At the end of a live
+        log, a last message with zeros in its properties is left out, because it may be half written. Set `closed` if
+        the log has no writer or was seen to reach `end`: then nothing is left out, and a log that ends before `end` is
+        `MissingOffsets`.
         """
         reader = self if self.check_crc else replace(self, check_crc=True)
         reached = position or 0
@@ -257,7 +256,7 @@ class CommitLogReader:
                 if b"\0" in message.raw_properties:
                     if not closed and row == batch.messages and batch.state in (End.OPEN, End.TORN):
                         return
-                    with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
+                    with contextlib.suppress(MissingOffsets):  # deleted meanwhile, so it was complete
                         message = self.read(message.physical_offset)
                 yield message
             reached = batch.end
@@ -267,7 +266,7 @@ class CommitLogReader:
             raise self._missing("the log was cut after they were seen", reached, end)
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
-        """Return the segment at a position, of the `known` ones or of a new look; None where the log ends there."""
+        """Return the segment at a position, from `known` or a new list; None if the log ends there."""
         if (found := segment_at(known, at)) is not None:
             return found
         segments = self.segments()
@@ -276,7 +275,7 @@ class CommitLogReader:
         return self._segment_of(at)
 
     def _decode(self, segment: Segment, offset: int, chunk: int) -> IndexBatch:
-        """Decode one chunk of so many bytes, more where the first message is longer than one."""
+        """Decode `chunk` bytes, or more if the first message is longer."""
         at = offset - segment.start
         while True:
             data = segment.read(min(chunk, segment.file_size - at), at)
@@ -306,13 +305,15 @@ class CommitLogReader:
             try:
                 chunk = max(_claimed(segment, at, offset, at_once=chunk), chunk + 1)
             except CorruptFile as error:
-                # without its traceback, which would keep what was read for as long as the error is kept
+                # the traceback would keep the bytes in memory
                 return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None))
 
     def _judge(
         self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
     ) -> tuple[IndexBatch, int | None]:
-        """Tell a live log's end from damage: return the batch as torn or damaged, and where reading could go on."""
+        """Decide whether a batch ends at a live log's end or at damage.
+        Return the batch with its state, and the next readable offset.
+        """
         later = [other for other in self.segments() if other.start > segment.start]
         written_behind = segment.is_closed or any(other.read(BLANK_BYTES, 0).strip(b"\0") for other in later)
         zeros = batch.state is End.OPEN
@@ -325,8 +326,7 @@ class CommitLogReader:
             where = "in the next segment" if written_behind else f"at commit log offset {readable}"
             problem = CorruptFile(str(segment.path), f"zeros inside the log {where}", offset=batch.end - segment.start)
             batch = replace(batch, state=End.DAMAGED, damage=problem)
-        # What was read before the broker finished this place isn't damage: now that more is written behind it, it can't
-        # change any more.
+        # The place may have been read before the broker finished it. Now more is written after it, so it is final.
         if self._is_message(segment, batch.end):
             return replace(batch, state=End.MORE, damage=None), None
         return batch, readable
@@ -337,10 +337,10 @@ class CommitLogReader:
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
     def _read_damage(self, segment: Segment, begin: int, end: int) -> NonMessage | None:
-        """Return what is at the offsets [begin, end) of a segment, as far as it has a file.
+        """Return checksums of the offsets [begin, end) of a segment, as far as its file reaches.
 
-        None where `begin` is no damage by now. The order of the reads matters. A later write changes the bytes that
-        were seen; an earlier write shows by a message at `begin`.
+        None if `begin` has a message by now. The order of the reads matters: a later write changes these bytes, and an
+        earlier write shows as a message at `begin`.
         """
         at, size, first, whole = begin, min(end - begin, _HEAD_OF_DAMAGE), 0, 0
         while at < end and (data := segment.read(min(end - at, _PIECE), at - segment.start)):
@@ -349,17 +349,17 @@ class CommitLogReader:
         return None if self._is_message(segment, begin) else NonMessage(begin, at, min(size, at - begin), first, whole)
 
     def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
-        """Return whether messages at an offset are older than what is written: a broker's recovery zeroes nothing."""
+        """Return whether messages at an offset are older than `newest_ms`: left by a cut, which zeroes nothing."""
         if newest_ms is None:
             return False
-        for chunk in (min(self.chunk_bytes, _BEHIND_DAMAGE), self.chunk_bytes):  # mostly the first ones tell
+        for chunk in (min(self.chunk_bytes, _BEHIND_DAMAGE), self.chunk_bytes):  # a small chunk usually suffices
             last_ms = self._decode(segment, offset, chunk).last_store_ms
             if last_ms is None or last_ms >= newest_ms:
                 return False
         return True
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
-        """Return the first offset behind byte `at` where a whole, checked message or the final blank begins."""
+        """Return the first offset after byte `at` where a whole, checked message or the final blank begins."""
         following, step = at + 1, max(min(self.chunk_bytes, _BEHIND_DAMAGE), 8 * MIN_MESSAGE_BYTES)
         while following < segment.file_size:
             data = segment.read(step + MIN_MESSAGE_BYTES, following)
@@ -396,7 +396,7 @@ def _topic_within(segment: Segment, offset: int) -> str | None:
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
-    """Return the size of the message whose head is at byte `at`; above `at_once` only if its lengths add up."""
+    """Return the size of the message at byte `at`. Check its lengths if it is longer than `at_once`."""
     file = str(segment.path)
     claim = check_head(
         segment.read(HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset

@@ -1,4 +1,4 @@
-"""The commit log's message, field by field, as RocketMQ's `MessageExtEncoder` lays it out. Big-endian. Pure.
+"""The layout of a commit log message, as RocketMQ's `MessageExtEncoder` writes it. Big-endian. Pure.
 
 ```
  0 i32 total size           28 i64 physical offset       then  i64 store timestamp (ms)
@@ -11,12 +11,12 @@
 ```
 
 Lengths are signed, as RocketMQ reads them; it writes no negative one. The body CRC is CRC-32 of the stored (compressed)
-body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. Behind the
-last message of a segment that is being written lie zeros.
+body without its highest bit. A segment ends with a blank: i32 bytes left, u32 magic `BLANK`, then anything. In a
+segment that is being written, zeros follow the last message.
 
 Properties are `name 0x01 value 0x02 name 0x01 value 0x02 ...`; the last 0x02 may be missing. A piece without name,
-separator or value is ignored; of two pieces of one name the last counts. Keys follow from them as in RocketMQ's
-`MessageDecoder` and `IndexService`.
+separator or value is ignored; of two pieces of one name the last counts. Keys are those of RocketMQ's `MessageDecoder`
+and `IndexService`.
 
 A message id is the store host's address, its port and the physical offset, as 32 (IPv4) or 56 (IPv6) hexadecimal
 digits.
@@ -41,7 +41,7 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 # The rest of the segment holds no message.
 BLANK = 0xCBD43194
-# The broker leaves at least this much room behind the last message of a segment.
+# Least free bytes after the last message of a segment
 BLANK_BYTES = 8
 
 COMPRESSED = 0x1
@@ -55,7 +55,7 @@ COMPRESSION_MASK = 0x700
 COMPRESSION_LZ4 = 0x100
 COMPRESSION_ZSTD = 0x200
 COMPRESSION_ZLIB = 0x300
-# Ours, in archived segments alone: body and properties were erased. RocketMQ has no such bit and ignores it.
+# Our own bit, only in archived segments: body and properties were erased. RocketMQ ignores it.
 ERASED = 0x4000_0000
 
 MAX_TOPIC_V1_BYTES = 127
@@ -98,7 +98,7 @@ UNIQ_KEY = "UNIQ_KEY"
 TAGS = "TAGS"
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-# Where newer brokers keep prepared messages until they are committed.
+# The topic of newer brokers' prepared messages until they are committed
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 _SYSTEM_TOPICS = frozenset(
     {
@@ -117,7 +117,7 @@ _SYSTEM_TOPICS = frozenset(
 
 
 def java_text(data: bytes) -> str:
-    """Return `new String(data, UTF_8)`: what is no UTF-8 becomes U+FFFD, so that keys hash as in the broker."""
+    """Return `new String(data, UTF_8)` of Java: invalid bytes become U+FFFD, so that keys hash as in the broker."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -147,10 +147,10 @@ def tag_key(tags: str) -> str:
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether a topic is RocketMQ's own or a light queue's, as its tiered store leaves out.
+    """Return whether a topic is RocketMQ's own or a light queue's; its tiered store leaves these out.
 
     It follows `TopicValidator.isSystemTopic` and `MixAll.isLmq`. RocketMQ's `MessageStoreTopicFilter` also leaves out
-    the topics that are called as the cluster and the broker, which no store says.
+    the topics with the names of the cluster and the broker, which a store does not have.
     """
     return topic in _SYSTEM_TOPICS or topic.startswith(("rmq_sys_", "%LMQ%"))
 
@@ -185,13 +185,13 @@ def unpack_host(packed: bytes) -> Host:
 
 
 def offset_msg_id(store_host: Host, physical_offset: int) -> str:
-    """Return the id that names a message by its place: 32 hexadecimal digits for an IPv4 store host, 56 for IPv6."""
+    """Return the id of a message's place: 32 hexadecimal digits for an IPv4 store host, 56 for IPv6."""
     return (pack_host(store_host) + struct.pack(">q", physical_offset)).hex().upper()
 
 
 def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
-    """Return store host and physical offset of an `offset_msg_id`; raises `InvalidArgument` for other text, unique keys
-    among it: they have as many digits, and most of them a process id where the port should be.
+    """Return store host and physical offset of an `offset_msg_id`. Raises `InvalidArgument` for other text.
+    Unique keys have as many digits. Most of them are refused, because they have a process id in place of the port.
     """
     try:
         packed = bytes.fromhex(msg_id) if msg_id.isalnum() else b""

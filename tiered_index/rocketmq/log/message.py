@@ -1,9 +1,9 @@
-"""One message of the commit log, whole: decoded, checked, decompressed, shown, and encoded again. Pure.
+"""Decodes, checks, decompresses, shows and encodes one message of the commit log. Pure.
 
-It follows RocketMQ's `MessageDecoder`, `CommitLog` and `MessageExtEncoder`; unlike them, a negative length, a size that
-doesn't add up and a topic that is no UTF-8 are damage. What a head claims is checked before that much is read
-(`check_head`, `check_tail`): four wrong bytes could otherwise make a reader hold a whole segment. Errors never quote
-stored bytes: the caller may not be allowed to see the message at the place that it asks for.
+It follows RocketMQ's `MessageDecoder`, `CommitLog` and `MessageExtEncoder`. Unlike them, it treats a negative length, a
+size that does not add up and a topic that is not UTF-8 as damage. The lengths in a head are checked before so many
+bytes are read (`check_head`, `check_tail`): four wrong bytes could otherwise make a reader load a whole segment. Errors
+never quote stored bytes, because the caller may not be allowed to see the message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 
-# Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
-# message.
+# Default bound of a decompressed body: 32 times the broker's default bound of a message
 MAX_BODY_BYTES = 1 << 27
 
 # Type 0 is in messages of clients older than the compression types.
@@ -32,15 +31,14 @@ _NAMES = {0: "zlib", layout.COMPRESSION_LZ4: "lz4", layout.COMPRESSION_ZSTD: "zs
 
 
 def _compression_of(sys_flag: int) -> str | None:
-    """Return "zlib", "lz4" or "zstd", None for a plain body, or "unknown" for a type that RocketMQ has not got."""
+    """Return "zlib", "lz4" or "zstd", None for a plain body, or "unknown" for a type that RocketMQ does not have."""
     return _NAMES.get(sys_flag & layout.COMPRESSION_MASK, "unknown") if sys_flag & layout.COMPRESSED else None
 
 
 def decompress(body: bytes, sys_flag: int, *, file: str = "message", max_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the plain body of at most `max_bytes` bytes: zlib, LZ4 frames and zstd are known.
+    """Return the plain body (of zlib, LZ4 frames or zstd).
 
-    A body doesn't say its size before it is decompressed, and a few KiB can claim gigabytes, hence the bound. Raises
-    `CorruptFile` naming `file` for anything else.
+    A few KiB can become gigabytes, so a body of more than `max_bytes` raises. Raises `CorruptFile` for `file`.
     """
     name = _compression_of(sys_flag)
     if name is None or not body:
@@ -77,7 +75,7 @@ _HEADS = {
 _FIELDS = layout.header_dtype(0).names or ()
 _values_of = attrgetter(*_FIELDS[:-1])
 _BORN_HOST, _STORE_HOST = _FIELDS.index("born_host"), _FIELDS.index("store_host")
-# As much as any message's fixed part has.
+# The longest fixed part of a message
 HEAD_BYTES = _HEADS[layout.BORN_V6 | layout.STORE_V6].size
 _MAX_TOPIC_BYTES = 32_767
 # The longest message that is read: a body of 128 MiB, and everything else as long as it can be.
@@ -103,9 +101,8 @@ def _decode_head(
 ) -> Head:
     """Return the head of the message that begins at `data[0]`, its size and the body's length checked.
 
-    Raises what `damage` (as `CorruptFile`, from the problem on) makes of a message that has more than `most` bytes,
-    another physical offset (None: any), or a head that is none. `bounded`: a body that leaves topic and properties more
-    room than they can have is refused, too.
+    Raises `damage(...)`, called like `CorruptFile` without the file, for more than `most` bytes, another physical
+    offset (None: any), or an invalid head. With `bounded`, topic and properties must not be longer than possible.
     """
     if len(data) < layout.MIN_MESSAGE_BYTES:
         raise damage(
@@ -132,7 +129,7 @@ def _decode_head(
 
 
 def _topic_bytes(head: Head, tail: Buffer, damage: Callable[..., CorruptFile]) -> int:
-    """Return the topic's length; `tail` begins at `head.tail_at`. Raises `damage` of lengths that don't add up."""
+    """Return the topic's length; `tail` begins at `head.tail_at`. Raises `damage(...)` if lengths don't add up."""
     length_bytes, room = head.length_bytes, head.size - head.tail_at
     length = int.from_bytes(tail[:length_bytes], "big", signed=True)
     properties_at = length_bytes + length + 2
@@ -145,17 +142,17 @@ def _topic_bytes(head: Head, tail: Buffer, damage: Callable[..., CorruptFile]) -
 
 
 def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical_offset: int) -> Head:
-    """Return what a head claims, before the rest of the message is read.
+    """Return the decoded head of a message, before the rest of the message is read.
 
-    `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there are. Raises `CorruptFile` for
-    `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes can begin so.
+    `head` has the message's first `HEAD_BYTES` bytes, or all of the `left` ones. Raises `CorruptFile` for `file` at
+    `file_offset` unless it can be the head of a message of at most `left` and `MAX_MESSAGE_BYTES` bytes.
     """
     damage = partial(CorruptFile, file, offset=file_offset)
     return _decode_head(head, min(left, MAX_MESSAGE_BYTES), damage, physical_offset, bounded=True)
 
 
 def check_tail(head: Head, tail: Buffer, *, file: str, file_offset: int) -> None:
-    """Raise `CorruptFile` where lengths in the `tail`, from byte `head.tail_at` on, aren't what the head left."""
+    """Raise `CorruptFile` if lengths in the `tail`, from byte `head.tail_at`, contradict the head."""
     _topic_bytes(head, tail, partial(CorruptFile, file, offset=file_offset))
 
 
@@ -164,10 +161,10 @@ _TOPIC_BYTES = 2 + _MAX_TOPIC_BYTES
 
 
 def peek_topic(head: Buffer, left: int, physical_offset: int, read: Callable[[int, int], Buffer]) -> str | None:
-    """Return the topic of the message that begins with `head`; None where none begins so.
+    """Return the topic of the message that begins with `head`; None if no message does.
 
-    `head` and `left` are as in `check_head`. `read(position, size)` returns bytes behind the message's first one. It is
-    called once, for the same size, whatever is there: what a call costs must not tell that.
+    For `head` and `left` see `check_head`. `read(position, size)` returns bytes relative to the message's first one. It
+    is always called once, for the same size, so that the cost of a call does not show what is there.
     """
     try:
         claim = check_head(head, left, file="message", file_offset=0, physical_offset=physical_offset)
@@ -188,7 +185,7 @@ def peek_topic(head: Buffer, left: int, physical_offset: int, read: Callable[[in
         return None
 
 
-# Which bits of a body's CRC-32 are stored: all but the highest.
+# The stored bits of a body's CRC-32: all but the highest
 BODY_CRC_MASK = 0x7FFFFFFF
 
 
@@ -227,21 +224,21 @@ class Message(NamedTuple):
 
     @property
     def index_keys(self) -> tuple[str, ...]:
-        """What the message is found under: unique key and keys, each once."""
+        """The keys of the message's entries: unique key and keys, each once."""
         return layout.index_keys(self.properties)
 
     @property
     def lookup_keys(self) -> tuple[str, ...]:
-        """Its keys, and the `tag_key` of its tags."""
+        """The message's keys, and the `tag_key` of its tags."""
         return (*self.index_keys, *([layout.tag_key(self.tags)] if self.tags else []))
 
     def carries(self, topic: str, key: str) -> bool:
-        """Return whether it is of the topic, and the key is one of its keys or the `tag_key` of its tags."""
+        """Return whether the message has this topic, and `key` is one of its `lookup_keys`."""
         return self.topic == topic and key in self.lookup_keys
 
     @property
     def uniq_key(self) -> str | None:
-        """The id that the client gave it."""
+        """The id that the client assigned."""
         return self.properties.get(layout.UNIQ_KEY)
 
     @property
@@ -251,12 +248,12 @@ class Message(NamedTuple):
 
     @property
     def offset_msg_id(self) -> str:
-        """The id that names it by its place."""
+        """The id that has the message's place."""
         return layout.offset_msg_id(self.store_host, self.physical_offset)
 
     @property
     def is_visible(self) -> bool:
-        """Whether consumers see it, so that its keys are indexed: neither prepared nor rolled back."""
+        """Whether consumers see the message and its keys are indexed: neither prepared nor rolled back."""
         return self.sys_flag & layout.TRANSACTION_MASK not in (layout.TRANSACTION_PREPARED, layout.TRANSACTION_ROLLBACK)
 
     @property
@@ -266,11 +263,11 @@ class Message(NamedTuple):
 
     @property
     def compression(self) -> str | None:
-        """How the body is compressed: "zlib", "lz4", "zstd", "unknown" or None."""
+        """The compression of the body: "zlib", "lz4", "zstd", "unknown" or None."""
         return _compression_of(self.sys_flag)
 
     def body(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-        """Return the plain body; raises `CorruptFile` where it can't be decompressed or is larger than `max_bytes`."""
+        """Return the plain body. Raises `CorruptFile` if it can't be decompressed or is larger than `max_bytes`."""
         return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
 
     def encode(self) -> bytes:
@@ -284,7 +281,7 @@ class Message(NamedTuple):
         return b"".join((head, self.raw_body, topic_length, topic, properties_length, properties))
 
     def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-        """Return every field JSON-ready, the body as `show_body` does."""
+        """Return every field for JSON, and the body as `show_body`."""
         return {
             "topic": self.topic,
             "queue_id": self.queue_id,
@@ -313,7 +310,7 @@ class Message(NamedTuple):
 
 
 def problem_of_values(topic: str, queue_id: int, store_ms: int) -> str | None:
-    """Return what no broker writes and no index takes, or None."""
+    """Return the problem of values that no broker writes and no index accepts, or None."""
     if not topic.strip() or len(topic.encode("utf-16-le")) > 2 * MAX_TOPIC_UNITS:
         return f"invalid topic: it needs 1 to {MAX_TOPIC_UNITS:,} characters, not only blanks"
     if queue_id < 0:
@@ -333,11 +330,11 @@ def decode_message(
     size: int | None = None,
     check_crc: bool = True,
 ) -> Message:
-    """Return the message that begins at `data[position]`; bytes behind it are not looked at.
+    """Return the message that begins at `data[position]`; later bytes are ignored.
 
-    Raises `CorruptFile` for `file` at byte `file_offset + position` (`data[0]` is the file's byte `file_offset`) where
-    the bytes are no whole message: wrong magic, lengths that don't add up or reach past `data`, a physical offset other
-    than `physical_offset` or a size other than `size` (None: any), a topic that is no UTF-8 or empty, and, with
+    Raises `CorruptFile` for `file` at byte `file_offset + position` (`data[0]` is the file's byte `file_offset`) if the
+    bytes are not a whole message: wrong magic, lengths that don't add up or exceed `data`, a physical offset other than
+    `physical_offset` or a size other than `size` (None: any), a topic that is empty or not UTF-8, and, with
     `check_crc`, a body that contradicts its CRC.
     """
     view = memoryview(data)[position:]
@@ -371,10 +368,10 @@ _EXCERPT, _EXCERPT_BYTES = 200, 32
 
 
 def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no text as hexadecimal digits.
+    """Return ``body`` and ``body_format``. A body that is not JSON becomes text; one that is not text, hexadecimal.
 
-    A body that can't be decompressed, or not within `max_bytes`, is shown as stored, in hexadecimal digits, with
-    ``body_problem``; "excerpt" gives the beginning alone, "none" neither.
+    A body that can't be decompressed within `max_bytes` is returned as stored, in hexadecimal digits, with
+    ``body_problem``. "excerpt" returns only the beginning, "none" an empty dict.
     """
     if wanted == "none":
         return {}

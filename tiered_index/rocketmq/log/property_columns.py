@@ -1,7 +1,7 @@
-"""The index keys of many messages at once, decoded from their properties by NumPy and Arrow without a loop. Pure.
+"""Decodes the index keys of many messages from their properties, by NumPy and Arrow without a loop. Pure.
 
-Equal to `layout.index_keys(parse_properties(java_text(...)))` for every message, with `tags` also to `tag_key` of its
-tags. Memory: about 10 times the bytes of the properties.
+The result equals `layout.index_keys(parse_properties(java_text(...)))` of every message, with `tags` also the `tag_key`
+of its tags. Memory: about 10 times the bytes of the properties.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ _UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", "<u8")[0]
 _KEYS_AND_END = np.frombuffer(b"KEYS\x01\0\0\0", "<u8")[0]
 _TAGS_AND_END = np.frombuffer(b"TAGS\x01\0\0\0", "<u8")[0]
 _FIVE_BYTES = np.uint64((1 << 40) - 1)
-# Up to so many keys of one message are compared pairwise by NumPy; messages with more are rare and take a dict.
+# Up to so many keys of one message are compared pairwise by NumPy; the rare messages with more use a dict
 _FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """n keys (large_string), whose `message` each is (i64, n, ascending), and how many were no UTF-8 (`replaced`)."""
+    """n keys (large_string), the index of each key's `message` (i64, n, ascending), and the count of `replaced` keys.
+    Replaced keys were not UTF-8.
+    """
 
     message: Int64
     keys: Any
@@ -54,9 +56,9 @@ def key_columns(data: Any, starts: Int64, ends: Int64, *, tags: bool = False) ->
 
     With `tags` the `tag_key` of each message's tags is one of them.
     """
-    # Each message's properties and the byte behind them, which becomes a value end: then every piece is between two
-    # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
-    # The zeros at the end are there so that every position can be read as a word.
+    # Copy each message's properties and the next byte, which becomes a value end: then every piece is between two value
+    # ends and belongs to one message. Only the last message of the data may have no next byte. With the zeros at the
+    # end, every position can be read as a word.
     if not len(starts):
         return KeyColumns(np.zeros(0, np.int64), pa.array([], pa.large_string()), 0)
     with_mark = np.minimum(ends + 1, len(data))
@@ -93,13 +95,13 @@ def key_columns(data: Any, starts: Int64, ends: Int64, *, tags: bool = False) ->
         starts_at.append(piece_at[tagged] + 3)
         stops_at.append(ends_at[tagged])
     starts, stops = np.concatenate(starts_at), np.concatenate(stops_at)
-    # ascending runs, which a stable sort merges; by message, as positions are
+    # A stable sort merges ascending runs. The order by position is also the order by message.
     order = np.argsort(starts, kind="stable")
     return _texts(text, words, np.concatenate(message)[order], starts[order], stops[order])
 
 
 def _last_of_each(begins: Int64, piece_at: Int64, pieces: Int64) -> tuple[Int64, Int64]:
-    """Return the message of each piece and the pieces, only the last one of a message kept."""
+    """Return the last of `pieces` of each message: the message indices, and the pieces."""
     message = np.searchsorted(begins, piece_at[pieces], "right") - 1
     last = np.ones(len(pieces), np.bool_)
     last[:-1] = message[1:] != message[:-1]
@@ -127,14 +129,14 @@ def _split(
 def _texts(
     text: npt.NDArray[np.uint8], words: npt.NDArray[np.uint64], message: Int64, starts: Int64, stops: Int64
 ) -> KeyColumns:
-    """Return the keys [starts, stops) of `text` without those that a message has before."""
+    """Return the keys [starts, stops) of `text`, each key of a message once."""
     keep = _firsts(text, words, message, starts, stops)
     if keep is not None:
         message, starts, stops = message[keep], starts[keep], stops[keep]
     binary = spans(text, starts, stops)
     try:
         return KeyColumns(message, binary.cast(pa.large_string()), 0)
-    except pa.ArrowInvalid:  # some key is no UTF-8: bytes that differ may become one text
+    except pa.ArrowInvalid:  # a key is not UTF-8: different bytes may become the same text
         raw = binary.to_pylist()
         texts = [java_text(key) for key in raw]
         once = dict.fromkeys(zip(message.tolist(), texts, strict=True))

@@ -1,10 +1,9 @@
-"""The files of a commit log or consume queue, and where the messages in a segment begin.
+"""Lists and reads the files of a commit log or consume queue, and finds the begins of messages in a segment.
 
-Such files are named by the 20-digit offset of their first byte. They are read by `pread` and never mapped: a file that
-the broker truncates or deletes meanwhile is an error, not a signal. Nothing is kept open, so the broker's deletions
-free their room. A segment elsewhere (archived, or a copy) is read by a function. Where messages begin is
-found by walking from one to the next by their sizes; only size and magic are looked at, the contents are the
-decoder's. Any thread may call.
+The name of such a file is the 20-digit offset of its first byte. Files are read by `pread` and never mapped: a file
+that the broker truncates or deletes meanwhile is an error, not a signal. No file stays open, so the broker's deletions
+free disk space. A segment elsewhere (archived, or a copy) is read by a function. The walk from one message to the next
+reads only size and magic; the decoder checks the contents. Any thread may call.
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ NAME_DIGITS = 20
 
 @dataclass(frozen=True)
 class Segment:
-    """One file: it has room for bytes [start, start + file_size) of its log; [start, end) are its own."""
+    """One file. It has the bytes from `start` of its log; `end` is the start of the next file.
+    After a file that was cut short, `end` is greater than `start + file_size`.
+    """
 
     path: Path
     start: int
     file_size: int
-    # Where the next file begins or should: after a file that was cut short, further than its bytes reach.
     end: int
-    # Returns so many bytes at a position of a closed segment that is not a file of the log's folder.
+    # For a closed segment that is not a file of the log's folder: returns bytes, by (count, position)
     fetch: Callable[[int, int], bytes] | None = None
 
     @property
     def is_closed(self) -> bool:
-        """Whether something is known to be written behind it, whatever the folder says now."""
+        """Whether the segment is known to be complete, whatever files the folder has."""
         return self.fetch is not None
 
     def read(self, size_bytes: int, position: int) -> bytes:
@@ -60,7 +60,7 @@ def segment_name(start: int) -> str:
 
 @contextmanager
 def local_errors(path: Path) -> Iterator[None]:
-    """Turn `OSError`s of a file into typed errors; `FileNotFoundError` passes: the caller knows what it means."""
+    """Turn `OSError`s of a file into typed errors, except for `FileNotFoundError`, which the caller handles."""
     try:
         yield
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def list_segments(folder: Path) -> tuple[Segment, ...]:
     found.sort()
     whole = max((size for _, size, _ in found), default=0)
     following_starts = [start for start, _, _ in found[1:]] + [2**63 - 1]
-    files = zip(found, following_starts, strict=False)  # an empty folder has nothing, and nothing follows
+    files = zip(found, following_starts, strict=False)  # an empty folder has one following start and no file
     return tuple(Segment(path, start, size, min(start + whole, following)) for (start, size, path), following in files)
 
 
@@ -114,7 +114,7 @@ def segment_at(segments: Iterable[Segment], offset: int) -> Segment | None:
 
 
 def stored_bytes(segments: Iterable[Segment], offset: int, size_bytes: int) -> bytes | None:
-    """Return [offset, offset + size_bytes) of the log, fewer at their segment's end; None without that segment."""
+    """Return up to `size_bytes` of the log from `offset`, fewer at the segment's end; None without that segment."""
     if (segment := segment_at(segments, offset)) is None:
         return None
     try:
@@ -135,34 +135,34 @@ Positions = npt.NDArray[np.int64]
 class End(Enum):
     """The bytes at which a walk stopped."""
 
-    # The data ends within a message, or exactly behind one, before the segment does: read on there.
+    # The data ends, within or exactly after a message, before the segment: read more
     MORE = "more"
-    # A blank, or the end of the segment exactly behind a message.
+    # A blank, or the end of the segment exactly after a message
     SEGMENT = "segment"
-    # Zeros: nothing is written there yet.
+    # Zeros: nothing is written here yet
     OPEN = "open"
-    # Half a message, and nothing readable behind it: the end of a log that is being written. Only a reader of whole
-    # logs can say so.
+    # Half a message that nothing readable follows: the end of a log that is being written. Only a reader of whole logs
+    # sets it.
     TORN = "torn"
-    # No message, no blank and not the zeros of a live segment.
+    # Anything else
     DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Messages in a row: `positions` (n, ascending) of their first bytes in the data; the next would be at `stop`."""
+    """Successive messages: `positions` (n, ascending) of their first bytes, and the end `stop` of the last one."""
 
     positions: Positions
     stop: int
     end: End
-    # What is wrong at `stop` where the end is `DAMAGED`.
+    # The problem at `stop` if the end is `DAMAGED`
     problem: str | None = None
 
 
 def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
-    """Walk from `data[0]` to the end of what can be read there.
+    """Find the successive messages from `data[0]`.
 
-    `segment_bytes` is where the segment ends (None: with the data); the data may hold less of it.
+    `segment_bytes` is the position of the segment's end (None: the end of the data); the data may be shorter.
     """
     length = len(data)
     segment_end = length if segment_bytes is None else segment_bytes
@@ -170,8 +170,7 @@ def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
     found: list[int] = []
     add = found.append
     position = 0
-    # As little as can be: sizes only. Every step goes forward, so that anything that isn't a message is sorted out
-    # behind the loop.
+    # Only sizes, for speed. Every step is forward, so the loop ends; bytes that are no message are removed after it.
     while position <= last:
         (size,) = _size(data, position)
         if size < MIN_MESSAGE_BYTES:
@@ -202,14 +201,14 @@ def _is_message(heads: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
 
 
 def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, str | None]:
-    """Return what is at a position from which no whole message of the data begins."""
+    """Return the end of a walk at a position without a whole message, and its problem."""
     left = segment_end - position
     if left == 0:
         return End.SEGMENT, None
     if len(data) - position < BLANK_BYTES:
         if len(data) < segment_end:
             return End.MORE, None
-        return End.DAMAGED, f"the segment ends {left} bytes behind a message, with no room for a blank"
+        return End.DAMAGED, f"the segment ends {left} bytes after a message: too few for a blank"
     size, magic = _head(data, position)
     if magic in _MAGICS:
         if not MIN_MESSAGE_BYTES <= size <= left:
@@ -225,10 +224,10 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
 
 
 def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:
-    """Yield the positions >= `begin` where a message, or a blank that ends the segment, seems to begin.
+    """Yield the positions >= `begin` at which a message, or the blank that ends the segment, seems to begin.
 
-    Such a message has its own physical offset; `start_offset` is that of `data[0]`. A copy of a message within a body
-    has another one and isn't named. The caller checks what is named: only magic, size and offset were looked at.
+    Magic, size and physical offset must match (`start_offset` is that of `data[0]`), which excludes a copy of a message
+    within a body. The caller checks the rest.
     """
     segment_end = len(data) if segment_bytes is None else segment_bytes
     for match in _ANY_MAGIC.finditer(data, begin + 4):

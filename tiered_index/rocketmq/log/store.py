@@ -1,10 +1,9 @@
-"""A store directory as RocketMQ lays it out: its parts, its name, how far its commit log is written, and its consume
-queues, which say where the messages of each queue of a topic lie. Read only.
+"""Reads a store directory of RocketMQ: its name, the end of its commit log, and its consume queues.
+A consume queue has the places of a queue's messages in the commit log. Stateless: every call reads the files again, and
 
-Stateless: every call reads again, and any thread may call. An entry of a consume queue is 20 bytes, big-endian: i64
-commit log offset, i32 size of the message, i64 tags code. Files hold 300,000 entries unless the broker is set
-otherwise, are named by the offset of their first byte within the queue, and end in zeros where nothing is written yet
-(`ConsumeQueue`).
+any thread may call. An entry of a consume queue has 20 bytes, big-endian: i64 commit log offset, i32 size of the
+message, i64 tags code. Files have 300,000 entries by default. Their name is the offset of their first byte within the
+queue. Zeros follow the last written entry (`ConsumeQueue`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tiered_index.storage.disk import absolute_path
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
 _READ_ENTRIES = 1 << 18
-# No folder's name is longer.
+# Longest name of a folder
 _NAME_BYTES = 255
 _ZEROS = bytes(1 << 18)
 
@@ -41,7 +40,7 @@ Entries = npt.NDArray[np.void]
 
 
 def decode_entries(data: bytes) -> Entries:
-    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet, half an entry left out."""
+    """Return the entries (n, dtype `ENTRY`) before the first unwritten one; half an entry is left out."""
     entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
     written = entries["size"] > 0
     return entries if written.all() else entries[: int(written.argmin())]
@@ -52,7 +51,7 @@ _LINKS = ("commitlog", "consumequeue", "index")
 
 
 def check_apart(config: IndexConfig, *folders: Path) -> None:
-    """Raise `ConfigError` if the root or a local storage is within one of a broker's folders, or they in the root."""
+    """Raise `ConfigError` if the root or a local storage is within a broker's folder, or the folder in the root."""
     theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _LINKS))}
     if config.root is not None:
         root = config.root.resolve()
@@ -78,11 +77,10 @@ class ConsumeQueue:
     folder: Path
 
     def read(self, begin: int | None = None, max_entries: int = _READ_ENTRIES) -> tuple[int, Entries]:
-        """Return the queue offset of the first entry, and the entries from queue offset `begin` on (None: the oldest).
+        """Return up to `max_entries` entries from queue offset `begin` (None: the oldest), and the first one's offset.
 
-        At most `max_entries`; none where nothing is written from there on. Where `begin` is deleted, they begin with
-        the oldest there is, which the returned offset says. Raises `CorruptFile` where an entry is no entry,
-        `StorageMisconfigured` where files may not be read.
+        If `begin` is deleted, they begin with the oldest entry. There are none if nothing is written from there. Raises
+        `CorruptFile` for an invalid entry, `StorageMisconfigured` if access to a file is denied.
         """
         if (begin is not None and begin < 0) or max_entries < 1:
             raise InvalidArgument(
@@ -105,7 +103,7 @@ class ConsumeQueue:
             try:
                 data = pread(file.path, min(left * ENTRY_BYTES, file.file_size - low), low)
             except FileNotFoundError:
-                break  # deleted since: the next call begins with what is left
+                break  # deleted meanwhile: the next call begins with the oldest entry left
             entries = decode_entries(data)
             if (bad := entries["offset"] < 0).any():
                 at = low + int(bad.argmax()) * ENTRY_BYTES
@@ -117,10 +115,10 @@ class ConsumeQueue:
         return start, np.concatenate(parts) if parts else np.zeros(0, ENTRY)
 
     def seek(self, offset: int) -> int:
-        """Return the queue offset of the first entry that names a commit log offset >= `offset`.
+        """Return the queue offset of the first entry with a commit log offset >= `offset`.
 
-        Where there is none, the offset at which the next entry will be written. Offsets ascend within a queue, so this
-        takes about 30 small reads. Raises as `read`.
+        If there is none, return the offset of the next entry to be written. It takes about 30 small reads, a binary
+        search. Raises as `read`.
         """
         files = list_segments(self.folder)
         if not files:
@@ -142,17 +140,17 @@ class ConsumeQueue:
         return low
 
     def end(self) -> int:
-        """Return the offset at which the next entry will be written.
+        """Return the offset of the next entry to be written.
 
-        Raises as `read`, and `CorruptFile` where a file between others is missing or entries stand behind that offset.
+        Raises as `read`, and `CorruptFile` if a file is missing between others or entries follow that offset.
         """
-        # a broker that writes and deletes meanwhile is looked at again before it is damage
+        # check twice: a broker may write and delete meanwhile
         for is_last_look in (False, True):
             files, end = list_segments(self.folder), self.seek(2**63 - 1)
             if any(file.start + file.file_size != following.start for file, following in pairwise(files)):
                 problem = "a file of the queue between others is missing"
             elif self._has_hole(files, end):
-                problem = f"no entry at queue offset {end}, and entries behind it"
+                problem = f"no entry at queue offset {end}, and entries after it"
             else:
                 break
             if is_last_look:
@@ -160,7 +158,7 @@ class ConsumeQueue:
         return end
 
     def _has_hole(self, files: tuple[Segment, ...], end: int) -> bool:
-        """Return whether entries stand behind an offset at which there is none."""
+        """Return whether entries follow an offset without entry."""
         behind = [file for file in files if end * ENTRY_BYTES < file.start + file.file_size]
         with suppress(FileNotFoundError):  # deleted since, so older than the end
             for file in behind[:1]:
@@ -199,9 +197,9 @@ def queues_of(folder: Path, topic: str) -> list[ConsumeQueue]:
 
 
 def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
-    """Return the commit log offsets (i64, n) in [begin, end) that the queues in a folder name, ascending, each once.
+    """Return the distinct commit log offsets (i64, n) in [begin, end) of the queues in a folder, ascending.
 
-    A queue that can't be read names none.
+    A queue that can't be read is skipped.
     """
     found = [np.zeros(0, np.int64)]
     for queue in list_queues(folder):
@@ -213,18 +211,18 @@ def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
     return np.unique(np.concatenate(found))
 
 
-# Source names of followed stores begin with it.
+# Prefix of the source names of followed stores
 SOURCE_PREFIX = "rocketmq:"
 _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
 _OF_A_BROKER = ("consumequeue", "checkpoint", "config")
 _PAGE = 4_096
 _BLANK = BLANK.to_bytes(4, "big")
-# How far before the end of what is written the last message is looked for, in bytes.
+# Bytes before the end of the written part in which the last message is searched, in turn
 _WINDOWS = (1 << 16, 1 << 20, 1 << 24)
 
 
 class LogEnd(NamedTuple):
-    """The present end of the log, and the store timestamp of its last message (None where that isn't known)."""
+    """The present end of the log, and the store timestamp of its last message (None: unknown)."""
 
     offset: int
     store_ms: int | None
@@ -239,7 +237,7 @@ class StoreDirectory:
 
     @classmethod
     def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
-        """Return the store in a folder, named by default by its resolved path. Raises `InvalidArgument` for none."""
+        """Return the store in a folder; its default name is the resolved path. Raises `InvalidArgument` for another."""
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
             raise InvalidArgument("a store's name is not empty")
@@ -261,10 +259,10 @@ class StoreDirectory:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its broker has ended well: what it wrote is complete, and nobody writes.
+        """Whether the broker ended normally: the log is complete, and has no writer.
 
-        Brokers make `abort` when they start, before they take messages, and delete it last. A part of a store that was
-        copied from a live one has none either, but no checkpoint.
+        Brokers make `abort` when they start and delete it last. A partial copy of a live store may lack it, too, but it
+        has no checkpoint.
         """
         try:
             return not (self.folder / "abort").exists() and (self.folder / "checkpoint").exists()
@@ -273,21 +271,21 @@ class StoreDirectory:
 
     @property
     def has_lost_log(self) -> bool:
-        """Whether the folder of segments is missing though a broker was here: brokers never delete it."""
+        """Whether the folder of segments is missing although other files of a broker exist: brokers never delete it."""
         try:
             return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at
             return False
 
     def messages_named(self, begin: int, end: int) -> int | None:
-        """Return how many messages in [begin, end) the consume queues name; None where they name none any more."""
+        """Return the number of messages in [begin, end) by the consume queues; None if they have none of them."""
         return len(offsets_named(self.folder / "consumequeue", begin, end)) or None
 
     def log_end(self) -> LogEnd | None:
-        """Return where the log ends, None for an empty one, without reading it.
+        """Return an estimate of the log's end, None for an empty log, without reading the log.
 
-        It takes some 20 reads of a page and one of its last messages. An estimate: a body of zeros longer than a page
-        can hide what is behind it, and what a writer is just writing may be missed.
+        It takes about 20 reads of a page and one of the last messages. A body of zeros longer than a page can hide
+        later messages, and a message that is just being written may be missed.
         """
         segments = CommitLogReader(self.commitlog).segments()
         for segment in reversed(segments):

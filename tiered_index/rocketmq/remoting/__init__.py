@@ -1,4 +1,4 @@
-"""RocketMQ's remoting protocol: its tools ask, index and archived segments answer.
+"""Answers RocketMQ's remoting protocol from an index and archived segments.
 
 May import archive, follow, log.
 """

@@ -1,10 +1,10 @@
-"""The queues of a broker by the queue offsets of its archived segments (`ingest --archive-queues`), alone or before
-those that its store has.
+"""Reads a broker's queues by the queue offsets of its archived segments (`ingest --archive-queues`).
+Also the queues of a store with older messages from the archive. A segment without queue offsets, or a gap between
 
-Nothing is guessed. A segment without queue offsets, or a gap between segments, may have messages of any queue: ends of
-queues and offsets that depend on it are `UnknownOffsets`. Queue offsets that a segment between its neighbours lacks are
-none. A queue that begins again at 0 in the log begins there: its topic was deleted and made again. What has expired or
-was erased is not answered, whether its bytes are there or not. Directories are read once and kept.
+segments, may have messages of any queue: offsets that depend on it raise `UnknownOffsets`. An offset that is missing
+between two known runs has no message. If a queue begins again at 0 in the log, its topic was deleted and created again,
+and the queue begins there. Expired and erased messages are never returned, even if their bytes still exist. Directories
+are read once and cached.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from tiered_index.tombstones import ALWAYS
 
 Directories = ByteCache[tuple[str, str], QueueDirectory]
 """Directories of queue offsets, by the storage's URI and the object's name."""
-# Queue offsets, and as many bytes again while they are checked.
+# Memory of queue offsets: a second copy is needed while they are checked
 _CHECKED_FACTOR = 2
 # Directories that are fetched at once.
 _THREADS = 8
-# Messages that are fetched at once, so that a pull holds no more beside its answer.
+# Most messages, and bytes, that are fetched at once: the memory of a pull in addition to its answer
 _BATCH, _BATCH_BYTES = 32, 256 << 10
 
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A run of a queue; `after_unknown`: messages of the queue may lie between it and the one before."""
+    """A run of a queue; `after_unknown`: unknown messages of the queue may be between it and the previous run."""
 
     segment: ArchivedSegment
     run: QueueRun
@@ -55,8 +55,8 @@ class ArchivedRun:
 
 @dataclass(eq=False)
 class ArchivedQueue:
-    """One queue, its runs by queue offset; `is_open`: messages may lie behind the last one. `problem`: why its offsets
-    don't tell what it has; nothing where they do.
+    """One queue with its runs by queue offset; `is_open`: unknown messages may follow the last run.
+    `problem` says why its offsets are unusable; empty: they are usable.
     """
 
     topic: str
@@ -67,8 +67,8 @@ class ArchivedQueue:
 
 
 class ArchivedQueues(Queues[ArchivedQueue]):
-    """Reads the queues of the store `store` from the archive of an index, as its log is known now. `claim` is called
-    with the bytes of queue offsets before they are read, and with those of directories that were not kept.
+    """Reads the queues of the store called `store` from the archive of an index, as of the present log state.
+    `claim` is called with the bytes of queue offsets before they are read, and of directories that were not cached.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         self._segments = sorted(state.segments_of(store), key=lambda segment: segment.start)
         self._messages = RocketmqMessages(None, archive, store_name=store)
         self._read: list[QueueDirectory | None] | None = None
-        # of the request that this object serves
+        # Caches for the request that this object serves
         self._topics: dict[str, dict[int, ArchivedQueue]] = {}
         self._decoded: dict[tuple[str, int], npt.NDArray[np.void]] = {}
 
     def counts(self) -> dict[str, int]:
-        """Return how many queues each topic has at least."""
+        """Return the least number of queues of each topic."""
         counts: dict[str, int] = {}
         for directory in self._directories():
             for topic, runs in directory.topics.items() if directory is not None else ():
@@ -93,16 +93,14 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return counts
 
     def of_topic(self, topic: str, *, whole: bool = False) -> list[ArchivedQueue]:
-        """Return the queues of a topic with a message in the archive. Raises also if there is no such queue, but may
-        have been one.
-        """
+        """Return the queues of a topic with a message in the archive. Raises also if none is known but may exist."""
         known = self._known(topic)
         if (whole and (why := self._lacking())) or (not known and (why := self._lacking() or self._gone())):
             raise self._unknown(f"which queues {topic} has", why)
         return [known[queue_id] for queue_id in sorted(known)]
 
     def find(self, topic: str, queue_id: int) -> ArchivedQueue | None:
-        """Return a queue, None where it has no message. Raises also where it may have had one."""
+        """Return a queue; None if it has no message. Raises also if it may have had one."""
         if (queue := self._known(topic).get(queue_id)) is not None:
             return queue
         if why := self._lacking() or self._gone():
@@ -110,7 +108,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return None
 
     def ends(self, queue: ArchivedQueue) -> Ends:
-        """Return where a queue begins and ends. Raises also where messages may lie before or behind those known."""
+        """Return the begin and end of a queue. Raises also if unknown messages may precede or follow the known ones."""
         if queue.problem:
             raise self._unknown(f"what queue {queue.queue_id} of {queue.topic} has", queue.problem)
         first, last = queue.runs[0], queue.runs[-1]
@@ -127,7 +125,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return Ends(last.run.end, last.run.end)
 
     def last_store_ms(self, queue: ArchivedQueue, ends: Ends) -> int:
-        """Return the store timestamp of a queue's last message, 0 where it has none."""
+        """Return the store timestamp of a queue's last message; 0 if it has none."""
         return 0 if ends.begin == ends.end else int(self._entries_of(queue.runs[-1])["store_ms"][-1])
 
     def seek_ms(self, queue: ArchivedQueue, ends: Ends, at_ms: int) -> int:
@@ -189,7 +187,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     def _fetch(
         self, queue: ArchivedQueue, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Iterator[tuple[int, Message | Exception | None]]:
-        """Yield the message of each of `rows`, None for one that may be answered no more, or its error."""
+        """Yield the message of each of `rows`, None for an expired or erased one, or its error."""
         places = [(int(entries["offset"][row]), int(entries["size"][row])) for row in rows]
         for row, (place, _), one in zip(rows, places, self._messages.at_places(places), strict=True):
             message = one.message
@@ -211,13 +209,13 @@ class ArchivedQueues(Queues[ArchivedQueue]):
     # of the archive
 
     def _directories(self) -> list[QueueDirectory | None]:
-        """Return the directory of each segment, None of one without queue offsets. Raises as `SegmentArchive.read`."""
+        """Return the directory of each segment, None for one without queue offsets. Raises as `SegmentArchive.read`."""
         if self._read is None:
             wanted = [one for one in self._segments if one.queues_bytes]
             known = {one.name: self._cache.get(self._name(one)) for one in wanted}
             if missing := [one for one in wanted if known[one.name] is None]:
                 with contextlib.closing(DaemonPool(min(_THREADS, len(missing)), "tiered-index-queues")) as pool:
-                    # each is kept as it comes: a request that ends too soon has them for the next one
+                    # each is cached when it arrives, also for the next request if this one ends early
                     for one, future in [(one, pool.submit(self._fetched, one)) for one in missing]:
                         known[one.name] = directory = future.result()
                         self._claim(one.queues_bytes - directory.entries_bytes)
@@ -237,7 +235,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         if topic in self._topics:
             return self._topics[topic]
         queues: dict[int, ArchivedQueue] = {}
-        # segments and gaps so far that may have messages of any queue, and how many they were at a queue's last run
+        # the number of unknown segments and gaps so far, and that number at each queue's last run
         unknown, seen, end = 0, dict[int, int](), None
         for segment, directory in zip(self._segments, self._directories(), strict=True):
             unknown += directory is None or (end is not None and segment.start != end)
@@ -245,7 +243,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
             for run in directory.topics.get(topic, ()) if directory is not None else ():
                 queue = queues.setdefault(run.queue_id, ArchivedQueue(topic, run.queue_id))
                 if queue.runs and run.first < queue.runs[-1].run.end:
-                    back = f"its offset {run.first} stands in the log behind {queue.runs[-1].run.end - 1}"
+                    back = f"its offset {run.first} follows {queue.runs[-1].run.end - 1} in the log"
                     queue.problem = back if run.first else ""
                     queue.runs.clear()
                 queue.runs.append(ArchivedRun(segment, run, unknown > seen.get(run.queue_id, 0)))
@@ -256,7 +254,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return queues
 
     def _lacking(self) -> str:
-        """Return why something may be unknown; nothing where all that is archived is known."""
+        """Return why messages of the archive may be unknown; empty: all are known."""
         if any(one is None for one in self._directories()):
             return "segments were archived without queue offsets"
         if any(one.end != after.start for one, after in zip(self._segments, self._segments[1:], strict=False)):
@@ -264,7 +262,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return ""
 
     def _gone(self) -> str:
-        """Return why a queue without a message may have had one; nothing where the archive has the log's begin."""
+        """Return why a queue without a message may have had one; empty: the archive has the log's begin."""
         has_begin = bool(self._segments) and self._segments[0].start == 0
         return "" if has_begin else "no archived segment has a message of it, and older segments are gone"
 
@@ -273,7 +271,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
         return UnknownOffsets("the archive", f"{what} is not known: {why}")
 
     def _begin_s(self, queue: ArchivedQueue) -> int:
-        """Return the first epoch second of a queue that neither has expired nor was erased whole."""
+        """Return the first epoch second of a queue that is neither expired nor erased as a whole."""
         erased = self._expired.erased_of(queue.topic)
         of_queue = ALWAYS if erased is None else erased.queues.get(queue.queue_id, ALWAYS)
         return max(self._expired.begin_of(queue.topic), of_queue, 0)
@@ -289,7 +287,7 @@ class ArchivedQueues(Queues[ArchivedQueue]):
 
 
 def is_gone(expired: Expired, message: Message) -> bool:
-    """Return whether a message has expired or was erased: also one whose bytes are there still."""
+    """Return whether a message has expired or was erased, even if its bytes still exist."""
     second = message.store_ms // 1000
     if second < max(expired.begin_of(message.topic), 0):
         return True
@@ -306,10 +304,10 @@ def is_gone(expired: Expired, message: Message) -> bool:
 
 
 class StoreAndArchive(StoreQueues):
-    """Reads the queues of a store, and what `older` has of their messages from before the store's begin.
+    """Reads the queues of a store, and messages from before the store's begin from `older`.
 
-    Both count only where they have one message in common: the first one of the store. Otherwise the queue begins with
-    the store.
+    `older` is used only if it has the store's first message of the queue, too. Otherwise the queue begins with the
+    store.
     """
 
     def __init__(self, folder: Path, root: Path | None, older: ArchivedQueues) -> None:
@@ -317,7 +315,7 @@ class StoreAndArchive(StoreQueues):
         self._older = older
 
     def ends(self, queue: ConsumeQueue) -> Ends:
-        """Return where a queue begins, in the archive or the store, and where it ends in the store."""
+        """Return the begin of a queue, in the archive or the store, and its end in the store."""
         own = super().ends(queue)
         older = self._older_of(queue, own)
         return own if older is None else Ends(min(own.begin, self._older.ends(older).begin), own.end)
@@ -350,7 +348,7 @@ class StoreAndArchive(StoreQueues):
         return super()._reader(queue, offset, entries, rows)
 
     def _before(self, queue: ConsumeQueue, offset: int) -> ArchivedQueue | None:
-        """Return the archived queue where an offset is before the store's begin."""
+        """Return the archived queue if an offset is before the store's begin, else None."""
         own = super().ends(queue)
         return self._older_of(queue, own) if offset < own.begin else None
 
@@ -379,10 +377,9 @@ def queues_at_hand(
     directories: Directories,
     claim: Callable[[int], None] = lambda _: None,
 ) -> Queues[Any] | None:
-    """Return the queues of a store, of archived segments, or of both; None if there is no store and no segment has
-    queue offsets. `claim`: see `ArchivedQueues`.
+    """Return the queues of a store, of archived segments, or of both; None if neither has queue offsets.
+    For `claim` see `ArchivedQueues`. Raises `UnknownOffsets` without a store if several logs are archived.
 
-    Raises `UnknownOffsets` without a store if several logs are archived.
     """
     archives = list(archives)
     if not have_queues(archives):

@@ -1,9 +1,9 @@
-"""A name server and broker that only reads: RocketMQ's requests answered from an index and archived segments.
+"""A read-only name server and broker: answers RocketMQ's requests from an index and archived segments.
 
-One broker of one cluster has every topic of the index. Messages go out as they are stored. One that the index knows and
-nobody has any more is left out, as a broker leaves out what it has deleted, and the remark counts it. A message that is
-damaged or could not be read makes the answer an error, never a shorter one. Remarks name no path, object or storage;
-the log does, and no client can fill it. Threads: any.
+It acts as one broker of one cluster with every topic of the index. Messages are sent as they are stored. A message that
+no longer exists is left out, as by a broker that has deleted it, and the remark counts it. If a message is damaged or
+can't be read, the response is an error, never a shorter answer. Remarks have no path, object or storage; the log has
+them, and is throttled. Threads: any.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from tiered_index.service.lookup.messages import Fetched, MessageSource, Message
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, IndexItem
 
-# Messages of one answer: a frame's bytes, except for its header.
+# Most bytes of the messages of one response: a frame without its header
 _ROOM_BYTES = MAX_FRAME_BYTES - (64 << 10)
-# Messages fetched at once, so that no more than these are in memory beside the answer.
+# Messages that are fetched at once: the memory in addition to the response
 _BATCH = 32
 _MOST_MESSAGES = 1_000
-# As many messages of one unique key as a broker gives.
+# Most messages of one unique key, as from a broker
 _MOST_OF_UNIQUE_KEY = 32
-# How old a list of topics may be, and one that lacks the topic that is asked for.
+# Greatest age of the list of topics, and of one that lacks the requested topic
 _TOPICS_S, _UNKNOWN_TOPIC_S = 30.0, 1.0
-# Directories of queue offsets that are kept.
+# Size of the cache of queue offset directories
 _DIRECTORIES_BYTES = 64 << 20
 _READABLE = 4
-# Of messages that are taken and given, which are none: a second, and since a day began. 4.x misspells one.
+# Counters of received and sent messages, always 0: a second, and since a day began. 4.x misspells one.
 _RATES = ("putTps", "getTotalTps", "getTransferredTps", "getTransferedTps")
 _TOTALS = tuple(
     f"msg{way}Total{since}" for way in ("Put", "Get") for since in ("YesterdayMorning", "TodayMorning", "TodayNow")
@@ -81,17 +81,17 @@ _POOLS = tuple(
 )
 _OTHERS = ("pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind", "timerCongestNum", "dispatchBehindBytes")
 _RATIOS = ("commitLogDiskRatio", "consumeQueueDiskRatio", "timerEnqueueTps", "timerDequeueTps")
-# Master, the one that clients ask.
+# The id of a master, which clients prefer
 _BROKER_ID = "0"
 
-# What newer clients say of a key.
+# The kinds of keys that newer clients send
 _INDEX_TYPE, _UNIQUE, _TAG = "indexType", "U", "T"
-# How a pull's subscription is written: names of tags.
+# The type of a pull's subscription that names tags
 _TAGS = "TAG"
 _DAMAGED = "the message is damaged; the server's log says why"
 _NO_MESSAGE = "can not find message, maybe time range not correct"
 _NO_ROOM = "a frame of 16 MiB has no room for it"
-# Entries of a key that are looked at at once for the one at which a page ended.
+# Entries of a key that are read at once to find the end of the last page
 _AHEAD = 1_000
 _HOUR_MS = 3_600_000
 _LAST_KEY = re.compile(r"([0-9]{1,15})@.*@([0-9]{1,19})", re.ASCII | re.DOTALL)
@@ -100,11 +100,11 @@ _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]*[A-Za-z0-9]:([0-9]{1,5})", re.ASCII)
 # Bits of a pull's `sysFlag`.
 _SUSPENDS, _HAS_SUBSCRIPTION = 2, 4
 _NO_QUEUES = (
-    "offsets of queues are in the broker's store (start the server with --store or --follow), or in segments that were "
-    "archived with --archive-queues"
+    "queue offsets need the broker's store (start the server with --store or --follow), or segments that were archived "
+    "with --archive-queues"
 )
 _BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
-# Codes by which clients, brokers and tools write: messages, offsets, topics, groups, configuration, users.
+# Codes of requests that write: messages, offsets, topics, groups, configuration, users
 _WRITES = frozenset(
     (
         *(10, 15, 17, 18, 25, 27, 36, 37, 41, 42, 100, 102, 103, 104, 200, 205, 207, 212, 215, 216, 217, 220, 222),
@@ -115,7 +115,7 @@ _WRITES = frozenset(
 )
 _TopicFilter = Callable[[str], bool]
 OnLookup = Callable[[str, str, Explain], None]
-"""Is called after a lookup with its kind, its status and its cost."""
+"""Called after a lookup with its kind, its status and its cost."""
 _log = logging.getLogger(__name__)
 
 
@@ -133,13 +133,13 @@ class _Caller:
         return self.topics is None or self.topics(topic)
 
     def narrowed(self, messages: RocketmqMessages) -> RocketmqMessages:
-        """Return messages as who asks may get them."""
+        """Return the messages that the caller may see."""
         return messages if self.topics is None else messages.seen_by(self.topics)
 
 
 @dataclass(eq=False)
 class _FittingMessages:
-    """Fetches the newest messages that fit into one answer."""
+    """A `MessageSource` of the newest messages that fit into one response; older ones are missing."""
 
     source: MessageSource
     room: int
@@ -160,7 +160,7 @@ class _FittingMessages:
             item = items[len(answers)]
             answers.append(_left_out(item))
             if item.size <= _ROOM_BYTES:
-                # what is older is left out, too: who asks again for what is older than the answer misses nothing
+                # leave out all older messages, too: a request for messages older than the response then misses none
                 self.room = -1
         return answers
 
@@ -177,7 +177,7 @@ def _left_out(item: IndexItem | None) -> Fetched:
 
 
 class _Topics:
-    """The topics of an index, looked up at most every so often, by one thread for all."""
+    """The topics of an index, cached for up to 30 s."""
 
     def __init__(self, index: IndexReader | IndexService, clock: Clock) -> None:
         self._index = index
@@ -186,9 +186,9 @@ class _Topics:
         self._known: tuple[float, frozenset[str]] | None = None
 
     def names(self, wanted: str | None = None) -> frozenset[str]:
-        """Return all topics; with `wanted`, perhaps not all where that is among them.
+        """Return all topics; with `wanted`, perhaps only a part that has it.
 
-        Raises `StorageUnavailable` where files that may have others can't be read, and what lookups raise.
+        Raises the errors of lookups, and `StorageUnavailable` if files that may have other topics can't be read.
         """
         with self._lock:
             now_s = self._clock.monotonic_s()
@@ -207,12 +207,12 @@ class _Topics:
 
 
 class ReadOnlyBroker:
-    """Answers requests from `index` and its archived segments, and from `store`, a store directory, where given.
+    """Answers requests from `index` and its archived segments, and from the store directory `store`, if given.
 
-    `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
-    address at which they asked. `limits` are those of a request: `max_requests`, `max_bytes` and `timeout_s` (15 s).
-    `root` as in `RocketmqMessages`. `on_lookup` is called after each lookup and each refused request. Raises
-    `InvalidArgument` where `advertised` is no such address.
+    `cluster` and `name` are its names. `advertised` ("host:port") is the address for clients; the default is that of
+    their request. `limits` are those of a request: `max_requests`, `max_bytes` and `timeout_s` (15 s). For `root` see
+    `RocketmqMessages`. `on_lookup` is called after each lookup and each refused request. Raises `InvalidArgument` if
+    `advertised` is not such an address.
     """
 
     def __init__(
@@ -247,11 +247,11 @@ class ReadOnlyBroker:
         self._counted_queues: tuple[float, dict[str, int]] | None = None
         self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
         self.log = ThrottledLog(_log, self._clock)
-        # raises for what is no store
+        # raises if `store` is not a store
         self._messages()
 
     def answer_at_once(self, request: Command, local: Host) -> Command | None:
-        """Return the response to a request that needs no lookup, else None. `local` is the address that was asked."""
+        """Return the response to a request that needs no lookup, else None. `local` is the address of the request."""
         answer = _AT_ONCE.get(request.code)
         if answer is not None:
             return answer(self, request, local)
@@ -266,9 +266,9 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
     def look_up(self, request: Command, local: Host, sees: _TopicFilter | None = None) -> Command:
-        """Return the response to a request for which `answer_at_once` has none; it reads files and the storage.
+        """Return the response to a request for which `answer_at_once` returns None; it reads files and the storage.
 
-        Topics that `sees` refuses are none for it. None: it sees every topic.
+        The caller sees only the topics for which `sees` is True (None: every topic).
         """
         caller = _Caller(sees)
         response = self._looked_up(request, local, caller)
@@ -282,9 +282,9 @@ class ReadOnlyBroker:
         except BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
         except ObjectNotFound:
-            return busy(request)  # removed since the log was read, as the log, read again, says
+            return busy(request)  # removed since the log was read; the next request reads the log again
         except (BudgetExceeded, StorageUnavailable) as error:
-            # where time is left the client is gone, and with it the lookup's right to further requests
+            # if time is left, the client has disconnected, which ends the budget
             if isinstance(error, StorageUnavailable) or budget.remaining_s() == 0:
                 self.log.log(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
@@ -299,7 +299,7 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.SYSTEM_ERROR, "the index could not be read; its server's log says why")
 
     def refuse(self, request: Command, peer: str) -> Command:
-        """Return the response to a request whose signature is nobody's, which came from `peer`; count and log it."""
+        """Return the response to a request of `peer` without a valid signature; count and log it."""
         text = "a request for %s from %s is refused: it is not signed with a key of the file"
         self.log.log(logging.WARNING, text, name_of(request.code), peer)
         if self._on_lookup is not None:
@@ -308,7 +308,7 @@ class ReadOnlyBroker:
 
     @contextlib.contextmanager
     def _counting(self, request: Command, budget: LookupBudget, caller: _Caller) -> Iterator[None]:
-        """Count what is looked up meanwhile, also where it fails."""
+        """Count the lookup of the block, also if it fails."""
         status = "failed"
         try:
             yield
@@ -353,7 +353,7 @@ class ReadOnlyBroker:
 
     def _broker_data(self, local: Host) -> dict[str, object]:
         return {
-            # an IPv6 address is without brackets: clients take what is behind the last colon as the port
+            # an IPv6 address without brackets: clients read the port after the last colon
             "brokerAddrs": {_BROKER_ID: self._advertised or f"{local.ip}:{local.port}"},
             "brokerName": self.name,
             "cluster": self.cluster,
@@ -379,7 +379,7 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.SUCCESS, body=body)
 
     def _queues(self) -> dict[str, int]:
-        """Return how many queues the store, or the archive, has of each topic, as far as it is known."""
+        """Return the known number of queues of each topic in the store or the archive."""
         now_s = self._clock.monotonic_s()
         if self._counted_queues is None or now_s - self._counted_queues[0] >= _TOPICS_S:
             counts: dict[str, int] = {}
@@ -407,7 +407,7 @@ class ReadOnlyBroker:
 
     def _config(self, request: Command, local: Host) -> Command:
         said = {"brokerName": self.name, "brokerClusterName": self.cluster, "brokerId": _BROKER_ID}
-        # what ends a line, or begins an escape, can't stand in Java's properties as it is
+        # escape line ends and backslashes, as in Java's properties
         lines = [f"{name}={value.translate(_ESCAPES)}\n" for name, value in sorted(said.items())]
         fields = {"version": json_text(_VERSION).decode()}
         return request.answered(ResponseCode.SUCCESS, fields=fields, body="".join(lines).encode())
@@ -425,7 +425,7 @@ class ReadOnlyBroker:
         if kind == _TAG and not unique:
             key = tag_key(key)
         if unique:
-            # tools begin three days ago, since no broker has older ones
+            # tools ask from three days ago, because brokers have no older messages
             begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
         if wanted <= 0 or begin_ms > end_ms or not caller.sees(topic):
@@ -434,7 +434,7 @@ class ReadOnlyBroker:
         source = _FittingMessages(ByUniqueKey(stored) if unique else stored, _ROOM_BYTES)
         cursor = None
         if (last := request.fields.get("lastKey")) and not unique:
-            # what is newer than the page's last message was answered before
+            # continue after the last message of the previous page
             end_ms, cursor = self._continued(topic, key, begin_ms, end_ms, last)
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
         caller.answer = answer
@@ -458,11 +458,11 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.SUCCESS, remark, fields=fields, body=body)
 
     def _shortfall(self, topic: str, key: str, answered: Sequence[Fetched]) -> str | None:
-        """Return what the answer lacks of what the index has, and log why; None: nothing."""
+        """Return a text about messages that the response lacks, and log the reasons; None: it lacks none."""
         texts: list[str] = []
         if lacking := [one for one in answered if one.message is None and one.problem != _NO_ROOM]:
             states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(o.state for o in lacking).items()))
-            texts.append(f"{len(lacking)} of {len(answered)} messages can not be had: {states}")
+            texts.append(f"{len(lacking)} of {len(answered)} messages are not available: {states}")
             text = "%s %s: %s; the first one: %s"
             self.log.log(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
         if cut := sum(one.problem == _NO_ROOM for one in answered):
@@ -470,10 +470,10 @@ class ReadOnlyBroker:
         return "; ".join(texts) or None
 
     def _continued(self, topic: str, key: str, begin_ms: int, end_ms: int, last_key: str) -> tuple[int, str]:
-        """Return the time and the cursor with which a lookup continues behind the message that a page ended with.
+        """Return the end time and the cursor of a lookup that continues after the last message of a page.
 
-        `last_key` is what RocketMQ 5.5 pages by: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour in epoch
-        milliseconds. Raises `BadRequest` where the key has no such message.
+        `last_key` is RocketMQ 5.5's cursor: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour in epoch milliseconds.
+        Raises `BadRequest` if the key has no such message.
         """
         found = _LAST_KEY.fullmatch(last_key)
         if found is None:
@@ -491,7 +491,7 @@ class ReadOnlyBroker:
         raise BadRequest("the custom field <lastKey> names no message of this key")
 
     def _updated(self, answer: MessagesResult | None) -> dict[str, str]:
-        """Return up to which time, and up to which offset of a log, the index is known to be complete."""
+        """Return the time and the log offset up to which the index is known to be complete, as response fields."""
         positions: list[int] = []
         as_of_ms: int | None = None
         if answer is not None and answer.freshness:
@@ -507,10 +507,10 @@ class ReadOnlyBroker:
     def _view(self, request: Command, local: Host, caller: _Caller) -> Command:
         offset = number_of(request, "offset")
         found, is_damaged = self._at(offset, caller) if offset >= 0 else ([], False)
-        # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
+        # several brokers' logs may have the offset: prefer the requested address, then the requested topic
         of_local = [message for message in found if message.store_host == local]
         if is_damaged and not of_local:
-            # the damaged message may be the one that is meant
+            # the damaged message may be the requested one
             return request.answered(ResponseCode.SYSTEM_ERROR, _DAMAGED)
         found = of_local or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
@@ -521,8 +521,8 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.SYSTEM_ERROR, text)
 
     def _of_offset_id(self, topic: str, key: str, caller: _Caller) -> tuple[list[Message], bool]:
-        """Return the topic's message whose place is named by what was asked for as a unique key, as tools do, and
-        whether the place is damaged.
+        """Return the topic's message if `key` is the id of its place, and whether the place is damaged.
+        Tools send such ids as unique keys.
         """
         try:
             host, offset = decode_offset_msg_id(key)
@@ -554,7 +554,7 @@ class ReadOnlyBroker:
             ends = queues.ends(queue)
             offset = ends.begin
             if request.code == RequestCode.GET_MAX_OFFSET:
-                # raises where the last entry names no message: then nobody knows where the queue ends
+                # raises if the last entry has no message: then the end is unknown
                 queues.last_store_ms(queue, ends)
                 offset = ends.end
         return request.answered(ResponseCode.SUCCESS, fields={"offset": str(offset)})
@@ -569,7 +569,7 @@ class ReadOnlyBroker:
             last_ms = queues.last_store_ms(queue, ends)
             name = {"brokerName": self.name, "queueId": queue.queue_id, "topic": topic}
             offsets = {"lastUpdateTimestamp": last_ms, "maxOffset": ends.end, "minOffset": ends.begin}
-            # names of RocketMQ's table are objects, as its library writes and reads them
+            # RocketMQ's library writes objects as the names of this table
             rows.append(json_text(name) + b":" + json_text(offsets))
         body = b'{"offsetTable":{' + b",".join(rows) + b'},"topicPutTps":0.0}'
         return request.answered(ResponseCode.SUCCESS, body=body)
@@ -595,8 +595,6 @@ class ReadOnlyBroker:
             return request.answered(ResponseCode.INVALID_PARAMETER, text)
         return _pulled(request, queues.pull(topic, queue_id, offset, most, most_bytes, tags))
 
-    # where messages are
-
     def _archives(self) -> Mapping[str | None, SegmentArchive]:
         index = self._index
         return {None: index.segment_archive} if isinstance(index, IndexService) else index.segment_archives
@@ -605,9 +603,7 @@ class ReadOnlyBroker:
         return RocketmqMessages(self._store, self._archives(), root=self._root)
 
     def _at(self, offset: int, caller: _Caller) -> tuple[list[Message], bool]:
-        """Return the messages, each once, that the logs have at an offset and who asks may see, and whether an archived
-        copy is damaged.
-        """
+        """Return the distinct messages at an offset of all logs that the caller may see, and whether one is damaged."""
         found: dict[Message, None] = {}
         is_damaged = False
         for source in self._logs():
@@ -616,16 +612,16 @@ class ReadOnlyBroker:
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
             elif fetched.damaged:
-                # a caller of some topics learns nothing about a place that another topic's message may have
+                # do not show a caller of some topics that the place of another topic's message is damaged
                 is_damaged |= not fetched.withheld
                 self.log.log(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
             else:
-                # mostly an offset at which no message begins: the client chooses it
+                # usually an offset at which no message begins, which clients may send
                 _log.debug("no message at offset %d: %s", offset, fetched.problem)
         return list(found), is_damaged
 
     def _logs(self) -> Iterator[RocketmqMessages]:
-        """Yield each log by itself: an offset means something in one."""
+        """Yield the messages of each log: an offset belongs to one log."""
         if self._store is not None:
             yield RocketmqMessages(self._store, root=self._root)
         for archive in self._archives().values():
@@ -633,16 +629,16 @@ class ReadOnlyBroker:
                 yield RocketmqMessages(None, archive, store_name=name)
 
 
-# Of one version permanently: clients compare those of several answers.
+# Always the same version: clients compare the versions of responses
 _VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
-# A broker's figures: tools take them apart without looking whether they are there.
+# A broker's figures; tools fail if one is missing
 _FIGURES = (
     {"brokerVersionDesc": f"tiered-index {__version__}", "brokerActive": "true"}
     | dict.fromkeys(_RATES, "0.0 0.0 0.0")
     | dict.fromkeys((*_TOTALS, *_POOLS, *_OTHERS), "0")
     | dict.fromkeys(_RATIOS, "0.0")
 )
-# The bodies of answers that are always the same: there are no clients, groups and topics of the broker's own.
+# Constant response bodies: the broker has no clients, groups and topics of its own
 _CONSTANT: Mapping[int, bytes] = {
     RequestCode.HEART_BEAT: b"",
     RequestCode.UNREGISTER_CLIENT: b"",
@@ -681,12 +677,12 @@ def _pulled(request: Command, pulled: Pulled) -> Command:
 
 
 def waits_for_messages(request: Command, response: Command) -> bool:
-    """Return whether who pulled asked to wait where a queue has no new message, as it has none."""
+    """Return whether a pull asked to wait for new messages and found none."""
     return response.code == ResponseCode.PULL_NOT_FOUND and bool(number_of(request, "sysFlag") & _SUSPENDS)
 
 
 def busy(request: Command) -> Command:
-    """Return the response by which clients try again later."""
+    """Return the response that makes clients try again later."""
     return request.answered(ResponseCode.SYSTEM_BUSY, _BUSY)
 
 
@@ -711,7 +707,7 @@ _LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Caller], Comm
     RequestCode.GET_TOPIC_STATS_INFO: ReadOnlyBroker._topic_stats,
     RequestCode.PULL_MESSAGE: ReadOnlyBroker._pull,
 }
-# Without a store or queue offsets in the archive nothing says where the queues' messages are.
+# Requests that need queue offsets, from a store or the archive
 _OF_QUEUES = frozenset(
     (RequestCode.PULL_MESSAGE, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET, RequestCode.GET_TOPIC_STATS_INFO)
 )

@@ -1,7 +1,7 @@
-"""Messages of a topic around a moment, without a key: its queues, merged by the time at which messages were stored.
+"""Reads the messages of a topic around a moment, without a key: its queues, merged by store time.
 
-A page ends with the places of its first and last messages, so that pages before and behind it repeat and leave out
-nothing. Messages that have expired or were erased are passed over. One `Browser` serves one request.
+A page has the places of its first and last messages, so that earlier and later pages neither repeat nor omit a message.
+Expired and erased messages are skipped. One `Browser` serves one request.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tiered_index.storage.context import check_deadline
 from tiered_index.types import Explain
 
 MOST_QUEUES = 64
-"""Queues that are read at once: each takes reads of its own."""
+"""Most queues of one request, because each needs reads of its own."""
 _CURSOR = re.compile(r"(earlier|later):((?:[0-9]{1,9}=[0-9]{1,18})(?:,[0-9]{1,9}=[0-9]{1,18})*)", re.ASCII)
 # Entries of a queue that are looked up at once.
 _MOST_STEP = 32
 
 
 class Placed(NamedTuple):
-    """A message at its place, or why it can't be read."""
+    """A message and its place, or the reason why it can't be read."""
 
     queue_id: int
     queue_offset: int
@@ -59,7 +59,7 @@ class Browsed:
         return len(self.messages)
 
     def later_after(self, number: int) -> str | None:
-        """Return the cursor that continues behind the message with a number."""
+        """Return the cursor that continues after the message with a number."""
         if number == len(self.messages) - 1:
             return self.later
         read = {one.queue_id: one.queue_offset + 1 for one in self.messages[: number + 1]}
@@ -68,8 +68,9 @@ class Browsed:
 
 @dataclass
 class Browser:
-    """Reads pages of one topic's queues. `claim` is called with the bytes that a message takes before it is read, and
-    whether it is the first one of its queue. Once it returns False, the page ends. The first ones are read anyway.
+    """Reads pages of one topic's queues.
+    `claim` is called before a message is read, with its size in bytes and whether it is the first of its queue. If it
+    returns False, the page ends; the first message of each queue is read anyway.
     """
 
     queues: Queues[Any]
@@ -81,8 +82,8 @@ class Browser:
     ) -> Browsed | None:
         """Return up to `max_count` messages around `at_ms`, or those that `cursor` names; None: no such topic or queue.
 
-        Raises `InvalidArgument` for a cursor of another question and for too many queues, and `CorruptFile` for a
-        damaged queue; a message that can't be read is a part of the page.
+        Raises `InvalidArgument` for a cursor of another request and for too many queues, and `CorruptFile` for a
+        damaged queue. A message that can't be read is in the page, with its problem.
         """
         if queue_id is None:
             queues = {queue.queue_id: queue for queue in self.queues.of_topic(topic)}
@@ -116,7 +117,7 @@ class Browser:
 
 
 class _Way:
-    """Messages from `places` on by time, or those before them, the newest first. `places` moves along."""
+    """Reads messages by time, from `places` or backwards, and moves `places` along."""
 
     def __init__(
         self,
@@ -139,14 +140,14 @@ class _Way:
             merged = heapq.merge(*(self._timed(queue, step) for queue in self._queues.values()))
             while len(self.found) < most and (timed := next(merged, None)) is not None and not self._is_full:
                 self.found.append(timed.placed)
-                # not at once when it is read: the merge reads one message of each queue ahead
+                # only now, because the merge reads one message of each queue ahead
                 self.places[timed.placed.queue_id] = timed.following
         return self
 
     def _timed(self, queue: Queue, step: int) -> Iterator[_Timed]:
-        """Yield messages of a queue, each with its time, which never goes back: an order of queues by it keeps theirs.
+        """Yield messages of a queue, each with a time that never decreases, so that merging keeps the queue's order.
 
-        A message that can't be read has the time of the one before.
+        A message that can't be read has the time of the previous one.
         """
         number, sign = queue.queue_id, -1 if self._is_backwards else 1
         latest, is_first, (begin, end) = -math.inf, True, self._ends[number]
@@ -155,7 +156,7 @@ class _Way:
         else:
             begin = self.places[number]
         messages = self._browser.queues.messages(queue, begin, end, step, backwards=self._is_backwards)
-        # claimed for messages that turned out to be gone
+        # bytes claimed for messages that were skipped
         room = 0
         for offset, size, read in messages:
             check_deadline(f"reading messages of {queue.topic}")
@@ -175,7 +176,7 @@ class _Way:
             following = offset if self._is_backwards else offset + 1
             yield _Timed(latest, sign * number, following, Placed(number, offset, message, problem))
             is_first = False
-        # nothing but messages that are gone may have been behind the last one
+        # only skipped messages may follow the last one
         self.places[number] = begin if self._is_backwards else end
 
 
@@ -194,16 +195,16 @@ def _encoded(direction: str, places: Mapping[int, int]) -> str:
 
 
 def _decoded(cursor: str, ends: Mapping[int, Ends]) -> tuple[bool, dict[int, int]]:
-    """Return the direction and the places of a cursor. A place that is gone, or not there yet, is the nearest one.
+    """Return the direction and the places of a cursor. A place that does not exist becomes the nearest one.
 
-    A queue that the cursor does not name is newer than it: it begins there.
+    A queue that the cursor lacks is newer than the cursor: its place is its begin.
     """
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise InvalidArgument("the cursor is none of this request's: begin again with at_ms")
+        raise InvalidArgument("the cursor does not belong to this request: begin again with at_ms")
     named = {int(number): int(offset) for number, _, offset in (one.partition("=") for one in found[2].split(","))}
     if not named.keys() <= ends.keys():
-        raise InvalidArgument("the cursor names other queues: begin again with at_ms")
+        raise InvalidArgument("the cursor has other queues: begin again with at_ms")
     places = {
         number: min(max(named.get(number, of_queue.begin), of_queue.begin), of_queue.end)
         for number, of_queue in ends.items()

@@ -1,5 +1,5 @@
-"""Frames of RocketMQ's remoting protocol, in both serialisations of the header; the checked fields of a request, and
-its signature. Pure; threads: any.
+"""Encodes and decodes frames of RocketMQ's remoting protocol; checks fields and signatures of requests.
+Pure; threads: any.
 
 ```
 i32 length of what follows | u8 serialisation | u24 length of the header | header | body
@@ -13,12 +13,12 @@ i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32 length, remar
 i32 length of all fields, each: i16 length, name, i32 length, value
 ```
 
-It follows RocketMQ's `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable`. As there, an empty text is
-as good as none, and what is no UTF-8 becomes U+FFFD. Unlike there, a length that doesn't fit into its frame is an
-error for every reader, before anything of that length is allocated.
+It follows RocketMQ's `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable`. As there, an empty text
+equals a missing one, and invalid UTF-8 becomes U+FFFD. Unlike there, a length that exceeds its frame is an error before
+memory of that length is allocated.
 
-A signature (`AclClientRPCHook`, `AclSigner`) is over the fields' values in the order of their names, then the body.
-Code, opaque and time are not signed, so who sees a request can repeat it: across an untrusted network use TLS, too.
+A signature (`AclClientRPCHook`, `AclSigner`) covers the fields' values in the order of their names, then the body.
+Code, opaque and time are not signed, so an eavesdropper can repeat a request: use TLS across an untrusted network.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ JSON, BINARY = 0, 1
 RESPONSE, ONEWAY = 1, 2
 # Java clients close the connection at a longer frame.
 MAX_FRAME_BYTES = 16_777_216
-# What answers say they speak: 5.3.3.
+# The protocol version of responses: 5.3.3
 VERSION = 479
 
 _HEAD_BYTES = 4
@@ -87,7 +87,7 @@ _NAMES: dict[int, str] = {code.value: code.name for code in RequestCode}
 
 
 def name_of(code: int) -> str:
-    """Return what a request asks for, for people: its name, or ``other``."""
+    """Return the name of a request code, or ``other``."""
     return _NAMES.get(code, "other")
 
 
@@ -128,16 +128,16 @@ class Command:
     body: bytes = b""
     serialisation: int = JSON
     withheld: int = field(default=0, compare=False)
-    """Of a response: places that were left out, since the caller may not see their topic. No frame has it."""
+    """In a response: number of places that were withheld because of their topic. It is not part of the frame."""
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request."""
+        """Whether the command is a response."""
         return bool(self.flag & RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether nobody waits for a response."""
+        """Whether the client expects no response."""
         return bool(self.flag & ONEWAY)
 
     def answered(
@@ -156,7 +156,7 @@ class Command:
 
 
 def encode_frame(command: Command) -> bytes:
-    """Return a frame's bytes, its length among them; raises `InvalidArgument` for what has no room in its field."""
+    """Return a frame's bytes, with its length. Raises `InvalidArgument` for a value that does not fit its field."""
     try:
         header = _encode_json(command) if command.serialisation == JSON else _encode_binary(command)
         length = _HEAD_BYTES + len(header) + len(command.body)
@@ -169,7 +169,7 @@ def encode_frame(command: Command) -> bytes:
 
 
 def decode_frame(data: bytes) -> Command:
-    """Return the command of a frame without its length; raises `InvalidArgument` for anything else."""
+    """Return the command in a frame, given without its length. Raises `InvalidArgument` for an invalid frame."""
     if len(data) < _HEAD_BYTES:
         raise InvalidArgument(f"a frame has {_HEAD_BYTES} bytes or more, not {len(data)}")
     serialisation, length = data[0], int.from_bytes(data[1:_HEAD_BYTES], "big")
@@ -189,7 +189,7 @@ def decode_frame(data: bytes) -> Command:
 
 
 def json_text(value: Any) -> bytes:
-    """Return JSON as RocketMQ's own library writes it: no blanks, names sorted, texts as they are."""
+    """Return JSON as RocketMQ's own library writes it: no blanks, sorted names, texts not escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode(errors="replace")
 
 
@@ -231,7 +231,7 @@ def _decode_json(data: bytes) -> dict[str, Any]:
 
 
 def _number(name: str, value: object) -> int:
-    """Return a header's number; texts count as RocketMQ's library takes them. None: 0."""
+    """Return a number of a header, also from text, as RocketMQ's library does; 0 for None."""
     if value is None:
         return 0
     if isinstance(value, str) and value.isascii() and len(value) <= 11 and value.removeprefix("-").isdigit():
@@ -291,7 +291,7 @@ def _decode_binary(data: bytes) -> dict[str, Any]:
 
 
 def _take(data: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """Return a text behind its length of `width` bytes, and where the next begins."""
+    """Return the text at `at`, after its length of `width` bytes, and the position of the next one."""
     begin = at + width
     length = int.from_bytes(data[at:begin], "big", signed=True)
     if begin > len(data) or not 0 <= length <= len(data) - begin:
@@ -302,28 +302,28 @@ def _take(data: bytes, at: int, width: int) -> tuple[bytes, int]:
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
-# Clients up to 4.9.3 add this field behind the signature.
+# Clients up to 4.9.3 add UNIQUE_KEY_QUERY after signing
 _LAST_WITHOUT_UNIQUE = 399
 
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """A secret key, and the prefixes of the topics that it is for; None: every topic."""
+    """A secret key, and the prefixes of the topics that it may see; None: every topic."""
 
     secret: str = field(repr=False)
     topics: tuple[str, ...] | None = None
 
     def sees(self, topic: str) -> bool:
-        """Return whether it is for a topic."""
+        """Return whether the key may see a topic."""
         return self.topics is None or topic.startswith(self.topics)
 
 
-# of servers that have no keys
+# The key of all requests to a server without keys
 EVERY_TOPIC = AccessKey("")
 
 
 def signature(command: Command, secret: str) -> str:
-    """Return what a client with this secret key signs a request with: Base64 of HMAC-SHA1."""
+    """Return the signature of a request with this secret key: Base64 of HMAC-SHA1."""
     unsigned = {SIGNATURE, UNIQUE_KEY_QUERY} if command.version <= _LAST_WITHOUT_UNIQUE else {SIGNATURE}
     # Java orders names by their UTF-16 code units
     names = sorted(command.fields.keys() - unsigned, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
@@ -332,10 +332,10 @@ def signature(command: Command, secret: str) -> str:
 
 
 def signer_of(command: Command, keys: Mapping[str, AccessKey]) -> AccessKey | None:
-    """Return whose signature a request carries, of `keys` by their names; None: nobody's."""
+    """Return the key of `keys` (by name) with which a request is signed; None: no key."""
     key = keys.get(command.fields.get(ACCESS_KEY, ""))
     given = command.fields.get(SIGNATURE, "").encode(errors="replace")
-    # as much work for a name that is none
+    # the same work for an unknown name: the time must not show it
     is_signed = hmac.compare_digest(signature(command, (key or EVERY_TOPIC).secret).encode(), given)
     return key if is_signed else None
 
@@ -344,11 +344,11 @@ _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 
 class BadRequest(InvalidArgument):
-    """The request lacks a field, or a field has an impossible value. The client gets the text."""
+    """The request lacks a field, or a field has an invalid value. The client gets the text."""
 
 
 def text_of(request: Command, name: str) -> str:
-    """Return a field. Raises `BadRequest` where it is missing or no Unicode text."""
+    """Return a field. Raises `BadRequest` if it is missing or not Unicode text."""
     text = request.fields.get(name)
     if text is None:
         raise BadRequest(f"the custom field <{name}> is null")
@@ -360,7 +360,7 @@ def text_of(request: Command, name: str) -> str:
 
 
 def checked_of(check: Callable[[object], str], request: Command, name: str) -> str:
-    """Return a field that `check` takes. Raises `BadRequest`."""
+    """Return `check(field)`. Raises `BadRequest`."""
     try:
         return check(text_of(request, name))
     except BadRequest:
@@ -370,7 +370,7 @@ def checked_of(check: Callable[[object], str], request: Command, name: str) -> s
 
 
 def topic_of(request: Command) -> str:
-    """Return the topic that is asked for. Raises `BadRequest`."""
+    """Return the requested topic. Raises `BadRequest`."""
     return checked_of(check_topic, request, "topic")
 
 

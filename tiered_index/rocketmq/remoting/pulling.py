@@ -1,8 +1,7 @@
-"""The ends of a queue and the messages from a queue offset on: by the consume queues of a broker's store, or by the
-queue offsets of archived segments.
-
+"""Reads queues: their begins and ends, and messages from a queue offset. Has the reader of a store's consume queues.
 Codes, statuses and bounds are those of RocketMQ's `DefaultMessageStore.getMessage` and `PullMessageProcessor`. A queue
-begins, as for its broker, at the first message that the log, or the archive, still has. One object serves one request.
+
+begins at the first message that the log, or the archive, still has. One object serves one request.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from tiered_index.rocketmq.log.store import ConsumeQueue, queues_of
 from tiered_index.rocketmq.remoting.frames import ResponseCode
 from tiered_index.storage.context import check_deadline
 
-# What a broker gives at once of messages that are in its memory, and how many entries it looks at for them.
+# A broker's bounds on one pull of messages in memory: messages, bytes, and entries that it reads
 _MOST_MESSAGES, _MOST_BYTES, _MOST_ENTRIES = 32, 256 << 10, 800
 _LEAST_BYTES = 100
-# A smaller tags code is no hash: it is an address in the queue's extension, which is not read.
+# A smaller tags code is not a hash but an address in the queue's extension, which is not read
 _LEAST_HASH = -(2**31)
 EVERY_TAG = "*"
-# Damaged messages that are passed over in the search for a moment.
+# Most damaged messages that are skipped in the search for a moment
 _MOST_DAMAGED = 8
-# The code of an entry that says nothing about the tags: the message does.
+# The code of an entry without a tags code: the message itself is checked
 NO_CODE = -(2**63)
 
 
@@ -57,7 +56,7 @@ class Pulled:
 
 
 class Unread(NamedTuple):
-    """A message of a queue: `read` raises `CorruptFile`, and returns None if it may be answered no more."""
+    """A message of a queue. `read()` returns it, or None if it was deleted, expired or erased; raises `CorruptFile`."""
 
     queue_offset: int
     size: int
@@ -65,9 +64,9 @@ class Unread(NamedTuple):
 
 
 def hashes_of_tags(subscription: str) -> frozenset[int] | None:
-    """Return the hashes of the tags that a subscription such as ``paid || sent`` asks for; None: every message.
+    """Return the hashes of the tags of a subscription such as ``paid || sent``; None: every message.
 
-    It is empty where the subscription names no tag.
+    Empty if the subscription has no tag.
     """
     if subscription in ("", EVERY_TAG):
         return None
@@ -75,7 +74,7 @@ def hashes_of_tags(subscription: str) -> frozenset[int] | None:
 
 
 class UnknownOffsets(CorruptFile):
-    """The messages of a queue are not known. `problem` says why and names no object."""
+    """The messages of a queue are unknown. `problem` has the reason, without names of objects."""
 
 
 class Queue(Protocol):
@@ -83,11 +82,11 @@ class Queue(Protocol):
 
     @property
     def topic(self) -> str:
-        """Its topic."""
+        """The queue's topic."""
 
     @property
     def queue_id(self) -> int:
-        """Its number within the topic."""
+        """The queue's number within the topic."""
 
 
 Q = TypeVar("Q", bound=Queue)
@@ -101,15 +100,15 @@ class Queues(ABC, Generic[Q]):
 
     @abstractmethod
     def of_topic(self, topic: str, *, whole: bool = False) -> list[Q]:
-        """Return the queues of a topic, by number; with `whole` all there are, or `UnknownOffsets`."""
+        """Return the known queues of a topic, by number. With `whole` return all, or raise `UnknownOffsets`."""
 
     @abstractmethod
     def find(self, topic: str, queue_id: int) -> Q | None:
-        """Return a queue, None where there is none."""
+        """Return a queue; None if there is none."""
 
     @abstractmethod
     def ends(self, queue: Q) -> Ends:
-        """Return where a queue begins and ends, without a look at its messages."""
+        """Return the begin and end of a queue, without reading its messages."""
 
     @abstractmethod
     def last_store_ms(self, queue: Q, ends: Ends) -> int:
@@ -117,16 +116,16 @@ class Queues(ABC, Generic[Q]):
 
     @abstractmethod
     def _entries(self, queue: Q, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
-        """Return entries of a queue (`log.store.ENTRY`, up to `most`) from a queue offset on, or from the first one
-        behind it that there is, and that one's offset.
+        """Return up to `most` entries (`log.store.ENTRY`) of a queue, and the offset of the first one.
+        They begin at a queue offset or, if it has no entry, at the next one that has.
         """
 
     @abstractmethod
     def _reader(
         self, queue: Q, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
-        """Return a function that reads the message of a row of `entries`. The first row is at the queue offset. It
-        returns None for a message that may be answered no more. `rows` will be asked for, in this order.
+        """Return a function that returns the message of a row of `entries`, as `Unread.read`.
+        Row 0 is at the queue offset `offset`. The function is called for `rows`, in this order.
         """
 
     @abstractmethod
@@ -134,13 +133,13 @@ class Queues(ABC, Generic[Q]):
         """Return the queue offset of the first message stored at `at_ms` or later; the queue's end if there is none."""
 
     def _within(self, queue: Q, begin: int, end: int) -> tuple[int, int]:
-        """Return the part of [begin, end) at its end in which no offset is missing."""
+        """Return the last part of [begin, end) without missing offsets."""
         return begin, end
 
     def messages(self, queue: Q, begin: int, end: int, step: int, *, backwards: bool = False) -> Iterator[Unread]:
-        """Yield the messages at the queue offsets [begin, end), or from the last one back, looking up `step` at once.
+        """Yield the messages at the queue offsets [begin, end), or backwards, reading `step` entries at once.
 
-        Offsets that have no message are passed over.
+        Offsets without a message are skipped.
         """
         while begin < end:
             if backwards:
@@ -162,10 +161,10 @@ class Queues(ABC, Generic[Q]):
     def pull(
         self, topic: str, queue_id: int, offset: int, most: int, most_bytes: int, tags: frozenset[int] | None
     ) -> Pulled:
-        """Return messages of a queue from an offset on, one at least and no more than `most` and `most_bytes`.
+        """Return messages of a queue from an offset: at least one, and no more than `most` and `most_bytes` allow.
 
-        Only those whose tags have one of the hashes `tags` (None: all); others may have the same hash. Messages end
-        before the first damaged one: a pull that begins there raises.
+        Only messages whose tags have one of the hashes `tags` (None: all) are returned; other tags may have the same
+        hash. A pull ends before the first damaged message; a pull that begins there raises.
         """
         moved = ResponseCode.PULL_OFFSET_MOVED
         nothing = moved if offset else ResponseCode.PULL_NOT_FOUND
@@ -181,7 +180,7 @@ class Queues(ABC, Generic[Q]):
         if offset == ends.end:
             return Pulled(ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, ends)
         first, entries = self._entries(queue, offset, min(_MOST_ENTRIES, ends.end - offset))
-        if first > offset:  # deleted since, or never there
+        if first > offset:  # deleted meanwhile, or never written
             return Pulled(moved, "OFFSET_TOO_SMALL", first, self.ends(queue))
         if not len(entries):
             raise CorruptFile(topic, f"no entry at queue offset {offset}, and the queue ends at {ends.end}")
@@ -218,7 +217,7 @@ def _hash_of(tags: str | None) -> int:
 
 
 def checked_message(message: Message, queue: Queue, offset: int, file: str) -> Message:
-    """Return a message, which a queue names at an offset. Raises `CorruptFile` for another one."""
+    """Return `message`. Raises `CorruptFile` unless it is the one at an offset of the queue."""
     if (message.topic, message.queue_id, message.queue_offset) != (queue.topic, queue.queue_id, offset):
         problem = f"queue offset {offset} names commit log offset {message.physical_offset}, where another message is"
         raise CorruptFile(file, problem)
@@ -226,7 +225,7 @@ def checked_message(message: Message, queue: Queue, offset: int, file: str) -> M
 
 
 class StoreQueues(Queues[ConsumeQueue]):
-    """Reads the queues of the store in `folder`. `root` is that of an index that follows it, else None."""
+    """Reads the queues of the store in `folder`. `root` is the root of an index that follows the store, or None."""
 
     def __init__(self, folder: Path, root: Path | None) -> None:
         self._folder = folder / "consumequeue"
@@ -242,19 +241,19 @@ class StoreQueues(Queues[ConsumeQueue]):
         return next((queue for queue in self.of_topic(topic) if queue.queue_id == queue_id), None)
 
     def ends(self, queue: ConsumeQueue) -> Ends:
-        """Return where a queue begins and ends by its entries, without a look at its messages."""
+        """Return the begin and end of a queue by its entries, without reading its messages."""
         check_deadline(f"reading the queues of {queue.topic}")
         end, log_begin = queue.end(), self._log.begin_offset()
         begin = end if log_begin is None else min(queue.seek(log_begin), end)
         if begin < end and (entries := queue.read(end - 1, 1)[1]).size:
             log_end = self._truncated.end_before(int(entries["offset"][0]))
             if log_end is not None:
-                # the broker cut its log, and the queue's entries stay until they are written over
+                # the broker cut its log; old entries of the queue stay until they are overwritten
                 end = max(begin, min(end, queue.seek(log_end)))
         return Ends(begin, end)
 
     def last_store_ms(self, queue: ConsumeQueue, ends: Ends) -> int:
-        """Return the store timestamp of a queue's last message, 0 where it has none."""
+        """Return the store timestamp of a queue's last message; 0 if it has none."""
         if ends.begin == ends.end:
             return 0
         _, entries = queue.read(ends.end - 1, 1)
@@ -266,7 +265,7 @@ class StoreQueues(Queues[ConsumeQueue]):
         while low < high:
             middle = (low + high) // 2
             check_deadline(f"reading the queues of {queue.topic}")
-            # a damaged message has no time of its own: the next one tells
+            # use the time of the next message in place of a damaged one's
             for offset in range(middle, min(middle + _MOST_DAMAGED, high)):
                 if (store_ms := self._store_ms(queue, offset)) is not None:
                     break
@@ -277,11 +276,11 @@ class StoreQueues(Queues[ConsumeQueue]):
         return low
 
     def _store_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
-        """Return when a message was stored; None: it is damaged."""
+        """Return the store timestamp of a message; -1: deleted, None: damaged."""
         try:
             return self._message(queue, offset, queue.read(offset, 1)[1]).store_ms
         except CorruptFile as error:
-            # a deleted message is older than all that is left
+            # a deleted message is older than all others
             return -1 if self._is_deleted(error) else None
 
     def _entries(self, queue: ConsumeQueue, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
@@ -301,20 +300,20 @@ class StoreQueues(Queues[ConsumeQueue]):
         return read
 
     def _message(self, queue: ConsumeQueue, offset: int, entries: npt.NDArray[np.void]) -> Message:
-        """Return the message that the first of `entries`, at a queue offset, names."""
+        """Return the message of the first of `entries`, which is at a queue offset."""
         if not len(entries):
             raise CorruptFile(str(queue.folder), f"no entry at queue offset {offset}, which is before the queue's end")
         message = self._log.read(int(entries["offset"][0]), int(entries["size"][0]))
         return checked_message(message, queue, offset, str(queue.folder))
 
     def _is_deleted(self, error: CorruptFile) -> bool:
-        """Return whether the broker has deleted the place since the queue's begin was looked up."""
+        """Return whether the broker has deleted the place since the queue's begin was read."""
         begin = self._log.begin_offset() if isinstance(error, MissingOffsets) else None
         return isinstance(error, MissingOffsets) and begin is not None and error.end <= begin
 
 
 def _matching(codes: npt.NDArray[np.int64], tags: frozenset[int] | None) -> npt.NDArray[np.intp]:
-    """Return the rows whose tags code is one of `tags`, or says nothing about the tags."""
+    """Return the rows whose tags code is one of `tags`, or is not a hash."""
     if tags is None:
         return np.arange(len(codes))
     codes = codes.astype(np.int64)

@@ -1,9 +1,9 @@
-"""The server of RocketMQ's remoting protocol: connections, frames and their bounds, on asyncio.
+"""The server of RocketMQ's remoting protocol on asyncio: connections, frames and their bounds.
 
-One task a connection reads frames, one a request answers it; responses go out as they are ready, each with its
-request's `opaque`. A one-way request is answered as any other, so that it counts; its response is not sent. Lookups run
-in a bounded pool of threads. A connection ends at the first bytes that are no frame, when it is idle for too long, and
-when its client is gone, which also ends the reads for it. Threads: those of one event loop.
+One task for each connection reads frames, and one for each request answers it. Responses are sent when they are ready,
+with their request's `opaque`. A one-way request is processed and counted as others, but its response is not sent.
+Lookups run in a bounded pool of threads. A connection ends at the first bytes that are no frame, when it is idle for
+too long, and when its client disconnects, which also ends its lookups. Threads: one event loop's.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from tiered_index.service.threads import DaemonPool
 _LENGTH_BYTES = 4
 _LEAST_FRAME_BYTES = 4
 _HANDSHAKE_S = 10.0
-# How long a pull that waits for messages is held where there are none, as by a broker that polls.
+# Time to hold a pull that waits for messages, as a broker that polls does
 _POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingLimits:
-    """Bounds of the memory that clients can take. Raises `InvalidArgument` for an impossible bound."""
+    """Bounds on the memory and threads that clients use. Raises `InvalidArgument` for a bound that is not positive."""
 
     connections: int = 1_024
-    # Of a request, without its length.
+    # Bytes of a request, without its length
     frame_bytes: int = 256 << 10
-    # Lookups under way and waiting: of one connection, which is not read further then, and of all.
+    # Lookups under way and waiting: of one connection, which is then not read, and of all connections
     requests_of_connection: int = 16
     requests: int = 256
     threads: int = 16
-    # Responses that clients have not taken yet, beside those under way.
+    # Bytes of responses that clients have not read yet
     unsent_bytes: int = 256 << 20
-    # Without a whole frame, and for taking a response.
+    # Time for the next complete frame, and for reading a response
     idle_s: float = 120.0
-    # A lookup that waited for longer is not begun: its client will have given up.
+    # A lookup that has waited longer is not begun: its client has given up
     queued_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -74,17 +74,17 @@ class RemotingLimits:
 
 
 class _Ended(Exception):
-    """The connection ends; the text is for the log."""
+    """The connection must end; the text is for the log."""
 
 
 class RemotingServer:
-    """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
+    """Serves `broker` at `host` and `port` (0: any free port) between `start` and `close`, or in ``async with``.
 
-    With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
-    topics that it is for. With `tls` every connection is encrypted. `audit` is called once with every request, its
-    response, and whether it was signed with one of the keys (True without `keys`). `observe` is called once with every
-    request, its response and the seconds between them. Both are called in any thread, also if the client is gone or the
-    request failed. `bound` is a socket that has the address already.
+    With `keys` (by name), a request that is not signed with one of them gets "no permission"; the key decides which
+    topics the caller sees. With `tls` every connection is encrypted. `audit` is called once for every request, with its
+    response and whether it was signed with one of the keys (True without `keys`). `observe` is called once for every
+    request, with its response and the seconds between them. Both are called in any thread, also if the client has
+    disconnected or the request failed. `bound` is a socket that is bound to the address already.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RemotingServer:
         self._unsent_bytes = 0
 
     async def start(self) -> None:
-        """Listen. Raises `SetupUnavailable` if the address can't be had."""
+        """Listen. Raises `SetupUnavailable` if the address can't be used."""
         more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
         place: dict[str, Any] = (
             {"host": self._host, "port": self._port} if self._bound is None else {"sock": self._bound}
@@ -130,25 +130,25 @@ class RemotingServer:
 
     @property
     def address(self) -> Host:
-        """Where it listens."""
+        """The address on which the server listens."""
         if self._server is None or not self._server.sockets:
             raise InvalidArgument("the server does not listen")
         return _host_of(self._server.sockets[0].getsockname())
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """The number of connections."""
         return len(self._connections)
 
     @property
     def url(self) -> str:
-        """Where it can be reached, for people."""
+        """The URL of the address, for messages."""
         return f"rocketmq://{self.address}"
 
     async def serve(self, ready: Callable[[], None]) -> None:
-        """Listen until `stop`, beside other servers of the same loop; `ready` is called once it does.
+        """Listen until `stop` is called; `ready` is called once the server listens.
 
-        Lookups under way are given up then: who asked asks again, elsewhere. Raises as `start`.
+        Lookups under way are cancelled at the end: clients repeat them elsewhere. Raises as `start`.
         """
         self._stopping = asyncio.Event()
         try:
@@ -159,7 +159,7 @@ class RemotingServer:
             await self.close()
 
     def stop(self) -> None:
-        """Have `serve` end."""
+        """Make `serve` end."""
         if self._stopping is not None:
             self._stopping.set()
 
@@ -195,13 +195,13 @@ class RemotingServer:
         try:
             await _Connection(self, reader, writer).run()
         except asyncio.CancelledError:
-            pass  # the server is closed, and nobody waits for this task's result
+            pass  # the server is closing
         finally:
             writer.transport.abort()
             self._connections.discard(task)
 
     async def respond(self, request: Command, local: Host, peer: str = "somewhere") -> Command:
-        """Return the response to a request that came in at `local` from `peer`."""
+        """Return the response to a request from `peer` to the address `local`."""
         account = partial(self._account, request, time.monotonic())
         try:
             key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
@@ -226,12 +226,12 @@ class RemotingServer:
         self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
     ) -> Command:
         limits, received_s = self.limits, time.monotonic()
-        # held by the one who accounts for the request: the thread that begins it, or else the loop
+        # Whoever acquires it accounts for the request: the thread that begins it, or else the loop
         begun = threading.Lock()
 
         def look_up() -> Command:
             if not begun.acquire(blocking=False):
-                return busy(request)  # nobody waits for it any more
+                return busy(request)  # the client has disconnected
             try:
                 waited = time.monotonic() - received_s > limits.queued_s
                 sees = None if key.topics is None else key.sees
@@ -239,7 +239,7 @@ class RemotingServer:
             except BaseException:
                 account(_failed(request))
                 raise
-            # in this thread, since nobody waits for the response once the client is gone
+            # in this thread, because no task waits for the response if the client disconnects
             return account(response)
 
         self._requests += 1
@@ -254,10 +254,10 @@ class RemotingServer:
                 # no thread began it, and none will
                 account(busy(request))
         if response.withheld:
-            # the time must not tell what is at a place, either
+            # the time must not show what is at a withheld place
             await asyncio.sleep(pause_s(time.monotonic() - received_s))
         if waits_for_messages(request, response):
-            # it pulls again at once
+            # the client pulls again at once
             await asyncio.sleep(_POLL_S)
         return response
 
@@ -272,7 +272,7 @@ class RemotingServer:
 
 
 class _Connection:
-    """One client: its frames, in, and the responses, out."""
+    """One client: reads its frames and sends the responses."""
 
     def __init__(self, server: RemotingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server = server
@@ -284,7 +284,7 @@ class _Connection:
         self._requests = 0
 
     async def run(self) -> None:
-        """Answer requests until the connection ends; those under way are cancelled then."""
+        """Answer requests until the connection ends; then cancel those under way."""
         try:
             async with asyncio.TaskGroup() as requests:
                 await self._read(requests)
@@ -305,11 +305,11 @@ class _Connection:
                 continue
             self._requests += 1
             if request.is_oneway:
-                # not in a task, which ends with the connection: a client that has gone already asked, too
+                # not in a task, which ends with the connection: the client may have disconnected already
                 await self._answer(request)
             else:
                 requests.create_task(self._answer(request))
-                # the task has begun before the connection can end: one that has not would never account for it
+                # let the task begin before the connection can end: otherwise it would not account for the request
                 await asyncio.sleep(0)
 
     async def _frame(self) -> bytes:
@@ -351,7 +351,7 @@ def _failed(request: Command) -> Command:
 
 
 def _host_of(name: tuple[Any, ...]) -> Host:
-    """Return a socket's name as a host; an IPv4 address that IPv6 carries is one of IPv4."""
+    """Return a socket's name as a host; an IPv4-mapped IPv6 address becomes IPv4."""
     address = ipaddress.ip_address(str(name[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return Host(str(mapped or address), int(name[1]))
@@ -372,10 +372,10 @@ async def serve_remoting(
     tls: ssl.SSLContext | None = None,
     limits: RemotingLimits | None = None,
 ) -> RemotingServer:
-    """Return a server that answers RocketMQ's tools from `index`, listening; `close` it before the index.
+    """Start a server that answers RocketMQ's tools from `index`, and return it; close it before the index.
 
-    Arguments as of `ReadOnlyBroker` and `RemotingServer`. Raises `SetupUnavailable` if the address can't be had, and
-    `InvalidArgument` where `store` is not a RocketMQ store.
+    For the arguments see `ReadOnlyBroker` and `RemotingServer`. Raises `SetupUnavailable` if the address can't be used,
+    and `InvalidArgument` if `store` is not a RocketMQ store.
     """
     broker = ReadOnlyBroker(
         index, store=store, root=root, cluster=cluster, name=name, advertised=advertised, timeout_s=timeout_s

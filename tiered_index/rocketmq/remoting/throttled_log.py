@@ -1,4 +1,4 @@
-"""Lines of the log that clients cause: one of each kind in ten seconds, so that no client fills the log. Any thread."""
+"""Throttles log lines that clients cause: one line of each kind in ten seconds. Any thread."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _EVERY_S = 10.0
 
 @dataclass(eq=False)
 class ThrottledLog:
-    """Writes to `logger`; a line says how many of its kind were left out since the one before."""
+    """Writes to `logger`; a line has the number of omitted lines of its kind since the last one."""
 
     logger: logging.Logger
     clock: Clock
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    # by the text without its values: when a line was written, and how many were left out since then
+    # By format: time of the last line, and number of omitted lines since then
     _written: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def log(self, level: int, text: str, *values: object, exc_info: bool = False) -> None:
-        """Write a line unless one of its `text` was written just now."""
+        """Write a line unless one with the format `text` was written within ten seconds."""
         with self._lock:
             now_s = self.clock.monotonic_s()
             written_s, left_out = self._written.get(text, (float("-inf"), 0))

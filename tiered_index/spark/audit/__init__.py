@@ -1,1 +1,1 @@
-"""Audit: an index proved by executors, and compared with its source. May import lookup, build."""
+"""Audits an index on executors, and compares it with its source. May import lookup, build."""

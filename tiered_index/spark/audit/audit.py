@@ -1,8 +1,8 @@
-"""Audit: the whole index proved by executors, and compared with the source that it was made of.
+"""Audits a whole index on executors, and compares it with its source.
 
-The driver checks the log and its tables as `tiered-index verify` does, tasks every byte of objects and archived
-segments. With a source, one shuffle of digests finds the differences, reported as *missing*, *extra* and *wrong*
-entries; duplicates are no difference. Nothing is changed. One thread drives an audit.
+The driver checks the log and its tables as `tiered-index verify` does; tasks check every byte of objects and archived
+segments. With a source, one shuffle of digests finds *missing*, *extra* and *wrong* entries; duplicates are no
+difference. An audit changes nothing. One thread drives it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tiered_index.storage.metering import MeteredStorage
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-# Some tasks a core, since objects differ in size; fewer where one has little to read: a task takes some 20 ms of CPU
+# Several tasks a core, because objects differ in size; fewer if there is little to read: a task needs 20 ms of CPU
 _TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
 
 
@@ -59,8 +59,8 @@ _TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
 class AuditResult:
     """The result of an audit.
 
-    `report` is as `verify`'s; `differences` are those of index and source, None where no source was given; `entries`
-    and `objects` are the log's counts at its position `log_number`.
+    `report` is a report of `verify`. `differences` are those of index and source, None without a source. `entries` and
+    `objects` are the log's counts at its position `log_number`.
     """
 
     report: Report
@@ -72,7 +72,7 @@ class AuditResult:
 
     @property
     def status(self) -> str:
-        """``ok``, ``findings``, or ``incomplete``: nothing wrong so far, but not all could be read or proven."""
+        """``ok``, ``findings``, or ``incomplete``: no findings, but not everything could be read or proven."""
         if self.differences is not None and self.differences.findings:
             return "findings"
         if self.report.status == "ok" and self.differences is not None and self.differences.unproven:
@@ -81,14 +81,14 @@ class AuditResult:
 
 
 def check_audit(source: SourceLike | None, *, storage: str, fields: Mapping[str, object], config: IndexConfig) -> None:
-    """Raise what `audit` does for an index and a source, as far as that needs no Spark; `fields` are as `columns`."""
+    """Raise the errors of `audit` that need no Spark, for an index and a source; `fields` are its `columns`."""
     with StorageAddress(storage, config.s3).open() as opened:
         try:
             genesis = StorageLog(opened, SystemClock()).open().genesis
         except NotAnIndex:
             raise
         except TieredIndexError:
-            return  # what else is wrong with a log an audit tells
+            return  # an audit reports other errors of a log
     assert genesis is not None
     if source is not None:
         check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
@@ -107,15 +107,14 @@ def audit(
     clock: Clock | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> AuditResult:
-    """Check the index in `storage`, and compare it with `source` where one is given.
+    """Check the index in `storage`, and compare it with `source` if one is given.
 
-    `source` and its `columns` are as `build` takes them. `begin_ms` and `end_ms` (inclusive, to the second) bound what
-    is compared, not what is checked: for a source that is a part of the index, or the other way round. At most
-    `most_listed` differences of each kind are kept, all are counted. `progress` is called with (stage, tasks done,
-    tasks).
+    For `source` and its `columns` see `build`. `begin_ms` and `end_ms` (inclusive, to the second) bound the comparison,
+    not the checks, for a source that has a part of the index, or the reverse. At most `most_listed` differences of each
+    kind are listed; all are counted. `progress` is called with (stage, tasks done, tasks).
+    Raises `NotAnIndex`, `InvalidArgument` (the source), and the storage's errors on the driver. The report lists an
 
-    Raises `NotAnIndex`, `InvalidArgument` (the source), what the storage raises on the driver. An object that can't be
-    read is listed in the report; the comparison fails with what the storage raises.
+    object that can't be read; the comparison raises the storage's errors.
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()
@@ -194,18 +193,18 @@ def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Rep
         else:
             check_segments(storage, [one], found, lambda *_: None, deep=True)
     except StorageError as error:
-        # of a class that can be sent
+        # a class that can be pickled
         kind = StorageMisconfigured if isinstance(error, StorageMisconfigured) else StorageUnavailable
         found.unchecked.append((one.name, kind(str(error))))
 
 
 def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:
-    """Take back what was found of objects that a merge has removed while they were checked: they may be deleted."""
+    """Remove findings of objects that a merge has removed from the log meanwhile, because they may be deleted."""
     log = StorageLog(storage, clock)
     try:
         now = log.open()
     except CorruptFile:
-        return  # reported already, or damaged since: the next audit reports it
+        return  # reported already, or damaged meanwhile
     gone = {name for name in (*seen.objects, *seen.archive) if name not in now.objects and name not in now.archive}
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
@@ -223,7 +222,7 @@ REPORT_SCHEMA = arrow_schema(
 
 
 def report_table(result: AuditResult) -> pa.Table:
-    """Return the rows, in the order of `kind` above."""
+    """Return the rows of a report, in the order of `kind` above."""
     rows: list[dict[str, Any]] = [
         {"kind": "finding", "object": d.file, "part": d.part, "problem": d.problem, "byte_offset": d.offset}
         for d in result.report.findings
@@ -240,11 +239,11 @@ def report_table(result: AuditResult) -> pa.Table:
 
 
 def check_report_name(uri: str, s3: StorageOptions | None = None) -> None:
-    """Raise `InvalidArgument` where a report can't be written there by its name."""
+    """Raise `InvalidArgument` if a report can't be written to `uri`."""
     folder, name = _place(uri)
     if not name.endswith(".parquet"):
         raise InvalidArgument(
-            f"a report is one Parquet file, as report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}"
+            f"a report is one Parquet file: give report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}"
         )
     if "://" in uri:
         try:
@@ -256,7 +255,7 @@ def check_report_name(uri: str, s3: StorageOptions | None = None) -> None:
 
 
 def _place(uri: str) -> tuple[str, str]:
-    """Return the folder or the storage, its parameters with it, and the name in it."""
+    """Return the folder, or the storage's URI with its parameters, and the name in it."""
     if "://" not in uri:
         return str(Path(uri).parent), Path(uri).name
     place, mark, parameters = uri.partition("?")
@@ -265,7 +264,7 @@ def _place(uri: str) -> tuple[str, str]:
 
 
 def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None) -> None:
-    """Write the report to a path or an object, replacing what is there. Raises `InvalidArgument`, as the storage."""
+    """Write the report to a path or an object; replace an existing one. Raises `InvalidArgument`, storage errors."""
     check_report_name(uri, s3)
     body = io.BytesIO()
     pq.write_table(report_table(result), body)
@@ -282,7 +281,7 @@ def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None
 
 
 def plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return fields as JSON can say them: bytes as hexadecimal digits, numbers that are none as text."""
+    """Return fields for JSON: bytes as hexadecimal digits, infinities and NaN as text."""
 
     def said(value: Any) -> Any:
         if isinstance(value, bytes):

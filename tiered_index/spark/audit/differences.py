@@ -1,7 +1,6 @@
-"""Index against source: Spark joins the entries that `matching` finds to differ.
+"""Joins the entries of index and source that `matching` finds to differ, by Spark.
 
-An entry whose stored second is wrong may be inside the bounds of time on one side only. It is *missing* or *extra*
-then.
+An entry with a wrong second may be within the bounds on one side only. It is then *missing* or *extra*.
 """
 
 from __future__ import annotations
@@ -44,20 +43,20 @@ KINDS = ("missing", "extra", "wrong")
 _UNPROVEN = "unproven"
 _ROWS = "side int, identity binary, value binary, topic string, key string, object string"
 _ARROW = arrow_schema(_ROWS)
-# Entries that one task joins, about.
+# About the number of entries that one task joins
 _PARTITION_ROWS = 1 << 18
-# Spark takes no greater limit.
+# Spark's greatest limit
 _MOST_LISTED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that index and source disagree about; `key_hash` as stored, but `folded_hashes` where the index has
-    files of both hash rules.
+    """One entry that differs between index and source.
+    `kind` is ``missing`` (not in the index), ``extra`` (not in the source) or ``wrong`` (other values). `expected` has
 
-    `kind` is ``missing`` (from the index), ``extra`` (the source has none) or ``wrong`` (both have one, with other
-    values). `expected` are the source's values, `found` the index's: second, size, further columns, and the topic where
-    the two name different ones. `key` is known where the source has it, `topic` also where the index names it.
+    the source's values, `found` the index's: second, size, further columns, and the topic if it differs. `key` is known
+    if the source has it, `topic` also if the index has it. `key_hash` is the stored hash, or one of `folded_hashes` if
+    the index has files of both hash rules.
     """
 
     kind: str
@@ -73,12 +72,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """All differences, counted, and the first of each kind.
+    """The counts of all differences, and a list of the first of each kind.
 
-    `unproven` entries of the source may be in damaged objects. `source_entries` and `index_entries` are how many
-    different entries were compared. `unsought` entries are missing or extra between the bounds of the comparison. The
-    other side may have them outside of the bounds, with a wrong second. The index stores `repeated` entries more often
-    than the source has them, which is no difference: lookups answer each once.
+    `unproven` entries of the source may be in damaged objects. `source_entries` and `index_entries` are the numbers of
+    distinct entries that were compared. `unsought` entries are missing or extra within the bounds; the other side may
+    have them outside of the bounds, with a wrong second. `repeated` entries are more often in the index than in the
+    source, which is no difference: lookups return each once.
     """
 
     counts: dict[str, int]
@@ -91,12 +90,12 @@ class Differences:
 
     @property
     def findings(self) -> int:
-        """How many differences there are."""
+        """The number of differences."""
         return sum(self.counts.values())
 
     @property
     def remarks(self) -> list[str]:
-        """What the counts leave open, in words."""
+        """Texts about entries that could not be compared."""
         said = []
         if self.unproven:
             said.append(f"{_entries(self.unproven)} of the source may be in damaged objects: unproven")
@@ -105,8 +104,8 @@ class Differences:
             said.append(f"{_entries(self.unsought)} {why}")
         if self.repeated:
             said.append(
-                f"{_entries(self.repeated)} of the index are there more than once, as after a repeated append: "
-                f"lookups answer each once"
+                f"the index has {_entries(self.repeated)} more than once, as after a repeated append: "
+                f"lookups return each once"
             )
         if not (self.source_entries or self.index_entries or self.unproven):
             said.append("nothing was compared: neither side has an entry within the bounds")
@@ -114,7 +113,7 @@ class Differences:
 
     @property
     def unlisted(self) -> dict[str, int]:
-        """How many differences of each kind are counted and not listed, where any are."""
+        """The numbers of differences that are counted and not listed, by kind."""
         left = Counter(self.counts) - Counter(one.kind for one in self.listed)
         return {kind: left[kind] for kind in KINDS if left[kind]}
 
@@ -128,8 +127,8 @@ def compare(
 ) -> tuple[Differences, frozenset[str]]:
     """Return the differences within an inclusive range of seconds, and the objects that could not be read whole.
 
-    `objects` are all of the index. Entries of the source that unread ones, or those named in `bad`, would hold may have
-    lain there. Raises `InvalidArgument`, and what the storage raises.
+    `objects` are all objects of the index. Missing entries that may be in unread or `bad` objects are unproven. Raises
+    `InvalidArgument`, and the storage's errors.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -167,7 +166,7 @@ def compare(
 
 
 def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of parts as rows; an object that is unread has a row without identity."""
+    """Yield the entries of parts as rows; an unread object has a row without identity."""
     for part in parts:
         if isinstance(part, Unread):
             told = (INDEX, None, part.name.encode(), None, None, part.name)
@@ -186,9 +185,8 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
 
 
 def _pairs(rows: DataFrame) -> DataFrame:
-    """Return what one side has and the other has not alike, of rows that are partitioned by identity: the source's
-    values of an identity beside those of the index, both in order. `topic` and `key` are of the source, if it has the
-    identity.
+    """Return pairs of the source's and the index's differing values for each identity, both in order.
+    `rows` are partitioned by identity. `topic` and `key` are the source's, if it has the identity.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -205,7 +203,7 @@ def _pairs(rows: DataFrame) -> DataFrame:
     )
     topic, held_topic, last_held = F.col("topic"), F.col("held_topic"), F.col("last_held")
     in_both = F.col("in_source") & F.col("in_index")
-    # a topic is a part of the key's hash: no lookup finds an entry in a file whose table names another one
+    # a topic is a part of the key's hash: no lookup finds an entry whose file has another topic for it
     misplaced = in_both & last_held.isNotNull() & ((held_topic != topic) | (last_held != F.col("last_topic")))
     named = F.when(held_topic.eqNullSafe(topic), last_held).otherwise(held_topic)
     said = F.struct("value", F.when(misplaced, topic).alias("wrong"), topic.alias("topic"), "key")
@@ -247,7 +245,7 @@ def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule
 def may_hold(
     damaged: Sequence[Target], base: int, rule: HashRule, hashes: npt.NDArray[Any], seconds: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Return which entries of these hashes and seconds (n each) one of the damaged objects may hold (bool, n)."""
+    """Return whether a damaged object may have an entry with each of these hashes and seconds (n each; bool, n)."""
     hashes = hashes.astype(np.int64)
     slots = [hashes % base, *([(2**31 - hashes) % base] if rule == "both" else [])]
     hidden = np.zeros(len(hashes), np.bool_)

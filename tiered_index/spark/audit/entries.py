@@ -1,7 +1,7 @@
-"""Entries as an audit compares them, a source's and stored objects', read in parts by tasks.
+"""Reads the entries of a source and of stored objects for an audit, in tasks.
 
-`identity` and `value` are an entry's bytes: what it is, and what may be wrong about it. Memory of a task: a batch, or
-8 MiB.
+`identity` and `value` are an entry's bytes: the fields that identify it, and its other fields. Memory of a task: a
+batch, or 8 MiB.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 SOURCE, INDEX = range(2)
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
-# Bytes of objects that a task reads, about.
+# About the bytes of objects that a task reads
 _LEAST_BYTES, _MOST_BYTES = 16 << 20, 1 << 28
-# Seconds without bounds.
+# A range of seconds without bounds
 ALL_TIME = (-(2**62), 2**62)
 
 
@@ -53,13 +53,13 @@ def identity_dtype(schema: Schema) -> np.dtype[Any]:
 
 
 def value_dtype(schema: Schema) -> np.dtype[Any]:
-    """Return the fields of what else an entry says."""
+    """Return the fields of an entry that are not its identity."""
     further = [(c.name, c.dtype) for c in schema.caller_columns if not c.identity]
     return np.dtype([("second", ">i8"), ("size", ">i4"), *further])
 
 
 def entry_digests(columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.uint64]:
-    """Return 64 bits (u64, n) of each entry's identity and values, whatever the byte order of its columns."""
+    """Return a 64-bit digest (u64, n) of each entry's identity and values, for columns of any byte order."""
     kinds = [dtype[name] for dtype in (identity_dtype(schema), value_dtype(schema)) for name in dtype.names or ()]
     names = [*(identity_dtype(schema).names or ()), *(value_dtype(schema).names or ())]
     # integers are mixed by their values, others by their bytes
@@ -69,11 +69,10 @@ def entry_digests(columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> np
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Entries in an inclusive range of seconds.
+    """A selection of entries: those in an inclusive range of seconds that have not `expired`.
 
-    `rule` is the hash rule of the index's objects; where they have both, `folded_hashes` are compared. What has
-    `expired` is not picked. With `ranges` (bool, a power of two of them, each for an interval of `entry_digests`), only
-    entries of those ranges are.
+    `rule` is the hash rule of the index's objects; if they have both, `folded_hashes` are compared. `ranges` (bool; a
+    power of two; each for an interval of `entry_digests`) selects only entries of these intervals.
     """
 
     first: int
@@ -83,14 +82,14 @@ class Picked:
     ranges: npt.NDArray[np.bool_] | None = None
 
     def as_compared(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Return stored hashes (n) as identities hold them."""
+        """Return the hashes in identities for stored hashes (n)."""
         return folded_hashes(normal_hashes(stored)) if self.rule == "both" else normal_hashes(stored)
 
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
-        """Return the places (intp, n) of the picked ones among entries."""
+        """Return the indices (intp, n) of the picked entries."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
         if self.ranges is not None:
-            # the first bits of a digest number its range
+            # the first bits of a digest are the number of its range
             bits = len(self.ranges).bit_length() - 1
             inside &= self.ranges[(entry_digests(columns, schema) >> np.uint64(64 - bits)).astype(np.int64)]
         return np.flatnonzero(inside)
@@ -98,7 +97,7 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some entries of one side: columns (n), their topics where these are known, keys (a source's), and the object."""
+    """Some entries of one side: columns (n), topics if known, keys (of a source), and the object's name."""
 
     side: int
     columns: Mapping[str, npt.NDArray[Any]]
@@ -109,19 +108,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Names an object that could not be read whole."""
+    """An object that could not be read whole."""
 
     name: str
 
 
-# Makes rows for Spark of the parts that a task reads.
+# Makes Spark's rows from the parts that a task reads
 Make = Callable[[Iterator[Part | Unread]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A source's entries and an index's storage; `base` is how many slots the index's files have. What has `expired` is
-    on neither side.
+    """A source's entries and an index's storage. `base` is the number of slots of the index's files.
+    Expired entries are on neither side.
     """
 
     entries: Entries
@@ -132,18 +131,18 @@ class Sides:
 
     @property
     def cores(self) -> int:
-        """How many tasks run at once."""
+        """The number of tasks that run at once."""
         return self.entries.frame.sparkSession.sparkContext.defaultParallelism
 
     @contextmanager
     def rows(self, stored: Sequence[StoredObject], picked: Picked, make: Make, columns: str) -> Iterator[DataFrame]:
-        """Yield the rows that tasks make of the picked entries of both sides, void when the block ends. Driver."""
+        """Yield the rows that tasks `make` from the picked entries of both sides; valid in the block. Driver."""
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
         size = sum(one.size_bytes for one in stored)
-        # four a core, fewer where one has little to read
+        # four a core, fewer if there is little to read
         tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
         tasks = min(len(stored), tasks)
-        # the largest object first; each task reads every so many an object
+        # the largest object first; a task reads every `tasks`-th object
         with broadcast(spark, (sorted(stored, key=lambda one: -one.size_bytes), picked)) as shared:
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,7 +168,7 @@ class Sides:
 
 
 def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[Part]:
-    """Yield the picked ones of a source's entries. Raises `InvalidArgument`."""
+    """Yield the picked entries of a source. Raises `InvalidArgument`."""
     for whole in batches:
         batch = whole.filter(pc.is_valid(whole.column("key"))) if whole.column("key").null_count else whole
         columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])
@@ -191,7 +190,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
 
 
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[Part | Unread]:
-    """Yield an object's picked entries, and `Unread` if any is damaged or gone. Raises `SchemaMismatch`."""
+    """Yield an object's picked entries, and `Unread` if it is damaged or missing. Raises `SchemaMismatch`."""
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
         source, unread = StorageBytes(cold, stored), False
@@ -202,7 +201,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             return
 
         def readable(_: FileBytes, runs: Sequence[Run]) -> npt.NDArray[Any]:
-            """Return the items of those runs that are as they should be."""
+            """Return the items of the undamaged runs."""
             nonlocal unread
             try:
                 return read_items(source, runs)
@@ -235,7 +234,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
 
 
 def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.DictionaryArray | None:
-    """Return each item's topic by the file's table, None where it has none; unknown ids get a name no topic has."""
+    """Return each item's topic by the file's table, None without a table; unknown ids get a name no topic has."""
     if not table:
         return None
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}

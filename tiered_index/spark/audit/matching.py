@@ -1,9 +1,8 @@
-"""The entries that index and source disagree about: digests of both sides, compared range by range, by one shuffle.
+"""Finds the entries that differ between index and source: compares digests of both, range by range, by one shuffle.
 
-A digest is 64 bits of an entry's identity and values and 32 of its topic's name, whatever object or file it is in.
-A range of digests whose sums are the same on both sides has the same entries. Two different entries of a range have one
-digest, which hides a difference, with a chance of 2^-64 a pair. Memory of a task: `_HELD` digests before the shuffle,
-those of a range after it.
+A digest has 64 bits of an entry's identity and values and 32 bits of its topic's name. A range of digests with equal
+sums on both sides has the same entries. Two different entries have one digest, which hides a difference, with a
+probability of 2^-64 a pair. Memory of a task: `_HELD` digests before the shuffle, those of a range after it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked, Sides,
 from tiered_index.spark.frames import arrow_schema, cells_of
 from tiered_index.spark.workers import between_tasks
 
-# `topic` is 0 where an object has no table of topics.
+# `topic` is 0 if an object has no table of topics
 DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
-# Digests of a range, about, on each side; the least number of ranges bounds it where the source has far more entries
+# About the digests of a range on each side. The least number of ranges bounds it if the source has far more entries
 # than the index.
 _RANGE = 1 << 19
 _LEAST_RANGES = 64
-# Digests of one side that are cut at once.
+# Digests of one side that are distributed to ranges at once
 _HELD = 1 << 20
-# The first bits of digests that tell entries that differ from others: a byte of memory for each of their values.
+# Most first bits of digests that select differing entries; each of their values needs a byte of memory
 _MOST_BITS = 24
 _BLOCKS = "partition int, range int, side int, digests binary, unread string"
 _ARROW = arrow_schema(_BLOCKS)
@@ -56,8 +55,9 @@ def _digests(part: Part, schema: Schema) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The number of different entries of each side, the first bits of the digests that differ (u32, n), and the objects
-    that could not be read whole. The index has `repeated` entries more often than the source.
+    """The numbers of distinct entries of each side, and the first bits of differing digests (u32, n).
+    `unread` are the objects that could not be read whole. `repeated` entries are more often in the index than in the
+    source.
     """
 
     source: int
@@ -68,7 +68,7 @@ class Matched:
 
     @classmethod
     def joined(cls, parts: Sequence[Matched]) -> Matched:
-        """Return what all partitions found together, each of ranges of its own."""
+        """Return the sum of the results of partitions, which have different ranges."""
         return cls(
             sum(one.source for one in parts),
             sum(one.index for one in parts),
@@ -79,8 +79,8 @@ class Matched:
 
 
 def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.bool_]]:
-    """Return what differs between the picked entries of both sides, and `Picked.ranges` that select it. Driver.
-    Raises as `entries` does.
+    """Compare the picked entries of both sides; return the result, and `Picked.ranges` of the differences. Driver.
+    Raises the errors of `entries`.
     """
     schema, count = sides.schema, sum(one.count for one in stored)
     bits = (max(_LEAST_RANGES, count // _RANGE) - 1).bit_length()
@@ -105,8 +105,8 @@ def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple
 
 
 def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partitions: int) -> Iterator[pa.RecordBatch]:
-    """Yield a block for each of 2**`bits` ranges, of up to `_HELD` entries of one side together, and a row for each
-    object that is unread. Neighbouring ranges share a partition.
+    """Yield blocks of digests for 2**`bits` ranges, of about `_HELD` entries of one side together.
+    Also a row for each unread object. Neighbouring ranges share a partition.
     """
     held: list[Digests] = []
     side = INDEX
@@ -128,7 +128,7 @@ def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partition
 
 
 def _cut(digests: Digests, side: int, bits: int, partitions: int) -> pa.RecordBatch:
-    # of 16 bits NumPy sorts by radix
+    # NumPy sorts 16-bit numbers by radix
     short = (digests["entry"] >> np.uint64(64 - bits)).astype(np.uint16 if bits <= 16 else np.uint32)
     order = np.argsort(short, kind="stable")
     numbers = short[order].astype(np.int64)
@@ -140,7 +140,7 @@ def _cut(digests: Digests, side: int, bits: int, partitions: int) -> pa.RecordBa
 
 
 def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
-    """Return what differs in the ranges of a partition, whose blocks come range by range."""
+    """Compare the ranges of a partition, whose blocks are sorted by range."""
     parts: list[Matched] = []
     unread: set[str] = set()
     rows = (row for batch in batches for row in zip(*(batch.column(name) for name in _ARROW.names[1:]), strict=True))
@@ -158,22 +158,22 @@ def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
 
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:
-    """Return how many different entries each side (n) has, the digests of those that may differ, and how many entries
-    the index has more often than the source.
+    """Return the numbers of distinct entries of source and index, the differing digests, and the count of repeats.
+    Repeats are entries that the index has more often than the source; they are no difference. Neither is an unknown
 
-    An entry that one side has more often is no difference; nor is a topic that an object's lack of a table hides.
+    topic of an object without a table.
     """
     if len(source) == len(index) and _sum(source) == _sum(index):
         count = _different(source["entry"])
         return count, count, np.empty(0, np.uint64), 0
     both = np.concatenate([source, index])
-    # the order of digests alone: of what is alike the lot is small
+    # sort by digests only; equal digests may have any order
     order = np.argsort(both["entry"])
     digests, topics, mine = both["entry"][order], both["topic"][order], order < len(source)
     firsts = np.flatnonzero(np.diff(digests, prepend=~digests[:1]))
     own, sizes = np.add.reduceat(mine, firsts, dtype=np.int64), np.diff(firsts, append=len(digests))
     in_source, in_index = own > 0, own < sizes
-    # numbers of topics are odd: 0 represents none that is known
+    # numbers of topics are odd; 0 is an unknown topic
     least = np.minimum.reduceat(np.where(topics > 0, topics, np.uint32(2**32 - 1)), firsts)
     most = np.maximum.reduceat(topics, firsts)
     differs = (in_source != in_index) | ((most > 0) & (least != most))

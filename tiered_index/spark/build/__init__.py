@@ -1,1 +1,1 @@
-"""Jobs that write on Spark: build, merge and compaction; their sources, plans, shards and final log record."""
+"""Jobs on Spark that write: build, merge, compaction and erasure, with their sources, plans, shards and log record."""

@@ -1,10 +1,10 @@
-"""Build: window tables straight from a source, by Spark, and the publication that ends a build or a write: uploads
-completed, then one log record with its tables. Driver only; docs/spark-cluster.md shows the steps.
+"""Builds window tables from a source by Spark, and publishes the tables of a build or a write.
+Publication completes the uploads, then appends one log record. Driver only; docs/spark-cluster.md shows the steps. The
 
-Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
-record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.
-`mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
-published. Quarantine windows are shared by all builds: there a build is recognised by its entries (`repeated`).
+index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans.
+One thread drives a build; builds, merges and writers may run at the same time. `mode` is checked again against the
+state before the record, so that of two builds of one window with ``error`` only one is published. All builds share the
+quarantine windows: a build is recognised there by its entries (`repeated`).
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ _log = logging.getLogger(__name__)
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
-    """Return the objects with just a quarantine window's entries, for ``replace``; for ``error`` they are an error."""
+    """Return the objects that have exactly the entries of a new quarantine window, for ``replace``.
+    Raises `InvalidArgument` for ``error``.
+    """
     written: dict[int, list[FinishedShard]] = {}
     for shard in shards if mode != "append" else ():
         if (table := shard.stored.shard) is not None and table.window_s == QUARANTINE_S:
             written.setdefault(table.begin_s, []).append(shard)
-    # those of one build were published at once
+    # objects of one build have the same time of publication
     earlier: dict[tuple[int, int], list[StoredObject]] = {}
     for stored in state.objects.values():
         if (table := stored.shard) is not None and table.window_s == QUARANTINE_S and table.begin_s in written:
@@ -96,13 +98,15 @@ _READERS = 8
 
 
 def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
-    """Return the names of the objects that a build in `mode` replaces. Raises `InvalidArgument` where it must not."""
+    """Return the names of the objects that a build in `mode` replaces. Raises `InvalidArgument` if it must not."""
     times = [(table.window.begin_s, table.window.window_s) for table in plan.tables if not table.quarantined]
     return _replaced(state, sorted((begin, begin + length) for begin, length in times), mode)
 
 
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
-    """Publish a micro-batch, or return False and take its uploads back if it was before. Raises as `publish_tables`."""
+    """Publish a micro-batch. If it was published before, drop its uploads and return False.
+    Raises as `publish_tables`.
+    """
     state = log.refresh()
     if not shards:
         log.append("a micro-batch without entries", None, partial(_batch_record, batch))
@@ -148,17 +152,16 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
         if shard.origin is None and mode == "replace":
             raise InvalidArgument(
                 f"table {shard.table} of {format_time(begin * 1000)} does not say whether builds or live writers made "
-                "its entries, since an earlier version wrote it: mode replace-all "
-                "removes all tables of the windows, live writers' among them, and tells their topics and entries; with "
-                "--dry-run it only tells them"
+                "its entries, since an earlier version wrote it: mode replace-all removes all tables of the windows, "
+                "also those of live writers, and logs their topics and entries; --dry-run only logs them"
             )
         replaced += [stored.name for stored in shards]
     return tuple(replaced)
 
 
 def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) -> tuple[tuple[str, int], ...]:
-    """Return how many entries of each topic objects hold; a request an object. If an object has no count for
-    each topic, its entries count for all its topics together, under their joined names.
+    """Return the number of entries of each topic in objects, by one request an object.
+    If an object has no counts by topic, its entries count under the joined names of its topics.
     """
     assert state.genesis is not None
     found: Counter[str] = Counter()
@@ -185,9 +188,9 @@ def publish_tables(
     batch: MicroBatch | None = None,
     source_range: SourceRange | None = None,
 ) -> tuple[LogState, int]:
-    """Complete the uploads and append one record; return the state with it and how many objects it removed.
+    """Complete the uploads and append one record; return the new state and the number of removed objects.
 
-    Raises as `check_windows`, `CorruptFile`, `JobOverdue`: not published then. After what the storage raises the
+    Raises as `check_windows`, `CorruptFile`, `JobOverdue`: then nothing is published. After the storage's errors the
     outcome may be unknown.
     """
     tables = [one.stored.shard for one in shards if one.stored.shard is not None]
@@ -200,7 +203,7 @@ def publish_tables(
     def make(state: LogState) -> LogRecord | None:
         nonlocal removed
         if added <= state.objects.keys():
-            return None  # an earlier try got as far as the log
+            return None  # an earlier attempt has appended the record
         if batch is not None and batch.is_in(state):
             return None
         if source_range is not None:
@@ -220,10 +223,10 @@ def publish_tables(
 class BuildResult:
     """The result of a build, or with `dry_run` its plan.
 
-    Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected
-    to take, `metrics` what the job took. `skipped` are (file, first offset, end, problem) of a log's first hundred
-    damaged ranges; `skipped_ranges` and `skipped_bytes` count all. `removed_topics` are (topic, entries) of the tables
-    that `removed_objects` are of, as they were planned.
+    Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are estimates for the writing,
+    `metrics` the measured values of the job. `skipped` are (file, first offset, end, problem) of a log's first hundred
+    damaged ranges; `skipped_ranges` and `skipped_bytes` count all. `removed_topics` are (topic, entries) of the
+    replaced tables, as planned.
     """
 
     entries: int = 0
@@ -254,8 +257,8 @@ def check_build(
     mode: str,
     config: IndexConfig,
 ) -> None:
-    """Raise what `build` does for arguments that need no Spark: a call, a source that is not there, or an index or a
-    source that is of other columns; `fields` are as `columns` there.
+    """Raise the errors of `build` that need no Spark: invalid arguments, a missing source, an index or a source with
+    other columns; `fields` are its `columns`.
     """
     if mode not in MODES:
         raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
@@ -287,19 +290,19 @@ def build(
     """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
 
     A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for an index's archived
-    segments. `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how
-    many a window has, `mode` what to do where a window has tables of builds already: ``error``, ``append`` a further
-    table, or ``replace`` them in the same record. ``replace-all`` also replaces tables of live writers' entries and of
-    unknown origin. What goes is logged by topic before it is written. The index is created as `config` says where there
-    is none, once all is written.
-    Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows. `source_range` says which part of a
-    source this is: the build is published only while the index has the source up to its `begin`, and the same record
-    says that it then has it up to its `end`. `progress` is called with (stage, tasks done, tasks).
+    segments. `columns` maps fields of an entry to columns of the source (``{"key": "order_id"}``). `shards` is the
+    number of shards of a window. `mode` decides what happens if a window has tables of builds already: ``error``,
+    ``append`` a further table, or ``replace`` them in the same record. ``replace-all`` also replaces tables of live
+    writers' entries and of unknown origin. Entries to be removed are logged by topic first. If there is no index, it is
+    created by `config` after the tables are written.
+    Entries with timestamps outside `max_late_s` and `max_early_s` are put in quarantine windows. `source_range` is the
+    part of a source that is built: the build is published only if the index has the source up to its `begin`; the same
+    record sets the source's position to its `end`. `progress` is called with (stage, tasks done, tasks).
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
-    tasks began to write): nothing is published then. So after what the storage raises, except for an error of the log
-    record's put, the last step, whose outcome is unknown: repeated, ``append`` may double the entries (with a
-    `source_range` it is refused), ``error`` says that they are there, ``replace`` is harmless.
+    tasks began to write). Then nothing is published. The same holds for the storage's errors, except for one of the
+    last step, the put of the log record: its outcome is unknown. If you repeat the build, ``append`` may double the
+    entries (with a `source_range` it is refused), ``error`` reports that they exist, ``replace`` is harmless.
     """
     if mode not in MODES:
         raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
@@ -326,7 +329,7 @@ def build(
                 counted.entries = census.entries
         if not census.entries:
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
-            damaged = [f"{census.skipped_bytes:,} damaged bytes were passed over"] * bool(census.skipped_ranges)
+            damaged = [f"{census.skipped_bytes:,} damaged bytes were skipped"] * bool(census.skipped_ranges)
             why = f" ({', '.join(keyless + damaged)})" if keyless + damaged else ""
             raise InvalidArgument(f"{_name_of(source)} has no entries{why}")
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
@@ -344,7 +347,7 @@ def build(
         if dry_run:
             return replace(result, metrics=meter.metrics)
         with meter.stage("plan"):
-            # a server that accepts two records of one number would lose one of two builds
+            # a server that ignores put-if-absent would lose one of two concurrent builds
             probe_put_if_absent(opened)
         with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
             results = write_shards(entries, plan, meter.address(address), present.now_ms())
@@ -354,12 +357,12 @@ def build(
             with meter.stage("publish") as publishing:
                 _check(plan, results)
                 if log.state.genesis is None:
-                    # tasks need what the index will be like, not that it is there: a build that fails leaves none
+                    # create the index only now: tasks do not need it, and a failed build leaves no index
                     StorageSession(opened, log, present, settings.lease_ttl_s, lambda stored: genesis).join()
                 state, removed = publish_tables(finished, mode, opened, log, source_range=source_range)
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile, SchemaMismatch):
-            # certainly not published; after an error of the storage that is not known, and `orphans` decides
+            # certainly not published; after other errors the outcome is unknown, and `orphans` deletes the objects
             abandon([shard.sent for shard in finished], opened)
             raise
     written = sum(shard.stored.size_bytes for shard in finished)
@@ -368,9 +371,9 @@ def build(
 
 
 def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDescriptor | None:
-    """Return what the stored index is, with the hash rule that is wanted, None where there is none.
+    """Return the stored index's descriptor with the hash rule of `config`; None if there is no index.
 
-    Raises `SchemaMismatch` where another is wanted.
+    Raises `SchemaMismatch` if `config` wants another index.
     """
     try:
         stored = log.open().genesis
@@ -383,7 +386,7 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
 
 
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
-    """Raise unless the shards hold what was read, and as much of it in each window as was counted."""
+    """Raise unless the shards have the entries that were read, and in each window as many as were counted."""
     counts: Counter[str] = Counter()
     for made in (shard.stored for result in results for shard in result.shards):
         if made.shard is not None:

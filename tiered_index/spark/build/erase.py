@@ -1,8 +1,7 @@
-"""Erasing on Spark: `tiered_index.erase` with `now`, whose reading and rewriting executors do.
+"""Erases on Spark: as `tiered_index.erase` with `now`, with reading and rewriting on executors.
 
-Tasks find what objects hold, merge objects and overwrite archived segments; what they send has names of their own, and
-the driver publishes one result of each, by the same records as without Spark. What other attempts sent is for
-`orphans`.
+Tasks find entries in objects, merge objects and overwrite archived segments. Each attempt uploads under its own names;
+the driver publishes one result of each task, by the same records as without Spark. `orphans` deletes the others.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-# tasks of one job for each core: what a job has sent is published before the next one begins
+# Tasks of one job for each core; a job's results are published before the next job begins
 _TASKS_A_CORE = 4
 
 
@@ -65,12 +64,11 @@ def erase(
     prices: PriceTable | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> EraseResult:
-    """Erase what a topic has, as `tiered_index.erase` does with `now`, by executors; only with `yes`, else return what
-    it would do.
+    """Erase entries of a topic on executors, as `tiered_index.erase` with `now`; without `yes` only return the plan.
+    `shard_bytes` is the size of a shard of a rewritten window, one task a shard. `progress` is called with (stage,
 
-    `shard_bytes` is the size at which a rewritten window is cut, one task a shard; `progress` is called with (stage,
-    tasks done, tasks). The arguments are checked before Spark does anything. Repeating it is harmless, beside writers,
-    readers and merges, too. Raises as `tiered_index.erase`; what was published before stays.
+    tasks done, tasks). The arguments are checked before Spark starts. You may repeat it, also while writers, readers
+    and merges run. Raises as `tiered_index.erase`; results that were published before an error stay.
     """
     request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     check_grace(grace_s)
@@ -101,7 +99,7 @@ def erase(
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of an erasure's tasks, beside merging."""
+    """Runs the tasks of an erasure, except for merging."""
 
     spark: SparkSession
     meter: JobMeter
@@ -127,9 +125,7 @@ class _Work:
         return {name: held for found in self._run("find", find_in, groups) for name, held in found.items()}
 
     def rewrite(self, segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
-        """Read and overwrite segments in tasks: a `RewriteSegments`. What a job returns is to be published before the
-        next one is asked for.
-        """
+        """Read and overwrite segments in tasks: a `RewriteSegments`. Publish each result before requesting the next."""
 
         def rewrite_one(storage: Storage, segment: ArchivedSegment) -> RewrittenSegment:
             return rewrite_segment(storage, SystemClock(), segment, find)
@@ -146,7 +142,7 @@ class _Work:
         return _TASKS_A_CORE * self.spark.sparkContext.defaultParallelism
 
     def _run(self, stage: str, act: Callable[[Storage, _T], _R], parts: Sequence[_T]) -> list[_R]:
-        """Return what `act` makes of each part in a task of its own."""
+        """Run `act` for each part in its own task, and return the results."""
         if not parts:
             return []
         counted = self.meter.address(self.address)

@@ -1,5 +1,5 @@
-"""Which files of a folder, or of a storage, are a source's, by the rules of Spark's own readers: hidden names are out,
-all others are in, whatever they end in, and folders named ``column=value`` are columns. Driver only.
+"""Lists the files of a source's folder or storage by the rules of Spark's own readers. Driver only.
+Hidden names are left out. All other files are included, with any extension. Folders named ``column=value`` are columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tiered_index.spark.addresses import AddressOf
 
 _HEAD_BYTES = 64
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-# of a folder's name, to files of another program that are no data
+# Folders of table formats
 _TABLES = {"_delta_log", ".hoodie"}
 
 
@@ -29,12 +29,12 @@ def find_stored(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
         return [(above, last)]
     with address_of(uri).open() as storage:
         names = _shown(uri, [info.name for info in storage.list()])
-        # left out, they would be missing in silence
+        # without an error these files would be missing silently
         foreign = _shown(uri, list(storage.foreign_keys()))
     if foreign:
         raise InvalidArgument(
-            f"{uri} has files with unsupported names, {foreign[0]!r} first: names have letters, digits and ._=+@- "
-            "only; have Spark read the folder and give the DataFrame"
+            f"{uri} has files with unsupported names, {foreign[0]!r} first: names may only have letters, digits and "
+            "._=+@-; read the folder with Spark and give the DataFrame"
         )
     if not names and _is_object(address_of, above, last):
         return [(above, last)]
@@ -44,7 +44,7 @@ def find_stored(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
 
 
 def _is_object(address_of: AddressOf, uri: str, name: str) -> bool:
-    """Return whether there is an object of that name, whose name says nothing of its kind."""
+    """Return whether there is an object of that name."""
     try:
         with address_of(uri).open() as storage:
             return storage.head(name).size_bytes >= 0
@@ -53,7 +53,7 @@ def _is_object(address_of: AddressOf, uri: str, name: str) -> bool:
 
 
 def files_below(path: Path) -> list[Path]:
-    """Return a file, or those of a folder; hidden ones and Spark's own are none."""
+    """Return `path` if it is a file, or the files below a folder without hidden ones and Spark's own."""
     if path.is_file():
         return [path]
     names = [p.relative_to(path).as_posix() for p in sorted(path.rglob("*")) if p.is_file()]
@@ -66,8 +66,8 @@ def files_below(path: Path) -> list[Path]:
 
 
 def _shown(folder: str, names: Sequence[str]) -> list[str]:
-    """Return those of the names below a folder that Spark sees: nothing that is hidden, or in a hidden folder, as what
-    a job has not committed is. Raises `InvalidArgument` for a table: old files may be there too.
+    """Return the names below a folder that Spark reads: not hidden, and not in a hidden folder like uncommitted files.
+    Raises `InvalidArgument` for a table format, whose folder may also have old files.
     """
     parts = [name.split("/") for name in names]
     if tables := _TABLES & {part for path in parts for part in path[:-1]}:
@@ -78,7 +78,7 @@ def _shown(folder: str, names: Sequence[str]) -> list[str]:
 
 
 def _is_hidden(part: str) -> bool:
-    # a folder of a partition may be named `_day=1`
+    # `_day=1` is a partition, not hidden
     return part.startswith(".") or (part.startswith("_") and "=" not in part) or part.endswith("._COPYING_")
 
 
@@ -86,15 +86,15 @@ _ENDINGS = {"parquet": PARQUET, "ndjson": NDJSON, "csv": CSV}
 
 
 def kind_of(name: str) -> str:
-    """Return ``parquet``, ``ndjson``, ``csv``, or nothing for a name that doesn't say."""
+    """Return ``parquet``, ``ndjson`` or ``csv`` by a file's extension; empty for another one."""
     return next((kind for kind, endings in _ENDINGS.items() if name.lower().endswith(endings)), "")
 
 
 def kind_of_all(files: Sequence[tuple[str, str]], address_of: AddressOf, known: Sequence[str]) -> str:
-    """Return the kind of all files, each of a storage's URI, or of nothing where it is local. Files whose names don't
-    say are of the others' kind, which reading them proves; where none says, the first one's bytes do.
+    """Return the kind of all files; each is (storage's URI, name), with an empty URI for a local file.
+    Files with another extension are taken for the others' kind. If no file has a known extension, the first one's bytes
 
-    Raises `InvalidArgument` where there are two kinds, or another one than the `known` ones.
+    decide. Raises `InvalidArgument` for two kinds, or one that is not `known`.
     """
     kinds = {kind_of(name) for _, name in files} - {""} or {_kind_by_content(*files[0], address_of)}
     if len(kinds) != 1 or not kinds <= {*known}:
@@ -115,8 +115,8 @@ def _kind_by_content(uri: str, name: str, address_of: AddressOf) -> str:
 
 
 def partition_columns(below: Sequence[str]) -> dict[str, pa.Array]:
-    """Return the columns that the folders of files are named for, a value a file: integers where all are, else text.
-    `below` are the files' names below what was given. Raises `InvalidArgument` where not all have the same columns.
+    """Return the columns of folders named ``column=value``, with a value for each file: integers if all are, else text.
+    `below` are the files' names relative to the source. Raises `InvalidArgument` unless all have the same columns.
     """
     found = [_values(name) for name in below]
     for name, values in zip(below, found, strict=True):

@@ -1,7 +1,7 @@
-"""Commit logs as sources of a build: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
+"""Reads commit logs for a build: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
 
-A segment a task. Damage is an error that names file and offset, or is skipped: rows that have nothing but `SKIPPED` say
-how much. Archived segments are read by ranged requests, in bounded memory, and checked against their table.
+One task reads one segment. Damage raises an error with file and offset, or is skipped: rows with only `SKIPPED` report
+it. Archived segments are read by ranged requests, in bounded memory, and checked against their table.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from tiered_index.storage.base import Storage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Column of what was skipped: a JSON list of file, first offset, end and problem. Rows that have it have nothing
-# else.
+# Column of skipped ranges: a JSON list of file, first offset, end and problem. The other columns of such rows are null.
 SKIPPED = "tiered_index_skipped"
 _ARCHIVE = "archive:"
 _STORE = "store="
 _COLUMNS = f"topic string, queue_id int, key string, offset long, size int, timestamp_ms long, {SKIPPED} string"
 _ARROW = arrow_schema(_COLUMNS)
 LOG_COLUMNS = tuple(_ARROW.names)
-# What `ingest` takes by default: an index that it made is audited against its store.
+# The default of `ingest`, so that an audit against a store compares the same messages
 _SELECTION = Selection()
 
 
@@ -53,14 +52,16 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogEntries:
-    """The entries of commit logs: segments, one to a partition, and what tasks read of those (`LOG_COLUMNS`)."""
+    """The entries of commit logs: segments, one to a partition, and the function with which tasks read them.
+    Its columns are `LOG_COLUMNS`.
+    """
 
     segments: DataFrame
     read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
     @property
     def frame(self) -> DataFrame:
-        """The entries as rows of Spark."""
+        """The entries as a DataFrame."""
         return self.segments.mapInArrow(self.read, _COLUMNS)
 
 
@@ -129,16 +130,16 @@ def _read_archived(
 
 
 def archive_in(storage: Storage) -> SegmentArchive:
-    """Return the segments in an index's storage."""
+    """Return the segment archive of an index's storage."""
     log = StorageLog(storage, SystemClock())
     return SegmentArchive(storage, lambda: log.state, log.open)
 
 
 def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of the segment [start, end), of whole messages. Raises `CorruptFile` unless told to skip."""
+    """Yield the entries of the segment [start, end). Raises `CorruptFile` unless `skip_corrupt` is True."""
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
-        # what is behind the segment is another task's
+        # another task reads what follows the segment
         mine = [passed for passed in batch.skipped if start <= passed.begin < end]
         for passed in mine:
             if passed.file == str(reader.folder):
@@ -160,7 +161,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
 
 
 def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:
-    """Return ranges of one segment in order, those that overlap joined."""
+    """Return ranges of one segment in order, with overlapping ones joined."""
     joined: list[SkippedRange] = []
     for passed in sorted(ranges, key=lambda passed: passed.begin):
         if joined and passed.begin < joined[-1].end:
