@@ -171,7 +171,7 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
         "topic_id; --item-type declares more"
     )
     assert "--constant: 'kee' is not a field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
-    assert "lookups return only the newest message" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
+    assert "only the newest message" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
     assert "--column is for a file" in run_here("ingest", made.folder, *names, *where).error["message"]
 
 

@@ -269,7 +269,7 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
     assert found(own, "orders", "paid", "--tag") == []
     assert not ingest("more", "--index-tags", "--index-prepared")[1].err
     changed = ingest("more", "--topics", "order*")[1].err
-    assert "this run indexes --topics order*; earlier runs indexed --index-tags --index-prepared: --restart reads" in changed
+    assert "indexes --topics order*; earlier runs indexed --index-tags --index-prepared: --restart reads" in changed
     (tmp_path / "file.ndjson").write_text("")
     for option in (("--topics", "a"), ("--exclude-topics", "a"), ("--index-tags",), ("--index-prepared",)):
         refused = run_here("ingest", tmp_path / "file.ndjson", *own, *option)

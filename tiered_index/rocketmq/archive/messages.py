@@ -1,4 +1,5 @@
 """Reads messages of a RocketMQ store from its commit log, else from archived segments: by entry, id or queue offset.
+
 Any thread. `search.py` judges the bytes at a place. Archived segments are read in whole pieces, each compared with its
 
 CRC32; a message that overlaps a damaged piece is not used. If an erasure or a repair replaces a segment meanwhile, its
@@ -322,6 +323,7 @@ class RocketmqMessages:
 
     def _gap_of(self, search: Search) -> str | None:
         """Return the problem if a place is in a gap between archived segments, else None.
+
         Segments are archived in order, so a gap was a segment that is lost.
         """
         for archive in self._archives.values():
@@ -459,6 +461,7 @@ def _get(
 
 def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: Search) -> bool:
     """Return whether a message of a visible topic begins at the place.
+
     If not, this always sends one more request, for the same number of pieces, so that the cost shows nothing.
     """
     segment, table, sees, at = pieces.segment, pieces.table, search.sees, search.offset - pieces.segment.start

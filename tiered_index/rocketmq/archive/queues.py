@@ -25,6 +25,7 @@ _NO_KEYS = Selection(exclude=("*",))
 
 def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
     """Return the encoded queue offsets of a segment that begins at `start`; empty if it is damaged.
+
     The offsets of a damaged segment would lack messages. `read(position, length)` returns bytes; its errors are raised.
     """
     name = Path(segment_name(start))

@@ -44,6 +44,7 @@ _STEP_BYTES = 16 << 20
 @dataclass(frozen=True)
 class SegmentRepairs:
     """Repairs the archived segments of one index.
+
     `standby` is the storage of a copy of the index, `source` a store's folder. With `give_up` a log record removes
     segments without a good copy.
     """
@@ -56,6 +57,7 @@ class SegmentRepairs:
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Repair the archived segments with findings in a deep `report`; return the repairs. Without `yes` only plan.
+
         Adds a note to the report for a copy that can't be used. Raises as `Repairs.run`.
         """
         found = {one.file for one in report.findings}

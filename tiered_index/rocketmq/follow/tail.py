@@ -76,6 +76,7 @@ class LastRead(NamedTuple):
 
 def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> StableEnd:
     """Return the end of a chunk from `position`, or of the segment, if the log is certainly written up to it.
+
     Otherwise return `NOTHING`.
     """
     segment = segment_at(segments, position)

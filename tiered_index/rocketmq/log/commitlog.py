@@ -312,6 +312,7 @@ class CommitLogReader:
         self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
     ) -> tuple[IndexBatch, int | None]:
         """Decide whether a batch ends at a live log's end or at damage.
+
         Return the batch with its state, and the next readable offset.
         """
         later = [other for other in self.segments() if other.start > segment.start]

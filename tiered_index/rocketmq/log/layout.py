@@ -191,6 +191,7 @@ def offset_msg_id(store_host: Host, physical_offset: int) -> str:
 
 def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
     """Return store host and physical offset of an `offset_msg_id`. Raises `InvalidArgument` for other text.
+
     Unique keys have as many digits. Most of them are refused, because they have a process id in place of the port.
     """
     try:

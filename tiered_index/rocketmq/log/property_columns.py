@@ -29,6 +29,7 @@ _FEW = 8
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
     """n keys (large_string), the index of each key's `message` (i64, n, ascending), and the count of `replaced` keys.
+
     Replaced keys were not UTF-8.
     """
 

@@ -30,6 +30,7 @@ NAME_DIGITS = 20
 @dataclass(frozen=True)
 class Segment:
     """One file. It has the bytes from `start` of its log; `end` is the start of the next file.
+
     After a file that was cut short, `end` is greater than `start + file_size`.
     """
 

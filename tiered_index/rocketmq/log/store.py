@@ -1,4 +1,5 @@
 """Reads a store directory of RocketMQ: its name, the end of its commit log, and its consume queues.
+
 A consume queue has the places of a queue's messages in the commit log. Stateless: every call reads the files again, and
 
 any thread may call. An entry of a consume queue has 20 bytes, big-endian: i64 commit log offset, i32 size of the

@@ -1,4 +1,5 @@
 """Reads a broker's queues by the queue offsets of its archived segments (`ingest --archive-queues`).
+
 Also the queues of a store with older messages from the archive. A segment without queue offsets, or a gap between
 
 segments, may have messages of any queue: offsets that depend on it raise `UnknownOffsets`. An offset that is missing
@@ -56,6 +57,7 @@ class ArchivedRun:
 @dataclass(eq=False)
 class ArchivedQueue:
     """One queue with its runs by queue offset; `is_open`: unknown messages may follow the last run.
+
     `problem` says why its offsets are unusable; empty: they are usable.
     """
 
@@ -68,6 +70,7 @@ class ArchivedQueue:
 
 class ArchivedQueues(Queues[ArchivedQueue]):
     """Reads the queues of the store called `store` from the archive of an index, as of the present log state.
+
     `claim` is called with the bytes of queue offsets before they are read, and of directories that were not cached.
     """
 
@@ -378,6 +381,7 @@ def queues_at_hand(
     claim: Callable[[int], None] = lambda _: None,
 ) -> Queues[Any] | None:
     """Return the queues of a store, of archived segments, or of both; None if neither has queue offsets.
+
     For `claim` see `ArchivedQueues`. Raises `UnknownOffsets` without a store if several logs are archived.
 
     """

@@ -522,6 +522,7 @@ class ReadOnlyBroker:
 
     def _of_offset_id(self, topic: str, key: str, caller: _Caller) -> tuple[list[Message], bool]:
         """Return the topic's message if `key` is the id of its place, and whether the place is damaged.
+
         Tools send such ids as unique keys.
         """
         try:

@@ -40,6 +40,7 @@ class Placed(NamedTuple):
 @dataclass(frozen=True)
 class Browsed:
     """A page of messages, the oldest first. `earlier` and `later` continue it; None: there is nothing more now.
+
     `begins` are the places of its queues before its first message.
     """
 
@@ -69,6 +70,7 @@ class Browsed:
 @dataclass
 class Browser:
     """Reads pages of one topic's queues.
+
     `claim` is called before a message is read, with its size in bytes and whether it is the first of its queue. If it
     returns False, the page ends; the first message of each queue is read anyway.
     """

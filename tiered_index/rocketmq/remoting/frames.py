@@ -1,4 +1,5 @@
 """Encodes and decodes frames of RocketMQ's remoting protocol; checks fields and signatures of requests.
+
 Pure; threads: any.
 
 ```

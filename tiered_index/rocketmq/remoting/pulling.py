@@ -1,4 +1,5 @@
 """Reads queues: their begins and ends, and messages from a queue offset. Has the reader of a store's consume queues.
+
 Codes, statuses and bounds are those of RocketMQ's `DefaultMessageStore.getMessage` and `PullMessageProcessor`. A queue
 
 begins at the first message that the log, or the archive, still has. One object serves one request.
@@ -117,6 +118,7 @@ class Queues(ABC, Generic[Q]):
     @abstractmethod
     def _entries(self, queue: Q, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
         """Return up to `most` entries (`log.store.ENTRY`) of a queue, and the offset of the first one.
+
         They begin at a queue offset or, if it has no entry, at the next one that has.
         """
 
@@ -125,6 +127,7 @@ class Queues(ABC, Generic[Q]):
         self, queue: Q, offset: int, entries: npt.NDArray[np.void], rows: Sequence[int]
     ) -> Callable[[int], Message | None]:
         """Return a function that returns the message of a row of `entries`, as `Unread.read`.
+
         Row 0 is at the queue offset `offset`. The function is called for `rows`, in this order.
         """
 

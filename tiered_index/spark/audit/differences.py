@@ -52,6 +52,7 @@ _MOST_LISTED = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One entry that differs between index and source.
+
     `kind` is ``missing`` (not in the index), ``extra`` (not in the source) or ``wrong`` (other values). `expected` has
 
     the source's values, `found` the index's: second, size, further columns, and the topic if it differs. `key` is known
@@ -186,6 +187,7 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
 
 def _pairs(rows: DataFrame) -> DataFrame:
     """Return pairs of the source's and the index's differing values for each identity, both in order.
+
     `rows` are partitioned by identity. `topic` and `key` are the source's, if it has the identity.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it

@@ -120,6 +120,7 @@ Make = Callable[[Iterator[Part | Unread]], Iterator[pa.RecordBatch]]
 @dataclass(frozen=True, slots=True)
 class Sides:
     """A source's entries and an index's storage. `base` is the number of slots of the index's files.
+
     Expired entries are on neither side.
     """
 

@@ -56,6 +56,7 @@ def _digests(part: Part, schema: Schema) -> Digests:
 @dataclass(frozen=True, slots=True)
 class Matched:
     """The numbers of distinct entries of each side, and the first bits of differing digests (u32, n).
+
     `unread` are the objects that could not be read whole. `repeated` entries are more often in the index than in the
     source.
     """
@@ -80,6 +81,7 @@ class Matched:
 
 def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.bool_]]:
     """Compare the picked entries of both sides; return the result, and `Picked.ranges` of the differences. Driver.
+
     Raises the errors of `entries`.
     """
     schema, count = sides.schema, sum(one.count for one in stored)
@@ -106,6 +108,7 @@ def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple
 
 def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partitions: int) -> Iterator[pa.RecordBatch]:
     """Yield blocks of digests for 2**`bits` ranges, of about `_HELD` entries of one side together.
+
     Also a row for each unread object. Neighbouring ranges share a partition.
     """
     held: list[Digests] = []
@@ -159,6 +162,7 @@ def _compared(batches: Iterable[pa.RecordBatch], told_bits: int) -> Matched:
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:
     """Return the numbers of distinct entries of source and index, the differing digests, and the count of repeats.
+
     Repeats are entries that the index has more often than the source; they are no difference. Neither is an unknown
 
     topic of an object without a table.

@@ -1,4 +1,5 @@
 """Builds window tables from a source by Spark, and publishes the tables of a build or a write.
+
 Publication completes the uploads, then appends one log record. Driver only; docs/spark-cluster.md shows the steps. The
 
 index does not change before the log record: retries, speculation, lost executors and a killed driver leave orphans.
@@ -60,6 +61,7 @@ _log = logging.getLogger(__name__)
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
     """Return the objects that have exactly the entries of a new quarantine window, for ``replace``.
+
     Raises `InvalidArgument` for ``error``.
     """
     written: dict[int, list[FinishedShard]] = {}
@@ -105,6 +107,7 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
 
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
     """Publish a micro-batch. If it was published before, drop its uploads and return False.
+
     Raises as `publish_tables`.
     """
     state = log.refresh()
@@ -161,6 +164,7 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
 
 def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) -> tuple[tuple[str, int], ...]:
     """Return the number of entries of each topic in objects, by one request an object.
+
     If an object has no counts by topic, its entries count under the joined names of its topics.
     """
     assert state.genesis is not None

@@ -65,6 +65,7 @@ def erase(
     progress: Progress = lambda stage, done, total: None,
 ) -> EraseResult:
     """Erase entries of a topic on executors, as `tiered_index.erase` with `now`; without `yes` only return the plan.
+
     `shard_bytes` is the size of a shard of a rewritten window, one task a shard. `progress` is called with (stage,
 
     tasks done, tasks). The arguments are checked before Spark starts. You may repeat it, also while writers, readers

@@ -1,4 +1,5 @@
 """Lists the files of a source's folder or storage by the rules of Spark's own readers. Driver only.
+
 Hidden names are left out. All other files are included, with any extension. Folders named ``column=value`` are columns.
 """
 
@@ -67,6 +68,7 @@ def files_below(path: Path) -> list[Path]:
 
 def _shown(folder: str, names: Sequence[str]) -> list[str]:
     """Return the names below a folder that Spark reads: not hidden, and not in a hidden folder like uncommitted files.
+
     Raises `InvalidArgument` for a table format, whose folder may also have old files.
     """
     parts = [name.split("/") for name in names]
@@ -92,6 +94,7 @@ def kind_of(name: str) -> str:
 
 def kind_of_all(files: Sequence[tuple[str, str]], address_of: AddressOf, known: Sequence[str]) -> str:
     """Return the kind of all files; each is (storage's URI, name), with an empty URI for a local file.
+
     Files with another extension are taken for the others' kind. If no file has a known extension, the first one's bytes
 
     decide. Raises `InvalidArgument` for two kinds, or one that is not `known`.
@@ -116,6 +119,7 @@ def _kind_by_content(uri: str, name: str, address_of: AddressOf) -> str:
 
 def partition_columns(below: Sequence[str]) -> dict[str, pa.Array]:
     """Return the columns of folders named ``column=value``, with a value for each file: integers if all are, else text.
+
     `below` are the files' names relative to the source. Raises `InvalidArgument` unless all have the same columns.
     """
     found = [_values(name) for name in below]

@@ -53,6 +53,7 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 @dataclass(frozen=True, slots=True)
 class LogEntries:
     """The entries of commit logs: segments, one to a partition, and the function with which tasks read them.
+
     Its columns are `LOG_COLUMNS`.
     """
 
