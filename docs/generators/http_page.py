@@ -83,7 +83,7 @@ def _members(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     members = schema.get("properties", {}).items()
     rows = [
-        (f"`{name}`", _type(one), "yes" if name in required else "no", one.get("description", ""))
+        (f"`{name}`", _type(one) + _or_null(one), "yes" if name in required else "no", one.get("description", ""))
         for name, one in members
     ]
     return _table(("member", "type", "required", "meaning"), rows)
@@ -113,6 +113,11 @@ def _named(body: dict[str, Any]) -> str:
 
 def _shown(default: Any) -> str:
     return "" if default is None else f"`{json.dumps(default)}`"
+
+
+def _or_null(schema: dict[str, Any]) -> str:
+    """Return what is left out of the type of a member that may be null."""
+    return " or null" if {"type": "null"} in schema.get("anyOf", ()) else ""
 
 
 def _type(schema: dict[str, Any]) -> str:

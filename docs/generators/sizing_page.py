@@ -22,7 +22,7 @@ Inputs = Mapping[str, float]
 _ROW = re.compile(r"^\| ([A-Za-z][^|]*?) \| ([0-9][0-9,.]*) \| [^|]* \| [^|]+ \|$", re.MULTILINE)
 _HOUR_S = 3600
 _GIB, _MIB = 2**30, 2**20
-# an entry's before it is packed: so slot groups are cut
+# Of an entry before it is packed, by which shards and slot groups are cut
 _PLAIN_BYTES = 32
 _TIER_1_GIB, _TIER_2_GIB = 50 * 1024, 450 * 1024
 
@@ -43,8 +43,9 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
     stored = entries * given["bytes an entry"]
     windows = math.ceil(365 / given["days a window, merged"])
     shard, part = given["MiB a shard"] * _MIB, given["MiB a part"] * _MIB
-    day_shards = 365 * math.ceil(stored / 365 / shard)
-    objects = windows * math.ceil(stored / windows / shard)
+    plain = entries * _PLAIN_BYTES
+    day_shards = 365 * math.ceil(plain / 365 / shard)
+    objects = windows * math.ceil(plain / windows / shard)
     build_h = entries / given["build"] / _HOUR_S
     merge_h = entries / given["merge"] / _HOUR_S
     puts = 2 * math.ceil(stored / part) + 2 * (day_shards + objects)
@@ -95,7 +96,8 @@ _ARITHMETIC = {
     "executor hours a year, merge": "entries ÷ merge ÷ 3,600",
     "minutes a day on the executors": "(build + merge hours) ÷ 365 × 60 ÷ executors",
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
-    "objects at the year's end": "windows × ⌈bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
+    "objects at the year's end": "windows × ⌈entries × 32 bytes (not packed) ÷ windows ÷ shard⌉; "
+    "windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "entries × 32 bytes (not packed) ÷ slot group × directory entry ÷ 2^30",
     "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, and each "
     "shard is one multipart upload, begun and completed",
