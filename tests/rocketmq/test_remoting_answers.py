@@ -364,7 +364,7 @@ def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch
         answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), Host("127.0.0.1", 1))
         assert records(answer.body) == found[:3]
         cut = len(found) - 3
-        lacking = f"{cut} of {len(found)} messages, the older ones, have no room in a frame of 16 MiB"
+        lacking = f"{cut} of {len(found)} messages, the older ones, do not fit into a frame of 16 MiB"
         assert (answer.code, answer.remark) == (0, lacking)
     # one that no frame holds is left out by itself
     monkeypatch.setattr(broker_module, "_ROOM_BYTES", max(m.size for m in found) - 1)

@@ -466,7 +466,7 @@ class ReadOnlyBroker:
             text = "%s %s: %s; the first one: %s"
             self.log.log(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
         if cut := sum(one.problem == _NO_ROOM for one in answered):
-            texts.append(f"{cut} of {len(answered)} messages, the older ones, have no room in a frame of 16 MiB")
+            texts.append(f"{cut} of {len(answered)} messages, the older ones, do not fit into a frame of 16 MiB")
         return "; ".join(texts) or None
 
     def _continued(self, topic: str, key: str, begin_ms: int, end_ms: int, last_key: str) -> tuple[int, str]:
