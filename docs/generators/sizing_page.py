@@ -96,16 +96,14 @@ _ARITHMETIC = {
     "executor hours a year, merge": "entries ÷ merge ÷ 3,600",
     "minutes a day on the executors": "(build + merge hours) ÷ 365 × 60 ÷ executors",
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
-    "objects at the year's end": "windows × ⌈entries × 32 bytes (not packed) ÷ windows ÷ shard⌉; "
-    "windows = ⌈365 ÷ days a window⌉",
-    "GiB of directories": "entries × 32 bytes (not packed) ÷ slot group × directory entry ÷ 2^30",
-    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, and each "
-    "shard is one multipart upload, begun and completed",
+    "objects at the year's end": "windows × ⌈plain bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
+    "GiB of directories": "plain bytes ÷ slot group × bytes a directory entry ÷ 2^30",
+    "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (daily shards + objects) to begin and complete uploads",
     "GETs of merges a "
-    "year": "⌈entries ÷ piece⌉ × days a window + 2 × shards of days (directories) + shards of days and objects (HEAD)",
+    "year": "⌈entries ÷ piece⌉ × days a window (ranges) + 2 × daily shards (directories) + daily shards + objects (HEAD)",
     "GETs a lookup of a day": "windows in range",
     "GETs a lookup of the "
-    "year": "⌊365 ÷ days a window⌋ windows that are over, and on average days a window ÷ 2 daily tables since",
+    "year": "⌊365 ÷ days a window⌋ merged tables + days a window ÷ 2 daily tables, on average",
     "GETs a lookup of the year, not merged": "365 × files a day",
     "dollars a month: storage, at the year's end": "GiB × storage, by its tiers",
     "dollars a month: requests of builds and merges": "(PUTs × PUT + GETs × GET) ÷ 1,000 ÷ 12",
