@@ -99,11 +99,10 @@ _ARITHMETIC = {
     "objects at the year's end": "windows × ⌈plain bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
     "GiB of directories": "plain bytes ÷ slot group × bytes a directory entry ÷ 2^30",
     "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (daily shards + objects) to begin and complete uploads",
-    "GETs of merges a "
-    "year": "⌈entries ÷ piece⌉ × days a window (ranges) + 2 × daily shards (directories) + daily shards + objects (HEAD)",
+    "GETs of merges a year": "⌈entries ÷ piece⌉ × days a window (ranges) + 2 × daily shards (directories) "
+    "+ daily shards + objects (HEAD)",
     "GETs a lookup of a day": "windows in range",
-    "GETs a lookup of the "
-    "year": "⌊365 ÷ days a window⌋ merged tables + days a window ÷ 2 daily tables, on average",
+    "GETs a lookup of the year": "⌊365 ÷ days a window⌋ merged tables + days a window ÷ 2 daily tables, on average",
     "GETs a lookup of the year, not merged": "365 × files a day",
     "dollars a month: storage, at the year's end": "GiB × storage, by its tiers",
     "dollars a month: requests of builds and merges": "(PUTs × PUT + GETs × GET) ÷ 1,000 ÷ 12",
