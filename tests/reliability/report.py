@@ -41,46 +41,49 @@ QUICK = {
 }
 INTRO = """# Reliability
 
-This page is for those who judge the engine's safety. It has the results of the test campaigns that try to break the
-[guarantees](../README.md#guarantees). A row of the table counts the failures at the commit that it names.
-`make reliability-report` runs all campaigns again (some hours), and writes this page. `make test` runs a small part of
-each. To repair damage, see [Repair](restore.md#repair).
+This page is for those who judge the engine's safety. It has the results of campaigns that try to break the
+[guarantees](../README.md#guarantees). `make reliability-report` runs all campaigns again (some hours), and writes this
+page. `make test` runs a small part of each.
+
+After damage or a loss, see [Repair](restore.md#repair), [lost objects](restore.md#what-the-storage-lost), [restored
+roots](restore.md#a-root-from-a-backup) and [errors of the storage](troubleshooting.md#storageunavailable).
 
 The limits of this evidence: all campaigns run on one machine. Power cuts are simulated. No cloud provider's storage was
 used.
 
-A campaign counts four kinds of failure:
+Each row of the table has the commit that a campaign tested, and its failures of four kinds:
 
-- *Durable entries lost*: an entry is missing although `durable_position` or a flush confirmed it.
+- *Durable entries lost*: an entry is missing although a flush or the [durable
+  position](glossary.md#stored-data) confirmed it.
 - *Wrong answers*: an answer differs from the *model* (the entries that the test has put), or says `complete` and is
   not.
 - *Untyped errors*: a call fails with an exception that is not in `tiered_index/errors.py`.
 - *Hangs*: a call does not return in time.
 """
 SAID = {
-    "crashes": "The campaign kills the process, or simulates a power cut. It does so before each call to the local "
-    "disk or the storage, and in the middle of each write. A power cut loses, keeps, tears or reorders unsynced "
-    "bytes. Then the campaign opens the index, compares it with the model, and continues to write. In further runs "
-    "one call fails (*fault*), or two to eight calls fail (*burst*), and a crash follows. A *double crash* is a "
-    "second crash during the recovery. The campaign tries all single crashes, and a random sample of the rest: 10 % "
-    "of faults, 3 % of bursts, 0.5 % of double crashes. Each row *states of* counts the crash states of one scenario, "
-    "such as `quarantine`, or `keeping` (uploaded files whose local copies are kept).",
+    "crashes": "The campaign kills the process or simulates a power cut before each call to disk or storage, and "
+    "within each write. A power cut loses, keeps, tears or reorders unsynced bytes. Then the campaign opens the "
+    "index, compares it with the model, and continues to write. In further runs one call fails (*fault*), or two to "
+    "eight calls fail (*burst*), and a crash follows. A *double crash* is a second crash during the recovery. The "
+    "campaign tries all single crashes, and a random sample of the rest: 10 % of faults, 3 % of bursts, 0.5 % of "
+    "double crashes. A *crash state* is the index after one crash. Each row *states of* counts those of one scenario, "
+    "such as `quarantine`.",
     "interrupts": "The campaign raises an exception at each line of each public call, in eight states of an index. "
-    "Then it uses, closes and reopens the index. The rows are: *interrupt*, a `KeyboardInterrupt` in the caller's "
-    "thread; *memory*, a `MemoryError` there; *ours*, a `MemoryError` in the engine's own threads; *signals*, timer "
-    "signals at random moments, while background workers run.",
+    "Then it uses, closes and reopens the index. Rows *lines struck* count these lines: *interrupt*, a "
+    "`KeyboardInterrupt` in the caller's thread; *memory*, a `MemoryError` there; *ours*, a `MemoryError` in the "
+    "engine's own threads. *Signals* are timer signals at random moments, while background workers run.",
     "simulation": "A scheduler with a seed runs one thread at a time. The threads are writers on two hosts, readers, "
     "the life cycle and merges. Clocks jump, processes are killed, and calls to disk and storage fail. To repeat a "
     "run, use its seed.",
     "mutations": "The campaign changes stored bytes, and corrects their checksums to match. Then each reader of the "
-    "format reads them. A row counts the changes to one format. *End to end* counts those that a whole call or command "
-    "also read. Three things are failures: an error that is not in `tiered_index/errors.py`, an entry of another key "
-    "in a complete answer, and a write or deletion outside the index.",
+    "format reads them. A row counts the changes to one format. *End to end* counts those after which the campaign "
+    "also ran a whole call or command. A write or deletion outside the index counts as a wrong answer.",
     "chaos": "Real processes write, read and merge on a real S3 server (Ceph's gateway). The campaign compares each "
     "answer with the entries that were put. It kills and stops the processes (SIGKILL, SIGTERM, SIGSTOP), breaks the "
     "server (*server*), and disturbs the requests (*network*). *Black hole* gives no response, before or after the "
-    "server has done the work. *Half-answers* end early, and *slow drip* responds in slow pieces. *Requests spoilt* is "
-    "the number of disturbed requests. Typed errors and partial answers are correct: the rows count them.",
+    "server has done the work. *Half-answers* end early, and *slow drip* responds in slow pieces. *Requests spoilt* "
+    "is the number of disturbed requests. A *session* is one run of a writer. A *sweep* deletes orphans. Typed errors "
+    "and partial answers are correct: the rows count them.",
 }
 
 
