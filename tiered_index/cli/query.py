@@ -24,12 +24,12 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import IndexItem, QueryResult, format_time
 
 _PAGE = 1000
-# A page reads its files again, so that pages of one size would take a time that grows with the square of the answers.
+# Each page reads the files again: with pages of constant size the time would grow with the square of the entries.
 _LARGEST_PAGE = 100_000
-# Small, since messages may have megabytes.
+# Small: a message may have megabytes.
 _PAGE_OF_MESSAGES = 256
 _FEW = 64
-# More than one key can have.
+# More entries than a key can have.
 _EVERY = 2**62
 _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 
@@ -137,7 +137,7 @@ def query(
     config = session.reader_config()
     prices_as_of = config.prices.as_of if explain else None
     if keys is not None:
-        # it loads what takes a moment
+        # imported here: it loads slow packages
         from tiered_index.cli.keys import KeysOut, look_up_keys
         from tiered_index.sources.keys import read_lookups
 
@@ -194,7 +194,7 @@ def query(
 
 
 def growing(look_up: Callable[..., QueryResult], first: int) -> Callable[..., QueryResult]:
-    """Return what answers page after page, each of four times as many answers as the one before, `first` at first."""
+    """Return a function that looks up the next page: `first` entries, then four times as many as in the page before."""
     sizes = (min(_LARGEST_PAGE, first * 4**number) for number in itertools.count())
 
     def next_page(**more: Any) -> QueryResult:
@@ -227,13 +227,13 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
 
 
 def own_columns(kind: type[IndexItem]) -> tuple[str, ...]:
-    """Return the names of the columns of an index's own."""
+    """Return the names of the columns that this index has beside those of every index."""
     known = {*(f.name for f in dataclasses.fields(IndexItem)), "fingerprint"}
     return tuple(f.name for f in dataclasses.fields(kind) if f.name not in known)
 
 
 def _own_value(value: Any) -> object:
-    """Return bytes as text where they are printable ASCII, filled or not, else as hexadecimal text."""
+    """Return bytes as text if they are printable ASCII (padded with zeros or not), else as hexadecimal."""
     if not isinstance(value, bytes):
         return value
     text = value.rstrip(b"\0").decode("ascii", "replace")

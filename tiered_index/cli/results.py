@@ -1,7 +1,7 @@
-"""The result of a command: one document, printed as JSON or, for people, as fields and tables made of it.
+"""The result of a command: one document, printed as JSON, or for people as fields and tables.
 
-The name of a field says its unit (`_bytes`, `_ms`, `_s`, `_usd`), so that no command formats its own figures. Fields
-without a value are left out. One thread.
+The suffix of a field's name is its unit (`_bytes`, `_ms`, `_s`, `_usd`) and selects its format. Fields without a value
+are left out. One thread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tiered_index.encoding import json_text
 from tiered_index.errors import listed
 from tiered_index.types import MAX_TIMESTAMP_MS, format_time
 
-# Rows of a table, and texts of a field, that are shown
+# Most rows of a table, and texts of a field
 _ROWS, _TEXTS = 20, 5
-# Its names are operations, which have no unit
+# A field whose members are named by operations, without units
 _REQUESTS = "requests"
-# Their names are a user's own, and say no unit
+# Fields whose members are named by users, without units
 _OF_USERS = ("sources", "source_positions", "skipped_reasons")
-# Fields for programs alone
+# Fields that only programs need
 _DETAILS = ("metrics", "quarantined_first")
 
 
@@ -36,7 +36,7 @@ def show(
     streamed: bool = False,
     most: int = _ROWS,
 ) -> None:
-    """Write a result; `without` are fields that people don't need. `streamed`: it ends an NDJSON. `most`: see
+    """Write a result; people do not see the fields `without`. `streamed`: it is the last line of NDJSON. `most` as in
     `show_fields`.
     """
     out.answer(dict(document), streamed=streamed)
@@ -51,8 +51,8 @@ def show_fields(
     without: Collection[str] = (),
     most: int = _ROWS,
 ) -> None:
-    """Write fields for people: each value in a line, then parts with titles: large documents, and tables of lists,
-    whose first `most` rows are shown.
+    """Write fields for people: a line for each value, then with titles the large documents, and the lists as tables of
+    at most `most` rows.
     """
     if out.as_json:
         return
@@ -71,7 +71,7 @@ def show_fields(
 def show_rows(
     out: Output, title: str, rows: Sequence[Mapping[str, Any]], count: int | None = None, *, most: int = _ROWS
 ) -> None:
-    """Write the first `most` of `rows` for people, as a table; `count`: how many there are in all."""
+    """Write the first `most` of `rows` for people, as a table; `count`: number of all rows, if more than `rows`."""
     cells = [{name: shown(name, _length(value)) for name, value in row.items()} for row in rows[:most]]
     names = [name for name in dict.fromkeys(itertools.chain(*cells)) if any(row.get(name) for row in cells)]
     numbers = {label(name) for name in names if all(isinstance(row.get(name), int | float | None) for row in rows)}
@@ -88,7 +88,7 @@ def label(name: str) -> str:
 
 
 def shown(name: str, value: Any) -> str | None:
-    """Return the value of a field for people; None where it has none."""
+    """Return the text of a field's value for people, None for no value."""
     if value is None or value in ("", [], {}):
         return None
     if isinstance(value, dict) and name in _OF_USERS:
@@ -115,12 +115,12 @@ def shown(name: str, value: Any) -> str | None:
 
 
 def _length(value: Any) -> Any:
-    """Return a list that has no room in a cell as its length."""
+    """Return the length of a list that does not fit into a cell, any other value as it is."""
     return len(value) if isinstance(value, list) and value and not isinstance(value[0], str) else value
 
 
 def _is_part(value: Any) -> bool:
-    """Return whether a value has no room in a line: a list of documents, or a document of many fields."""
+    """Return whether a value does not fit into a line: a list of documents, or a document of many fields."""
     if isinstance(value, list):
         return bool(value) and isinstance(value[0], dict)
     return isinstance(value, dict) and len(value) > _TEXTS

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def server_extra(what: str) -> Iterator[None]:
-    """Have imports within the block say what is missing. Raises `ConfigError`."""
+    """Raise `ConfigError`, which names the extra, if an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -42,9 +42,9 @@ def server_extra(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _found_later() -> Iterator[None]:
-    """Have the index, the storage or the store that is missing within the block be one that a later start may find.
+    """Raise `SetupUnavailable` if the block finds no index: a later start may find it.
 
-    A disk may not be mounted yet, or an index not be made. Raises `SetupUnavailable`.
+    A disk may not be mounted yet, or the index not be created.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def _found_later() -> Iterator[None]:
 
 
 def _check_store(folder: Path | None) -> None:
-    """Raise `SetupUnavailable` if a folder is no store of RocketMQ."""
+    """Raise `SetupUnavailable` if a folder is not a RocketMQ store."""
     try:
         if folder is not None:
             StoreDirectory.open(folder)
@@ -61,7 +61,7 @@ def _check_store(folder: Path | None) -> None:
         raise SetupUnavailable(str(error)) from error
 
 
-# whether a file can be read is no matter of the command line: it may be mended, and the same line started again
+# readable=False: an unreadable file is not bad usage; the same command line may work later
 _Option = partial(Option, readable=False)
 _listen = partial(_Option, rich_help_panel="Listening")
 _guard = partial(Option, rich_help_panel="Bounds")
@@ -69,7 +69,7 @@ _writing = partial(_Option, rich_help_panel="Writing")
 _tools = partial(_Option, rich_help_panel="RocketMQ's tools")
 _GIB = 1 << 30
 _LEAST_ANSWER_BYTES = 16 << 20
-# objects made, less those freed, between two looks for cycles; an answer to a large batch has thousands of them
+# threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
 
 
@@ -199,7 +199,6 @@ def serve(
     """
     session.log_as(log_format)
     with server_extra("serve"):
-        # the extra's packages are needed here alone
         import uvloop
 
         from tiered_index.server.app import Service
@@ -262,7 +261,7 @@ def serve(
             tools_address = stack.enter_context(contextlib.closing(bind(host, tools.port, "--rocketmq-port")))
             if tokens is not None and tools.keys is None and not insecure:
                 session.out.note("--rocketmq-port asks for no token: everybody on this host may read every topic there")
-        # a recovery takes its time: probes get an answer meanwhile
+        # a recovery may take long: probes get answers meanwhile
         with in_background(http.twin()), _found_later():
             if writes:
                 space = {} if followed is None else {"offset_space": "commitlog"}
@@ -307,7 +306,6 @@ def serve(
             )
         )
         front.app = service.app
-        # each further protocol of this process is one more listener
         listeners: list[Listener] = [http]
         if tools is not None:
             told: Any = {"audit": audit, "metrics": service.metrics}
@@ -321,7 +319,7 @@ def serve(
                 session.out.record({"status": "serving", "url": urls[0], "urls": urls})
                 session.out.flush()
 
-        # what is loaded stays, and is looked at by no later collection
+        # no later collection looks at the objects of the loaded modules
         gc.collect()
         gc.freeze()
         gc.set_threshold(_COLLECTED_AFTER)

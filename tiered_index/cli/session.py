@@ -1,6 +1,6 @@
 """The session of a command: common options, settings, output, index, and the exit codes of errors.
 
-Whatever a command raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70.
+An error is reported once, on stderr. The exit code is the `exit_code` of a typed error, else 70.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from tiered_index.client import IndexClient
 
 UNEXPECTED = 70
-# What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
+# 128 + SIGINT, as shells report it
 _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
-# where repeated requests are logged: by its name, since the module loads boto3
+# logger of repeated requests; a text because the module loads boto3
 _RETRIES = "tiered_index.storage.retry"
 P = ParamSpec("P")
 
@@ -70,7 +70,7 @@ def _options(
     verbose: bool = _common(False, "--verbose", "-v", help="Log each step."),
     debug: bool = _common(False, "--debug", help="Log everything, with tracebacks."),
 ) -> Session:
-    """Set logging up; return the session of one command line."""
+    """Set up logging; return the session of one command."""
     _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)
     out = Output(as_json=json, quiet=quiet)
     return Session(out, root, tuple(storage or ()), config, tuple(settings or ()), debug)
@@ -78,7 +78,7 @@ def _options(
 
 @dataclass(frozen=True)
 class Session:
-    """One run of one command."""
+    """The options and the output of one command."""
 
     out: Output
     root: Path | None = None
@@ -103,7 +103,7 @@ class Session:
         """
         values: dict[str, Any] = {}
         for name, value in pairs("--set", self.settings).items():
-            # a topic's name, of retention.topics, may have a dot
+            # the topic in retention.topics.TOPIC may have a dot
             path = name.split(".", 2)
             if holds(values, path):
                 raise InvalidArgument(f"--set {name} contradicts another --set")
@@ -122,17 +122,17 @@ class Session:
         return config
 
     def open_reader(self, config: IndexConfig, *, with_writers: bool = False) -> IndexReader:
-        """Open what the options name. Raises as `IndexReader.open`. `with_writers`: `IndexReader.writers` follows."""
+        """Open the index that the options name, `with_writers` for `IndexReader.writers`. Raises as it."""
         several = self.storages if len(self.storages) > 1 else None
-        # one that reads a root, too, knows its writer
+        # with a root the reader knows its writer
         return IndexReader(config, storages=several, with_writers=with_writers and config.root is None)
 
     def progress(self, title: str, total: int | None) -> Progress:
-        """Return a progress display; none where the log is for programs."""
+        """Return a progress display, which is off with --quiet and JSON logs."""
         return Progress(title, total, quiet=self.out.quiet or self.out.logs_json)
 
     def log_as(self, log_format: LogFormat) -> None:
-        """Have what goes to stderr, notes and errors, too, be lines of text, or of JSON."""
+        """Write the log, notes and errors to stderr as lines of text or of JSON."""
         if log_format == "json":
             self.out.logs_json = True
             for handler in filter(None, (*logging.getLogger("tiered_index").handlers, logging.lastResort)):
@@ -141,7 +141,7 @@ class Session:
 
 @dataclass(frozen=True)
 class StoredIndex:
-    """A storage, metered, and its log, read."""
+    """A metered storage and its log, which has been read."""
 
     storage: MeteredStorage
     log: StorageLog
@@ -149,13 +149,13 @@ class StoredIndex:
 
     @property
     def costs(self) -> dict[str, Any]:
-        """Requests so far by operation, and their estimated price: fields of a document."""
+        """Requests so far by operation and their estimated cost, as fields of a document."""
         total = self.storage.total
         return {"requests": total.requests_by_kind, "cost_usd": total.cost_usd}
 
 
 def storage_uri(config: IndexConfig) -> str:
-    """Return the URI that `config` or its root's marker names. Raises `ConfigError` where neither does."""
+    """Return the URI that `config` or its root's marker names. Raises `ConfigError` if neither does."""
     uri = config.storage
     if uri is None and config.root is not None:
         marker = Root(config.root, Disk()).read_marker()
@@ -167,8 +167,8 @@ def storage_uri(config: IndexConfig) -> str:
 
 @contextlib.contextmanager
 def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[StoredIndex]:
-    """Yield the index in `storage_uri(config)`, `checks` as `StorageLog.open`. Raises as both, `StorageUnavailable`,
-    and with `checks` `StorageBehind` where the log is not the one that the root has seen.
+    """Yield the index in `storage_uri(config)`, `checks` as in `StorageLog.open`. Raises as both, `StorageUnavailable`,
+    and with `checks` `StorageBehind` if the log is not the one that the root has seen.
     """
     uri = storage_uri(config)
     root = Root(config.root, Disk()) if checks and config.root is not None else None
@@ -187,9 +187,10 @@ def open_stored_index(config: IndexConfig, *, checks: bool = True) -> Iterator[S
 
 
 def asked_service(session: Session, service: ServiceOptions, **given: object) -> IndexClient | None:
-    """Return a client of the service that `--url` names; None: an index is asked. `given` are options of indexes alone.
+    """Return a client of the service at `--url`, None without it.
 
-    Raises `InvalidArgument` where one is given beside it, `ConfigError` where the token can't be read.
+    `given` are further options that can't be combined with `--url`. Raises `InvalidArgument` if one is set,
+    `ConfigError` if the token can't be read.
     """
     url, token_file = service.url, service.token_file
     if url is None:
@@ -218,14 +219,14 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the options that a parameter represents: a group's, which is a dataclass, or itself."""
+    """Return the options of a parameter: the fields of a dataclass, or the parameter itself."""
     if dataclasses.is_dataclass(kind := parameter.annotation):
         return [p.replace(kind=parameter.kind) for p in _parameters(typing.cast("type[Any]", kind))]
     return [parameter]
 
 
 def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flag that represents each name by which an error may call an option of a command."""
+    """Return the flags of a command by the names that errors use for its options."""
     flags: dict[str, str] = {}
     for p in parameters:
         infos = (p.default, *getattr(p.annotation, "__metadata__", ()))
@@ -239,9 +240,9 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
 
 
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
-    """Return `function` as a typer command; what it returns is the exit code.
+    """Return `function` as a typer command; its result is the exit code.
 
-    A parameter whose type is a dataclass represents the options that are its fields.
+    Each field of a parameter whose type is a dataclass is an option.
     """
     given, common = _parameters(function)[1:], _parameters(_options)
     own = [option for p in given for option in _options_of(p)]
@@ -257,7 +258,7 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         def act() -> int:
             for value in kwargs.values():
                 if isinstance(value, Path):
-                    # what no file can be called is bad usage, whatever the command would do with it
+                    # raises for a text that no file can have as its name
                     absolute_path(value)
             for name, p in groups.items():
                 kwargs[name] = p.annotation(**{option.name: kwargs.pop(option.name) for option in _options_of(p)})
@@ -267,7 +268,7 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         if code:
             raise typer.Exit(code)
 
-    # the help is filled to the terminal's width: the source's line ends within a paragraph are none of it
+    # the terminal's width breaks the lines of the help, so the source's line breaks within a paragraph go
     wrapper.__doc__ = re.sub(r"(?<!\n)\n *(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -283,14 +284,14 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
         _report(session, error, str(error), describe_error(error))
         return error.exit_code
     except BrokenPipeError:
-        discard(sys.stdout)  # nobody reads on
+        discard(sys.stdout)  # the reader has closed the pipe
         return CLOSED_PIPE
     except KeyboardInterrupt:
         session.out.note("interrupted")
         return _INTERRUPTED
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:  # noqa: BLE001 - the outermost frame: what nobody foresaw is reported, not swallowed
+    except Exception as error:  # noqa: BLE001 - the outermost frame reports unexpected errors
         hint = "" if session.debug else " (--debug shows where)"
         _report(session, error, f"unexpected {type(error).__name__}: {error}{hint}", {"exit_code": UNEXPECTED})
         return UNEXPECTED
@@ -306,12 +307,12 @@ def _report(session: Session, error: Exception, message: str, details: dict[str,
 
 
 class _OneASecond(logging.Filter):
-    """Lets records pass that come a second after the one before."""
+    """Logging filter that passes at most one record a second."""
 
     _passed_s = -math.inf
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether it is time to say something again."""
+        """Return whether the last record passed at least a second ago."""
         now_s = time.monotonic()
         if now_s - self._passed_s < 1.0:
             return False
@@ -332,5 +333,5 @@ def _set_up_logging(*, verbose: bool, debug: bool, quiet: bool = False) -> None:
     retries.setLevel(level if quiet or verbose or debug else logging.INFO)
     retries.filters = [] if verbose or debug else [_OneASecond()]
     if logging.lastResort is not None:
-        # other packages' warnings quote what servers answer
+        # warnings of other packages may quote unprintable answers of servers
         logging.lastResort.setFormatter(formatter)

@@ -144,7 +144,7 @@ def verify(
     session.out.answer(document)
     write_findings(session.out, document)
     if repair:
-        # all of them: some give entries up
+        # all of them are shown, since some give entries up
         show_fields(session.out, {"repairs": repairs, "not_repaired": left}, most=len(repairs) + len(left))
         if any(one.missing is not None for one in repairs) and not yes and config.root is None:
             session.out.remark("a writer's root may have copies of the lost objects: first run it there with --root")
@@ -167,7 +167,7 @@ def verify(
 
 def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> dict[str, Any]:
     """Have a service verify its index; return the report's document. Raises as the service's job."""
-    # loaded when asked for, as the client is
+    # imported here, as the client is, because most commands need neither
     from tiered_index.client.answers import error_of
 
     job = client.verify(deep=deep)
@@ -206,7 +206,7 @@ def _check_index(
 
 
 def write_findings(out: Output, report: dict[str, Any], most: int | None = None) -> None:
-    """Write for people what a report's document says, at most `most` of each kind."""
+    """Write a report's document for people, at most `most` rows of each kind."""
     for name, title in (
         ("findings", "findings"),
         ("missing", "missing from answers"),
@@ -231,11 +231,11 @@ def _mend(
     give_up: bool,
     yes: bool,
 ) -> list[Repair]:
-    """Return what is done about the findings of a report, or with `yes` do it. Raises as `Repairs.run`."""
+    """Return the repairs for the findings of a report, and with `yes` apply them. Raises as `Repairs.run`."""
     source = StoreDirectory.open(store, store_name) if store is not None else None
     with open_stored_index(config, checks=False) as index, contextlib.ExitStack() as stack:
         if yes:
-            # whose put-if-absent isn't one would let a writer's record and this one have the same number
+            # without an atomic put-if-absent a writer's record and this one could get the same number
             probe_put_if_absent(index.storage)
         root = Root(config.root, Disk()) if config.root is not None else None
         copied = stack.enter_context(_opened_copy(config, standby, index.log.state)) if standby is not None else None
@@ -246,8 +246,10 @@ def _mend(
 
 @contextlib.contextmanager
 def _opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Iterator[Storage]:
-    """Yield the storage of a copied index. Raises `NotAnIndex` where there is none, `InvalidArgument` where it is no
-    copy of the index whose log has reached `state` (None: not known), nor that one of it, nor both of another.
+    """Yield the storage of a copied index.
+
+    Raises `NotAnIndex` if there is none, `InvalidArgument` if it and the index with log `state` (None: unknown) have no
+    common origin.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -261,13 +263,13 @@ def _opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Itera
 
 
 def _origins(state: LogState) -> set[str]:
-    """Return the ids of the index and of those that it is a copy of."""
+    """Return the ids of the index and of the indexes that it is a copy of."""
     own = {state.genesis.index_id} if state.genesis is not None else set()
     return own | {name.removeprefix(COPY_OF) for name in state.positions if name.startswith(COPY_OF)}
 
 
 def _check_options(files: object, given: Sequence[object], *, deep: bool, repair: bool, yes: bool) -> None:
-    """Raise `InvalidArgument` where the options of `verify` contradict each other."""
+    """Raise `InvalidArgument` if the options of `verify` contradict each other."""
     if repair and (files or not deep):
         raise InvalidArgument(
             "--repair needs " + ("an index, not files" if files else "--deep: every byte is read first")
@@ -277,7 +279,7 @@ def _check_options(files: object, given: Sequence[object], *, deep: bool, repair
 
 
 def _check_places(config: IndexConfig, store: Path | None, store_name: str | None, standby: str | None) -> None:
-    """Raise before anything is read where a place that was given is none: `InvalidArgument`, `NotAnIndex`."""
+    """Raise `InvalidArgument` or `NotAnIndex` if --source or --copy is not a store or a copy, before the check begins."""
     if store is not None:
         StoreDirectory.open(store, store_name)
     elif store_name is not None:
@@ -288,7 +290,7 @@ def _check_places(config: IndexConfig, store: Path | None, store_name: str | Non
 
 
 def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:
-    """Return the findings that no repair is about."""
+    """Return the findings without a repair."""
     done = {one.object for one in repairs} | {one.object.removesuffix(".index") for one in repairs}
     files = set(map(_file_id, done))
     return [
@@ -299,7 +301,7 @@ def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:
 
 
 def _status_of(report: Report, left: Sequence[Defect]) -> str:
-    """Return the status once repairs were made, with what is `left` of the findings."""
+    """Return the status after the repairs; `left` are the findings without one."""
     if left or not report.findings:
         return report.status
     return "incomplete" if report.unchecked else "repaired"

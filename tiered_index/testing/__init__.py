@@ -1,1 +1,1 @@
-"""For authors of storages: the tests that every storage passes. docs/embedding.md shows how to use them."""
+"""Tests that every storage must pass, for authors of storages. docs/embedding.md shows how to use them."""

@@ -6,8 +6,8 @@
             with MyStorage(...) as storage:
                 yield storage
 
-The fixture's storage must be empty. Override `another` where a second instance can open the same place, as another
-process would. Objects stay below 16 MiB. Threads: races use `racers` threads, parallel reads `readers`.
+The fixture's storage must be empty. Override `another` if a second instance can open the same place, as another process
+would. Objects are smaller than 16 MiB. Threads: races use `racers` threads, parallel reads `readers`.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class StorageConformance:
 
     racers = 8
     readers = 16
-    # More objects than one listing's page holds.
+    # More objects than one page of a listing has.
     many = 1_100
-    # Less only for a storage that puts something before every name.
+    # Shorter only for a storage that prepends a prefix to names.
     longest_name = 512
-    # False for services that refuse to complete an upload unless every uploaded part is named (Ceph's gateway).
+    # False for services that complete an upload only if every uploaded part is named (Ceph's gateway).
     drops_unnamed_parts = True
 
     @pytest.fixture
     def storage(self) -> Iterable[Storage]:
-        """Yield an empty storage; the subclass says which."""
+        """Yield an empty storage; a subclass must override it."""
         raise NotImplementedError("a conformance suite needs a `storage` fixture")
 
     @pytest.fixture
     def another(self, storage: Storage) -> Storage:
-        """Return a storage that shows the same place, as another process would open it."""
+        """Return another instance of the same storage, as another process would open it."""
         return storage
 
     # Whole objects.
@@ -309,10 +309,10 @@ class StorageConformance:
         storage.delete_many(names)
         assert [info.name for info in storage.list()] == ["lof", "log0"]
 
-    # Multipart uploads. Parts have the least size that the storage allows.
+    # Multipart uploads.
 
     def _parts(self, storage: Storage, count: int) -> list[bytes]:
-        """Return `count` parts of the least size allowed (at least 1,000 bytes) and a short last one."""
+        """Return `count` parts: a short last one after parts of the least size allowed, at least 1,000 bytes."""
         size = max(storage.min_part_bytes, 1000)
         return [random.Random(n).randbytes(64) * (size // 64 + 1) for n in range(count - 1)] + [b"the end"]
 
@@ -393,7 +393,7 @@ class StorageConformance:
         part = storage.upload_part(handle, 1, b"data")
         storage.complete_upload(handle, [part])
         storage.put("object", b"newer")
-        with contextlib.suppress(ObjectNotFound):  # S3 answers a repeated completion with its first success
+        with contextlib.suppress(ObjectNotFound):  # S3 accepts a repeated completion
             storage.complete_upload(handle, [part])
         assert storage.get("object") == b"newer"
         assert list(storage.list_uploads()) == []

@@ -1,1 +1,1 @@
-"""Commands that bring an index back: a root after a crash, an index of its archived segments."""
+"""Commands that recover an index: a root after a crash, an index from its archived segments."""

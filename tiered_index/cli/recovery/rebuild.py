@@ -1,6 +1,6 @@
-"""`tiered-index rebuild --from URI`: a new index of archived segments, as a follower would have written it.
+"""`tiered-index rebuild --from URI`: a new index from archived segments, as a follower would have written it.
 
-The new index keeps how far it is with the entries: killed at any moment and started again, the command continues there.
+The new index stores its position with the entries: after a kill at any moment the command continues there.
 One thread beside the index's own; memory: some chunks of 16 MiB.
 """
 
@@ -85,7 +85,7 @@ def rebuild(
         putting = stack.enter_context(Putting.open(session, config, intake))
         index = putting.index
         _check_target(index, old, stores)
-        # before there is any entry of them: archived segments may still have what was erased
+        # before the first entry is put: archived segments may still have erased messages
         hidden = replace(old.log_state.expired, segments={})
         take_over(index.storage, hidden, SystemClock())
         put, done = putting.patient(), dict.fromkeys(("messages", "entries", "expired"), 0)
@@ -121,7 +121,7 @@ def rebuild(
 
 
 def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[str, list[ArchivedSegment]]:
-    """Return the archived segments by store. Raises `InvalidArgument` for none."""
+    """Return the archived segments by store. Raises `InvalidArgument` if there are none."""
     state = old.log_state
     if unknown := [name for name in wanted or () if name not in state.byte_stores]:
         known = ", ".join(map(repr, state.byte_stores)) or "none"
@@ -132,7 +132,7 @@ def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[st
 
 
 def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]:
-    """Return the settings of an index like the old one."""
+    """Return the settings that give the new index the layout of the old one."""
     layout = genesis.layout
     return {
         "slots": layout.slots if geometry.slots is None else geometry.slots,
@@ -144,7 +144,7 @@ def _like(genesis: IndexDescriptor, geometry: GeometryOptions) -> dict[str, Any]
 
 
 def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[ArchivedSegment]]) -> None:
-    """Raise `ConfigError` where the new index is the old one, or holds something else."""
+    """Raise `ConfigError` if the new index is the old one, or has other entries."""
     if index.index_id == old.genesis.index_id:
         raise ConfigError("--storage is the index at --from: give the new index a storage and root of its own")
     known = index.durable_positions()
@@ -156,7 +156,7 @@ def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[
 
 
 def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
-    """Return the rows that have neither expired nor been erased."""
+    """Return the rows that are neither expired nor erased."""
     if not hidden:
         return columns
     topics = TopicTable()
@@ -168,7 +168,7 @@ def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
 def _compared(
     session: Session, old: IndexReader, index: IndexService, stores: dict[str, list[ArchivedSegment]]
 ) -> dict[str, Any]:
-    """Return count and checksum of what both indexes have of the archived segments."""
+    """Return count and checksum of both indexes' entries of the archived segments."""
     if len(stores) > 1:
         raise InvalidArgument("--check compares one store: give --store NAME")
     [segments] = stores.values()

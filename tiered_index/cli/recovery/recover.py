@@ -96,7 +96,7 @@ def recover(
     if Root(config.root, Disk()).read_marker() is None:
         if config.storage is None:
             raise NotAnIndex(f"{config.root} holds no tiered index; give --storage to begin the root again")
-        # raises where the storage holds no index either: recovery creates none
+        # raises `NotAnIndex` if the storage has none: recovery creates no index
         IndexReader.open(config=config.model_copy(update={"root": None})).close()
     begun: BegunAnew | None = None
     unlisted = _forget_list(Root(config.root, Disk()))
@@ -131,7 +131,7 @@ def recover(
 
 
 def _forget_list(root: Root) -> list[str]:
-    """Let go of a list of the root's files that can't be read; return a note of it."""
+    """Delete the root's list of files if it can't be read; return a note about it."""
     if root.read_marker() is None:
         return []
     lock = RootLock(root)
@@ -173,13 +173,13 @@ def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run
 
 
 def _gone(config: IndexConfig, files: list[str], state: LogState) -> dict[str, LostObject]:
-    """Return those of `files` that the root lists, and neither its folders nor the log have, by file id."""
+    """Return by file id those of `files` that the root lists but neither its folders nor the log have."""
     if config.root is None:
         return {}
     gone = {}
     for file_id, file in FileList(Root(config.root, Disk())).gone().items():
         if file_id in files and state.object_of(file_id) is None:
-            # of a file that took entries when it was listed: what a writer takes, or any time
+            # a file that was open when it was listed has no times: those that a writer accepts, or any
             until_ms = SystemClock().now_ms() + round(config.max_early_s * 1000)
             anything = (0, (until_ms if file.lane == MAIN else MAX_TIMESTAMP_MS) // 1000)
             name = f"{data_prefix(file_id)}unpublished"
@@ -188,7 +188,7 @@ def _gone(config: IndexConfig, files: list[str], state: LogState) -> dict[str, L
 
 
 def _check_copy(config: IndexConfig, file: str, stored: StoredObject) -> None:
-    """Raise `InvalidArgument` where the root has a copy of an object's file."""
+    """Raise `InvalidArgument` if the root has a copy of an object's file."""
     if config.root is not None:
         root = Root(config.root, Disk())
         for path in (root.index_path(state, stored.file_id) for state in (COMPACTED, UPLOADED)):

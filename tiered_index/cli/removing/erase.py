@@ -1,4 +1,4 @@
-"""`tiered-index erase`: entries of a topic, of keys or of a queue go before they expire. `spark erase` shares parts."""
+"""`tiered-index erase`: removes entries of a topic, of keys or of a queue. `spark erase` uses parts of it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tiered_index.service.root import CACHE
 from tiered_index.types import format_time
 
 _REMAINS = 1
-# fields of the certificate that a plan has no values for
+# fields of the certificate that are empty in a plan
 _OF_CHANGES = ("objects_removed", "entries_removed", "deleted", "segments", "log_numbers", "scan", "pending")
 
 
 def erase_request(given: EraseOptions) -> EraseRequest:
-    """Return what the options ask for. Raises `InvalidArgument`."""
+    """Return the request that the options state. Raises `InvalidArgument`."""
     if given.queue is not None and given.before is None:
         raise InvalidArgument("--queue needs --before: the time before which the queue is erased")
     return EraseRequest(given.topic, tuple(given.key or ()), given.queue, given.before)
@@ -89,7 +89,7 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
 
 
 def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
-    """Delete what the given root, or the cache, still has of objects that are gone: its writer may have ended."""
+    """Delete removed objects from the cache: the writer that would do it may have ended."""
     folder = config.cache_dir or (config.root / CACHE if config.root is not None else None)
     state = index.log.state
     if folder is not None and state.genesis is not None:

@@ -1,5 +1,6 @@
-"""`tiered-index spark ...`: the data pipeline on Spark, and what its commands share: names of a source's columns, the
-session, progress. PySpark is loaded by the command that needs it.
+"""`tiered-index spark ...`: the commands that run on Spark, and their common parts.
+
+A command imports PySpark only if it needs it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ T = TypeVar("T")
 
 
 def check_index(config: IndexConfig) -> None:
-    """Raise what a job on an index does before its tasks begin: `ConfigError` where they can't reach it, `NotAnIndex`,
-    what the storage raises.
+    """Raise the errors of a job that are known before Spark starts.
+
+    `ConfigError` if executors can't reach the storage, `NotAnIndex`, the storage's errors.
     """
     from tiered_index.spark.session import check_pyspark
 
@@ -47,9 +49,9 @@ def check_index(config: IndexConfig) -> None:
 
 
 def spark_of(given: SparkOptions) -> SparkSession:
-    """Return the session; with `--ship` its executors get this package from here.
+    """Return the session; with `--ship` its executors get this package from the driver.
 
-    Raises `ConfigError` where PySpark or Java is missing, or it is a session of Spark Connect.
+    Raises `ConfigError` if PySpark or Java is missing, or the session is one of Spark Connect.
     """
     from tiered_index.spark.session import open_session
     from tiered_index.spark.versions import check_classic
@@ -58,7 +60,7 @@ def spark_of(given: SparkOptions) -> SparkSession:
         spark = open_session(given.master, settings=pairs("--conf", given.conf))
         check_classic(spark)
         spark.sparkContext.setLogLevel("ERROR")
-    # py4j logs whatever interrupts it, with where it was
+    # py4j logs every interrupt with a traceback
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if given.ship:
@@ -70,15 +72,16 @@ def spark_of(given: SparkOptions) -> SparkSession:
 
 @contextlib.contextmanager
 def java_apart() -> Iterator[None]:
-    """Have Java, where this block starts it, write to a file what it would write to stderr, unless with -v: warnings of
-    its start, and stacks of tasks that fail or are interrupted. The command itself says in a line what went wrong. What
-    Java said is shown where the block fails.
+    """Redirect the stderr of the Java process that this block starts to a temporary file, unless with -v.
+
+    Java writes warnings and the stack traces of failed tasks there, and the command reports errors itself. The file is
+    printed if the block fails.
     """
     if logging.getLogger("tiered_index").isEnabledFor(logging.INFO):
         yield
         return
     sys.stderr.flush()
-    # without a name: it goes with the last process that writes to it
+    # without a name: the system deletes it with the last process that writes to it
     with tempfile.TemporaryFile() as said, contextlib.ExitStack() as after:
         stderr = os.dup(_STDERR)
         after.callback(os.close, stderr)
@@ -94,15 +97,15 @@ def java_apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts_after() -> Iterator[None]:
-    """Hold back an interrupt until the block has ended, and handle it then as Python does.
+    """Block SIGINT until the block has ended, and restore Python's handler.
 
-    Java that is interrupted while it starts would outlive this process. Spark's own handler cancels jobs in the middle
-    of a request, which ends in tracebacks of both sides.
+    A Java process that is interrupted during its start would outlive this process. Spark's own handler cancels jobs in
+    the middle of a request, which ends in tracebacks of both sides.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # held back by the system: Spark's context puts a way of its own in the place of any handler that is set meanwhile
+    # blocked by the system, because Spark's context replaces any handler
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -114,9 +117,9 @@ def _interrupts_after() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows the progress of one stage after the other."""
+    """Yield a function (stage, done, total) that shows the progress of consecutive stages."""
     bars: dict[str, Progress] = {}
-    # ends the bar of the stage before
+    # closes the bar of the previous stage
     with contextlib.ExitStack() as shown:
 
         def tell(stage: str, done: int, total: int) -> None:
@@ -130,7 +133,7 @@ def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
         try:
             yield tell
         except BaseException as error:
-            # what tidies up behind an interrupt asks Java by the connection that it broke
+            # an interrupt breaks the connection to Java, so the cleanup raises another error: raise the interrupt
             behind: BaseException | None = error
             while isinstance(behind, Exception):
                 behind = behind.__context__
@@ -141,7 +144,7 @@ def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _hush() -> None:
-    """Have Java say nothing of the tasks that end with it."""
+    """Switch Java's log off: it would report the tasks that end with it."""
     from pyspark.sql import SparkSession
 
     with contextlib.suppress(Exception):
@@ -150,7 +153,7 @@ def _hush() -> None:
 
 
 def run_job(session: Session, job: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:
-    """Run a job with its progress; return its result, and the seconds that it took."""
+    """Run a job and show its progress; return its result and the elapsed seconds."""
     begun_s = time.monotonic()
     with progress_of(session) as progress:
         result = job(*arguments, progress=progress, **options)
@@ -158,17 +161,17 @@ def run_job(session: Session, job: Callable[..., T], *arguments: Any, **options:
 
 
 def of_index(config: IndexConfig) -> dict[str, Any]:
-    """Return the arguments by which a job gets the index of `config`. Raises as `storage_uri`."""
+    """Return the arguments of a job for the index of `config`. Raises as `storage_uri`."""
     return {"storage": storage_uri(config), "s3": config.s3, "prices": config.prices}
 
 
 def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
-    """Return what a job reports, JSON-ready."""
+    """Return a job's result, JSON-ready."""
     return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics}
 
 
 def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `build` takes: constants as Spark columns, text where a field is text. Needs a session."""
+    """Return the argument `columns` of `build`: names, and constants as Spark literals. Needs a session."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     return {

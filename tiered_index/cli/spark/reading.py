@@ -1,6 +1,4 @@
-"""`tiered-index spark lookup` and `audit`: answers for a file of keys, an index proved and compared with its source; by
-executors.
-"""
+"""`tiered-index spark lookup` and `audit`: look up a file of keys, check an index and compare it with its source."""
 
 from __future__ import annotations
 
@@ -83,7 +81,7 @@ def lookup(
     from tiered_index.spark.lookup.keys import check_out, key_files, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up, opened_index
 
-    # all of it before Spark, which takes seconds to start
+    # checked before Spark, which takes seconds to start
     check_out(out, config.s3)
     key_files(keys, config.s3)
     with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages):
@@ -130,7 +128,7 @@ def lookup(
 
 _FOUND = 1
 _SHOWN = 20
-# of a report, which has lines of its own
+# fields that `write_findings` prints
 _OF_REPORT = ("findings", "notes", "missing", "lost", "unchecked")
 
 
@@ -179,7 +177,7 @@ def audit(
     from tiered_index.spark.audit.audit import audit as audit_index
     from tiered_index.spark.audit.audit import check_audit, check_report_name, write_report
 
-    # all of it before Spark, which takes seconds to start
+    # checked before Spark, which takes seconds to start
     if report is not None:
         check_report_name(report, config.s3)
     fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}

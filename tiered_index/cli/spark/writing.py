@@ -1,4 +1,4 @@
-"""`tiered-index spark build`, `compact`, `merge` and `erase`: commands that write to a storage, by executors."""
+"""`tiered-index spark build`, `compact`, `merge` and `erase`: commands whose executors write to a storage."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def build(
     from tiered_index.spark.build.build import build as build_tables
     from tiered_index.spark.build.build import check_build
 
-    # all of it before Spark, which takes seconds to start
+    # checked before Spark, which takes seconds to start
     fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
     check_build(source, storage=storage, window=window, shards=wanted_shards, fields=fields, mode=mode, config=config)
     spark = spark_of(on)
@@ -132,7 +132,7 @@ def compact(
         report, _ = run_job(session, compact_staged_files, spark_of(on), **index)
     document = job_document(report)
     if dry_run:
-        # nothing was measured where nothing was done
+        # a dry run has no metrics
         del document["metrics"]
     status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
     document = {"status": status, **document, "elapsed_s": round(time.monotonic() - begun_s, 3)}

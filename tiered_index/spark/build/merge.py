@@ -1,7 +1,7 @@
-"""Merge and compaction on Spark: planned and published by the driver, their tasks run by executors, without a shuffle.
+"""Merge and compaction on Spark: the driver plans and publishes, executors run the tasks, without a shuffle.
 
-A task is one of `service/merge`, or rewrites one staged file (`service/lifecycle/staged`) to the bytes that its writer
-would write. Spark takes one result of each task; what other attempts uploaded is for `orphans`.
+A task is one of `service/merge`, or compacts one staged file (`service/lifecycle/staged`) to the same bytes as its
+writer would. Spark takes one result of each task; `orphans` deletes the uploads of other attempts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DRIVEN = "plan and publish"
 
 @dataclass(frozen=True, slots=True)
 class MergeResult(MergeReport):
-    """A `MergeReport`, the log's last record afterwards, and the metrics of the job."""
+    """A `MergeReport` with the number of the log's last record and the metrics of the job."""
 
     log_number: int = 0
     metrics: JobMetrics = field(default_factory=JobMetrics)
@@ -58,9 +58,9 @@ def merge(
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
-    `options` are further options of the merge (their `window_s` is not looked at); `progress` is called with
-    (stage, tasks done, tasks). Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what
-    the storage raises; jobs published before stay.
+    `options` are further options of the merge (their `window_s` is ignored); `progress` is called with (stage, tasks
+    done, tasks). It may be repeated. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, the storage's errors; jobs
+    that were published before an error stay.
     """
     address, present = StorageAddress(storage, s3), clock or SystemClock()
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
@@ -79,10 +79,10 @@ def merge(
 
 
 def tasks_on(spark: SparkSession, meter: JobMeter, address: StorageAddress, clock: Clock) -> RunTasks:
-    """Return what has executors run the tasks of a merge on the storage at an address."""
+    """Return a function that runs the tasks of a merge on executors, with the storage at an address."""
 
     def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
-        # the job names every source: it is sent to each executor once
+        # the job names all sources, so each executor gets it once
         counted, now_ms = meter.address(address), clock.now_ms()
         with (
             typed_errors("a task of the merge"),
@@ -106,23 +106,23 @@ def tasks_on(spark: SparkSession, meter: JobMeter, address: StorageAddress, cloc
 def opened_by_driver(
     address: StorageAddress, clock: Clock, prices: PriceTable | None
 ) -> Iterator[tuple[MeteredStorage, StorageLog]]:
-    """Yield the storage at an address, metered, and its log, which is not read yet."""
+    """Yield the metered storage at an address and its log, which has not been read."""
     with contextlib.closing(MeteredStorage(address.open(), prices)) as opened:
         yield opened, StorageLog(opened, clock)
 
 
 _RANGE_BYTES = 8 << 20
 _PROBE = Counter(put_if_absent=2, get=1, delete=1)
-# of one log record: look for the end, is the last one there, append, checkpoint
+# of one log record: find the end, check that the last one exists, append, checkpoint
 _RECORD = Counter(list=1, get=1, put_if_absent=1, put=1)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """The published files; with `dry_run` the files to compact, and the estimated cost.
+    """The published files; with `dry_run` the files to compact and the estimated cost.
 
-    `requests`, by operation, and `cost_usd` are those of tasks and driver, `*_bytes` of the files alone. Unpublished
-    files are (file id, why): `left`, not now; `damaged`, their staged object; `failed`, by an error.
+    `requests` (by operation) and `cost_usd` are of tasks and driver, `*_bytes` of the files only. Unpublished files are
+    (file id, reason): `left` are for later, `damaged` have a damaged staged object, `failed` met an error.
     """
 
     files: int = 0
@@ -151,10 +151,10 @@ def compact(
 ) -> CompactReport:
     """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
 
-    Repeating it is harmless, and so are two at once. With `dry_run` nothing is changed. Raises `NotAnIndex`,
-    `ConfigError`, what the storage raises to the driver: nothing is published then, unless the answer to the log record
-    was lost. A damaged staged file, or one whose task met an error of storage or disk, is reported and hinders no other
-    one: later jobs, or its writer, try again.
+    It may be repeated, and run twice at once. With `dry_run` nothing is changed. Raises `NotAnIndex`, `ConfigError`,
+    the driver's storage errors: nothing is published then, unless the response to the log record was lost. A damaged
+    staged file, or one whose task met an error of storage or disk, is reported and the others are published; later jobs
+    or its writer try again.
     """
     if dry_run:
         return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
@@ -164,7 +164,7 @@ def compact(
         with meter.stage(DRIVEN):
             log.open()
             tickets, left = open_tickets(opened, log)
-            # a server that accepts two records of one number would let a file come twice
+            # a server that accepts two records of one number would let a file be published twice
             probe_put_if_absent(opened)
         counted, now_ms = meter.address(address), present.now_ms()
 
@@ -175,7 +175,7 @@ def compact(
         results: list[StagedResult] = []
         if tickets:
             with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:
-                # so that the last one to begin is short
+                # the last task to begin is short
                 largest_first = sorted(tickets, key=lambda ticket: -ticket.size_bytes)
                 results = spark.sparkContext.parallelize(largest_first, len(tickets)).map(run_one).collect()
                 stage.entries = sum(ticket.count for ticket in tickets)
@@ -198,7 +198,7 @@ def plan_compaction(
         tickets, left = open_tickets(opened, log)
         spent, genesis = opened.total, log.state.genesis
         assert genesis is not None
-        # a ticket doesn't say whether its file is to be plain
+        # an estimate: a ticket does not record whether its file becomes plain
         schema, is_rocketmq = genesis.layout.schema, genesis.layout.preset is ROCKETMQ
         written = [t.count * schema.item.itemsize if is_rocketmq else packed_bytes(schema, t.count) for t in tickets]
         requests = Counter(spent.requests_by_kind) + _PROBE

@@ -1,7 +1,6 @@
-"""Parquet files as tasks read them, by the reader of `sources`: as the fields of entries, or as rows of Spark.
+"""Parquet files as a source of a build: the driver reads the footers, tasks read row groups as the fields of entries.
 
-The driver reads footers. Memory of a task: a batch of up to 32 MiB, beside the column chunks of a row group where the
-file is in a storage.
+Memory of a task: a batch of up to 32 MiB and, for a file in a storage, the column chunks of a row group.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ from tiered_index.sources.places import LocalFile, StoredFile
 from tiered_index.spark.addresses import AddressOf
 from tiered_index.storage.base import Storage
 
-# Whether an entry has a key, for those who don't need it.
+# Column (bool): the entry has a key; for readers that do not need the key itself.
 HAS_KEY = "has_key"
-# A part has at least so many rows, where there are so many, so that blocks of a piece are not small; and at most about
-# so many, so that a task that is repeated repeats little.
+# Rows of a part: enough for large blocks of a piece, and few enough for a cheap repetition of its task.
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
-# Where a batch's rows stand, in its metadata: [file, row group, first row] as JSON; and of each the row from there on
-# (i64), where that is not its number
+# Metadata of a batch: [file, row group, first row] as JSON; and the number of each row in the file, counted from there
+# (i64), if the batch does not have all rows in order
 PLACE, ROWS = b"tiered_index.place", b"tiered_index.rows"
 # Footers that the driver reads at once
 _FOOTERS = 16
-# A field's column, or its value in every row.
+# The column of a field, or its constant value.
 Field = tuple[str, None] | tuple[None, str | int]
 
 
@@ -49,11 +47,11 @@ def _table(storage: Storage | None, name: str) -> ParquetTable:
 
 
 def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return a type that has the values of both, None where there is none."""
+    """Return a type that can represent the values of both types, None if there is none."""
     if one == other:
         return one
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
-        # a time without zone is in UTC
+        # a time without a zone is UTC
         return pa.timestamp("us", one.tz or other.tz)
     try:
         both = [pa.schema([("column", kind)]) for kind in (one, other)]
@@ -66,9 +64,9 @@ def _type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 class ParquetFiles:
     """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows).
 
-    `schema` has the columns that all have, and `topic_id` where one has it; a table's may gain one, or a wider type, in
-    time. `unusable` says of columns why they can be no field. `partitions` are columns of the schema that the files'
-    folders are named for, a value a file.
+    `schema` has the columns that all files have, with the widest type, and `topic_id` if one file has it. `unusable`
+    has by column the reason why it can't be a field. `partitions` are columns from the names of the folders, with one
+    value for each file.
     """
 
     files: Sequence[tuple[str, str]]
@@ -90,7 +88,7 @@ class ParquetFiles:
         unusable: dict[str, str] = {}
         folders = partitions or {}
         with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
-            # one a URI: a client of S3 takes longer to make than a footer to read
+            # one for each URI: an S3 client takes longer to create than a footer to read
             uris = dict.fromkeys(uri for uri, _ in files if uri)
             storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
             tables = pool.map(lambda file: _table(storages.get(file[0]), file[1]), files)
@@ -108,7 +106,7 @@ class ParquetFiles:
                         )
                         unusable.setdefault(column.name, f"{reason}count then, or a DataFrame")
                     elif pa.types.is_null(kind) and column.name != "topic_id":
-                        # maybe what it had got lost where it was written
+                        # the writer may have lost the values
                         what_to_do = "write it with the type that it has where it is not empty"
                         unusable.setdefault(
                             column.name, f"has no type in {name}, which has nulls only there: {what_to_do}"
@@ -122,7 +120,7 @@ class ParquetFiles:
         return cls(files, address_of, pa.schema(typed), groups, unusable, folders)
 
     def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
-        """Return (file, its row groups) for each task: some tasks for each of `parallelism` cores."""
+        """Return (file, row groups) for each task, with some tasks for each of `parallelism` cores."""
         rows = sum(group[2] for group in self.groups)
         aim = max(_LEAST_ROWS, min(_MOST_ROWS, rows // max(1, 2 * parallelism)))
         parts: list[tuple[int, list[int]]] = []
@@ -140,8 +138,9 @@ class ParquetFiles:
     def batches(
         self, part: tuple[int, list[int]], columns: Sequence[str], texts: Sequence[str] = (), if_null: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of a part, and `if_null` of row groups where it may have nulls. Raises `CorruptFile`,
-        `InvalidArgument` where the file is another one.
+        """Yield the columns of a part, and the column `if_null` of row groups that may have nulls in it.
+
+        Raises `CorruptFile`, `InvalidArgument` if the file was replaced.
         """
         number, groups = part
         uri, name = self.files[number]
@@ -159,9 +158,7 @@ class ParquetFiles:
                     yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
 
     def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str], number: int) -> pa.RecordBatch:
-        """Return the rows of a file with the columns that its folders are named for, and ids of topics, if it lacks
-        them.
-        """
+        """Return the rows of a file with the columns that it lacks: those of its folders' names, and empty topic ids."""
         for column in columns:
             if column in self.partitions and column not in rows.schema.names:
                 rows = rows.append_column(column, pa.repeat(self.partitions[column][number], len(rows)))
@@ -171,7 +168,7 @@ class ParquetFiles:
 
 
 def _may_be_null(metadata: pq.FileMetaData, group: int, column: str) -> bool:
-    """Return whether a column of no levels may have a null, or is none."""
+    """Return whether a column may have a null, True for a nested one."""
     for number in range(metadata.num_columns):
         about = metadata.row_group(group).column(number)
         if about.path_in_schema == column:
@@ -182,18 +179,18 @@ def _may_be_null(metadata: pq.FileMetaData, group: int, column: str) -> bool:
 
 @dataclass(frozen=True)
 class EntryReader:
-    """Makes entries of parts of Parquet files, in tasks: `fields` say which column or value each field is."""
+    """Reads parts of Parquet files as entries, in tasks; `fields` name the column or the value of each field."""
 
     files: ParquetFiles
     parts: Sequence[tuple[int, list[int]]]
     fields: Mapping[str, Field]
 
     def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the fields `names` of the entries of the parts whose numbers stand in `batches`."""
+        """Yield the fields `names` of the entries of the parts whose numbers `batches` have."""
         key = self.fields["key"][0]
         listed = key is not None and has_items(self.files.schema.field(key).type)
         topic = self.fields["topic"][0]
-        # a list is counted key by key
+        # each key of a list is an entry, so the list is read even if only `HAS_KEY` is wanted
         columns = {self.fields[name][0] for name in (*names, *(["key"] if listed else [])) if name != HAS_KEY}
         wanted = [column for column in columns if column is not None]
         texts = [] if topic is None or topic == key else [topic]
@@ -208,7 +205,7 @@ class EntryReader:
         place = rows.schema.metadata
         if listed:
             places, found = each_key(keys)
-            # a row without key stays one, without key
+            # a row with an empty list stays a row without a key
             keyless = np.setdiff1d(np.arange(len(rows)), places)
             places, keys = (
                 np.concatenate([places, keyless]),

@@ -1,8 +1,8 @@
-"""The plan of a build: a census of the source, and its tables, shards and pieces. Pure.
+"""The plan of a build: the census of the source, and the tables, shards and pieces. Pure.
 
-A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
-at a time, a shard has a run of pieces, a Spark partition a run of shards. Windows are aligned to the epoch, UTC. A
-second outside the plausible range is in a *quarantine window* of 2**31 seconds, whose tables no merge touches.
+A window is a table. Its base slots are cut into shards, and shards into pieces, which are numbered through all tables.
+One sort has one piece; a shard has consecutive pieces, a Spark partition consecutive shards. Windows are aligned to the
+epoch, UTC. A second outside the plausible range is in a *quarantine window* of 2**31 seconds, which no merge reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.frames import large_batches
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-# Length of a quarantine window: what a time difference of 32 bits can say.
+# Length of a quarantine window: the range of a time difference of 32 bits.
 QUARANTINE_S = 1 << 31
 
 
@@ -48,21 +48,24 @@ class WindowScale:
 
     @classmethod
     def of(cls, window: str | int, config: IndexConfig, now_ms: int) -> WindowScale:
-        """Return the scale of windows like ``1h`` by what settings take for plausible. Raises `InvalidArgument`."""
+        """Return the scale of windows like ``1h``, plausible by the settings `max_late_s` and `max_early_s`.
+
+        Raises `InvalidArgument`.
+        """
         low, high = now_ms // 1000 - round(config.max_late_s), now_ms // 1000 + round(config.max_early_s)
         return cls(window_seconds(window), low, high)
 
     def begins(self, seconds: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return where each second's window begins (i64, n), and whether that is a quarantine window (bool, n)."""
+        """Return the begin of each second's window (i64, n), and whether it is a quarantine window (bool, n)."""
         wrong = (seconds < self.plausible_min) | (seconds > self.plausible_max)
-        # one number, by which NumPy divides several times as fast, where it does
+        # NumPy divides by a single number several times as fast
         length = np.where(wrong, QUARANTINE_S, self.window_s) if wrong.any() else self.window_s
         return seconds // length * length, wrong
 
 
 T = TypeVar("T")
 CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
-# At most so many skipped ranges are named; all are counted.
+# Most skipped ranges that are named; all are counted.
 _NAMED = 100
 
 
@@ -75,17 +78,17 @@ class Census:
     topics: set[tuple[int | None, str]] = field(default_factory=set)
     skipped_ranges: int = 0
     skipped_bytes: int = 0
-    # (file, first offset, end, problem) of the first ones; the numbers above are of all
+    # (file, first offset, end, problem) of the first `_NAMED`
     skipped: tuple[tuple[str, int, int, str], ...] = ()
 
     @property
     def entries(self) -> int:
-        """All of them."""
+        """Number of all entries."""
         return sum(self.windows.values())
 
     @property
     def quarantined(self) -> int:
-        """Those whose timestamps can't be right."""
+        """Number of entries with implausible timestamps."""
         return sum(count for (wrong, _), count in self.windows.items() if wrong)
 
     def add(self, other: Census) -> None:
@@ -100,7 +103,7 @@ class Census:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> Census:
-        """Return the sum of what tasks yielded."""
+        """Return the sum of the tasks' rows."""
         total = cls()
         for row in rows:
             total.add(pickle.loads(row[0]))
@@ -116,7 +119,7 @@ def take_census(entries: Entries, scale: WindowScale, max_windows: int) -> Censu
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the census of `batches` (`CENSUS_COLUMNS`, the last two optional) as a row. Raises `InvalidArgument`."""
+    """Yield one row, the census of `batches` (`CENSUS_COLUMNS`, the last two optional). Raises `InvalidArgument`."""
     census = Census()
     for batch in batches:
         census.add(naming_rows(batch, partial(_of_batch, scale=scale)))
@@ -126,7 +129,7 @@ def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_win
 
 
 def naming_rows(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], T]) -> T:
-    """Return `make(batch)`; an `InvalidArgument` names the first row that it is raised for."""
+    """Return `make(batch)`; if it raises `InvalidArgument`, name the first row that causes it."""
     try:
         return make(batch)
     except InvalidArgument as error:
@@ -138,7 +141,7 @@ def naming_rows(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], T]) -> T
 
 
 def _first_wrong(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], object]) -> int | None:
-    """Return the first row with which `make` raises, None where it does so without any."""
+    """Return the first row with which `make` raises, None if it raises for no rows."""
 
     def is_wrong(count: int) -> bool:
         try:
@@ -152,7 +155,7 @@ def _first_wrong(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], object]
 
 
 def _place_of(batch: pa.RecordBatch, row: int) -> str:
-    """Return where a row comes from: its place in a Parquet file, else its partition and what it has."""
+    """Return the place of a row for a message: in a Parquet file, else the row itself and its partition."""
     place = batch.schema.metadata or {}
     if PLACE in place:
         name, group, first = json.loads(place[PLACE])
@@ -210,12 +213,12 @@ def _too_many(count: str, scale: WindowScale, bound: str = "") -> str:
     return f"{lie}: choose longer windows, or raise max_windows"
 
 
-# Entries of a piece, expected; a piece of more than twice as many (it has a hot key) is written in parts by time.
+# Expected entries of a piece. A piece of more than twice as many (it has a hot key) is written in parts by time.
 PIECE_ITEMS = 1 << 19
 _SHARD_BYTES = 256 << 20
-# The least size of a shard that is made for the sake of parallel work.
+# Least size of a shard if shards are made smaller for parallel work.
 _LEAST_BYTES = 32 << 20
-# Is added to the begins of quarantine windows to number tables.
+# Added to the begins of quarantine windows, so that their codes follow all others.
 _BEHIND = 1 << 40
 Int64 = npt.NDArray[np.int64]
 
@@ -233,18 +236,18 @@ class TablePlan:
 
     @property
     def shards(self) -> int:
-        """How many shards there are, without further parts of pieces with a hot key."""
+        """Number of shards, without the further parts of pieces with a hot key."""
         return -(-self.pieces // self.pieces_a_shard)
 
     def base_slots(self, first: int, pieces: int) -> tuple[int, int]:
-        """Return the half-open range of base slots of `pieces` pieces from number `first` of this table on."""
+        """Return the half-open range of base slots of `pieces` pieces, the first with number `first` in this table."""
         base = self.window.slots.base
         return min(base, first * self.width), min(base, (first + pieces) * self.width)
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All tables, quarantine windows last, each kind by time; `topics` are (id, name), `sequence` is the shards'."""
+    """All tables, quarantine windows last, each kind by time; `topics` are (id, name), `sequence` is that of shards."""
 
     genesis: IndexDescriptor
     scale: WindowScale
@@ -256,17 +259,17 @@ class BuildPlan:
 
     @property
     def partitions(self) -> int:
-        """How many Spark partitions write."""
+        """Number of Spark partitions that write."""
         return int(self.partition_of_piece[-1]) + 1
 
     @property
     def shards(self) -> int:
-        """How many shards there are, without further parts of pieces with a hot key."""
+        """Number of shards, without the further parts of pieces with a hot key."""
         return sum(table.shards for table in self.tables)
 
     @property
     def entries(self) -> int:
-        """Entries of all tables."""
+        """Number of entries of all tables."""
         return sum(table.window.entries for table in self.tables)
 
     @cached_property
@@ -275,11 +278,11 @@ class BuildPlan:
 
     @cached_property
     def _codes(self) -> Int64:
-        """A number for each table that rises: its begin, quarantine windows behind all others."""
+        """An ascending number for each table: its begin, quarantine windows after all others."""
         return np.array([table.window.begin_s + table.quarantined * _BEHIND for table in self.tables], np.int64)
 
     def table_of(self, piece: int) -> int:
-        """Return the index of the table that a piece is of."""
+        """Return the index of a piece's table."""
         return int(np.searchsorted(self._firsts, piece, "right")) - 1
 
     def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
@@ -297,7 +300,7 @@ class BuildPlan:
 
 
 def check_shards(shards: int | str) -> None:
-    """Raise `InvalidArgument` unless `shards` are ``auto``, or how many a window has."""
+    """Raise `InvalidArgument` unless `shards` is ``auto`` or a number of shards for a window."""
     if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
         raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
 
@@ -313,8 +316,9 @@ def plan_build(
     max_windows: int,
     origin: Origin = "build",
 ) -> BuildPlan:
-    """Return the plan of a build, or of another `origin`. Raises `InvalidArgument` for too many windows, or shards that
-    can't be.
+    """Return the plan of a build, or of another `origin`.
+
+    Raises `InvalidArgument` for too many windows and for invalid `shards`.
     """
     check_shards(shards)
     if len(census.windows) > max_windows:
@@ -329,7 +333,7 @@ def plan_build(
         window = Window(secrets.token_hex(8), begin, QUARANTINE_S if wrong else scale.window_s, slots, count, origin)
         wanted = -(-count * item_size // aim) if shards == "auto" else int(shards)
         a_shard = max(1, -(-count // (wanted * PIECE_ITEMS)))
-        # pieces are cut where every slot map has a cut
+        # a piece ends at a slot boundary of every slot map
         width = max(1, -(-base // (wanted * a_shard * slots.join))) * slots.join
         table = TablePlan(window, wrong, first, -(-base // width), width, a_shard)
         tables.append(table)
@@ -354,6 +358,6 @@ def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) ->
             number, held = number + 1, 0
         of_shard.append(number)
         held += max(1, load)
-    # pieces of each shard: as many as a table's shards have, fewer in its last one
+    # the last shard of a table may have fewer pieces
     pieces = [min(t.pieces_a_shard, t.pieces - first) for t in tables for first in range(0, t.pieces, t.pieces_a_shard)]
     return np.repeat(np.array(of_shard, np.int32), pieces)

@@ -1,8 +1,8 @@
-"""The origin of entries in a log record, so that they are published once: the micro-batch of a stream, or a range of a
-source's positions. Pure.
+"""The origin of entries in a log record (a stream's micro-batch, or a range of a source), so that they are published
+once. Pure.
 
-A micro-batch is recognised by (stream, number), as a source position, and a checksum of its entries. A range is taken
-only where the source is at its begin.
+A micro-batch is identified by stream and number, which the log has as a source position, and by a checksum of its
+entries. A range is accepted only if the source's position is its begin.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from tiered_index.service.log.state import LogState
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """The number of entries, and the sum (u64) of a mix of each."""
+    """The number of entries, and the sum (u64) of their checksums."""
 
     entries: int = 0
     checksum: int = 0
 
     @classmethod
     def of(cls, items: npt.NDArray[Any], seconds: npt.NDArray[np.int64]) -> BatchContent:
-        """Return the content of items (n) of these seconds (n)."""
-        # topic ids may differ by how tasks are cut, where two names have the same CRC; a hash is of topic and key
+        """Return the content of items (n) with their seconds (n)."""
+        # topic ids may differ between attempts if two names have the same CRC; the hash covers topic and key
         told = [name for name in items.dtype.names or () if name != "topic_id"]
         return cls(len(items), entry_checksum(items[told], seconds))
 
     @classmethod
     def joined(cls, parts: Iterable[BatchContent]) -> BatchContent:
-        """Return the content of all parts together."""
+        """Return the content of all parts."""
         known = list(parts)
         return cls(sum(part.entries for part in known), sum(part.checksum for part in known) % 2**64)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Batch `number` of a stream; numbers rise, and a batch is repeated only while no later one was begun."""
+    """Batch `number` of a stream; numbers ascend, and Spark repeats only the last one."""
 
     stream: str
     number: int
@@ -52,11 +52,11 @@ class MicroBatch:
 
     @property
     def told(self) -> StreamBatch:
-        """What the log's record says of it."""
+        """The batch as a log record has it."""
         return StreamBatch(self.number, self.content.entries, self.content.checksum)
 
     def check_known(self, state: LogState, uri: str) -> None:
-        """Raise `InvalidArgument` where an index knows nothing of the batches before this one: it is another one."""
+        """Raise `InvalidArgument` if the index lacks the batches before this one: it is another index."""
         if self.number and self.stream not in state.positions:
             raise InvalidArgument(
                 f"{uri} has no index that knows this query, and its checkpoint has {self.number:,} published "
@@ -65,10 +65,10 @@ class MicroBatch:
             )
 
     def is_in(self, state: LogState) -> bool:
-        """Return whether the batch has been published; by its number alone where a record says no content.
+        """Return whether the batch has been published; by its number only if the record has no content.
 
-        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one would be
-        lost.
+        Raises `InvalidArgument` if a later one was published, or one of this number with other entries: this one would
+        be lost.
         """
         last = state.positions.get(self.stream, -1)
         if last > self.number:
@@ -88,11 +88,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """The part of the source `name` that a build takes: from position `begin` (0: its beginning) up to `end`,
-    exclusive.
+    """The part of the source `name` that a build reads: from position `begin` (0: all) up to `end`, exclusive.
 
-    A position is any integer, Python's or NumPy's, that rises with the source: a table's version, a snapshot's sequence
-    number. Raises `InvalidArgument`.
+    A position is any integer (Python's or NumPy's) that ascends with the source, such as a table's version or a
+
+    snapshot's sequence number. Raises `InvalidArgument`.
     """
 
     name: str
@@ -100,14 +100,14 @@ class SourceRange:
     end: int
 
     def __post_init__(self) -> None:
-        # what the log's record is to have, and readers take: nothing else
+        # the log record accepts only Python's integers
         for position in ("begin", "end"):
             object.__setattr__(self, position, check_integer(position, getattr(self, position)))
         if not (isinstance(self.name, str) and self.name) or not 0 <= self.begin < self.end < 2**63:
             raise InvalidArgument(f"a range of a source has a name and 0 <= begin < end < 2^63, not {self}")
 
     def check(self, state: LogState) -> None:
-        """Raise `InvalidArgument` unless the index has the source up to `begin`: entries would be lost or doubled."""
+        """Raise `InvalidArgument` unless the index's position is `begin`: entries would be lost or published twice."""
         reached = state.positions.get(self.name, 0)
         if reached != self.begin:
             raise InvalidArgument(

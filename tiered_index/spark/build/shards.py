@@ -1,7 +1,7 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-A block is a binary cell of up to 2 MiB, so Spark moves few large rows; of a number it has the bytes in which it differs
-from the least one. Shards are uploaded under names of their own and not published. A piece that a hot key makes too
+A block is a binary cell of up to 2 MiB, so that Spark moves few large rows; a number in it has only the bytes of its
+difference to the least one. Shards are uploaded under new names and not published. A piece that a hot key makes too
 large is cut by time on local disk (`Spool`); a second is never divided. One thread a task. Memory: a million entries,
 packed and sorted, before the shuffle; two pieces and their sort after it.
 """
@@ -41,7 +41,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Spool:
-    """Items (structured, with `time_diff_s`) of one piece; more than `most` lie on disk."""
+    """Items (structured, with `time_diff_s`) of one piece; on disk if there are more than `most`."""
 
     def __init__(self, dtype: np.dtype[Any], most: int) -> None:
         self._dtype, self._most, self._count = dtype, most, 0
@@ -57,9 +57,9 @@ class Spool:
         self._count += len(items)
 
     def parts(self) -> Iterator[tuple[int | None, Array]]:
-        """Yield (None, all items), or where they are too many ranges of seconds, numbered from 0, newest first.
+        """Yield (None, all items), or if they are too many (number, items) of ranges of seconds, newest first.
 
-        A range has about `most` items, more if they are of one second.
+        A range has about `most` items, more if they have the same second.
         """
         if self._count > self._most:
             yield from enumerate(self._cut())
@@ -75,7 +75,7 @@ class Spool:
         with tempfile.TemporaryFile(prefix="tiered-index-") as ordered:
             written = np.zeros(len(counts), np.int64)
             for items in self._chunks():
-                # ranges are newest first: a range has the seconds from its low up to the low of the one before
+                # newest first: a range has the seconds from its low up to the low of the previous one
                 of = np.searchsorted(-lows, -items["time_diff_s"].astype(np.int64), "left")
                 order = np.argsort(of, kind="stable")
                 items, of = items.take(order), of[order]
@@ -90,7 +90,7 @@ class Spool:
                 yield np.frombuffer(ordered.read(count * self._dtype.itemsize), self._dtype)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Delete the file."""
         self._file.close()
 
     def _chunks(self) -> Iterator[Array]:
@@ -99,7 +99,7 @@ class Spool:
             yield np.frombuffer(data, self._dtype)
 
     def _ranges(self) -> tuple[Int64, Int64]:
-        """Return the first second of each range (newest first) and its items."""
+        """Return the first second and the number of items of each range, newest first."""
         lows: list[int] = []
         counts: list[int] = []
         for low, count in self._bins(self._low, self._high):
@@ -111,7 +111,7 @@ class Spool:
         return np.array(lows, np.int64), np.array(counts, np.int64)
 
     def _bins(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Yield (first second, items) of ranges in [low, high] that have any, newest first, finer above `most`."""
+        """Yield (first second, number of items) of nonempty ranges in [low, high], newest first, finer above `most`."""
         width = -(-(high - low + 1) // _BINS)
         counts = np.zeros(-(-(high - low + 1) // width), np.int64)
         for items in self._chunks():
@@ -131,7 +131,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """The result of a partition: entries read and written. `read_checksum` is the sum that came with the blocks."""
+    """The result of a partition; `read_checksum` is the sum of its blocks' checksums."""
 
     entries: int
     read_checksum: int
@@ -147,8 +147,8 @@ def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
 
 
 def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now_ms: int) -> Sequence[PartitionResult]:
-    """Run a build's tasks; return one result of each partition that got anything. Driver."""
-    # a row of what was skipped has no key, and makes no entry
+    """Run a build's tasks; return the results of partitions that have entries. Driver."""
+    # a row about a skipped range has no key, so it is no entry
     names = [name for name in entries.names if name != SKIPPED]
     spark = entries.frame.sparkSession
     with broadcast(spark, plan) as shared, large_batches(spark):
@@ -177,7 +177,7 @@ def write_partition(
 def write_blocks(
     batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
 ) -> PartitionResult:
-    """Write the shards of blocks, as `write_partition`; what was uploaded is taken back where that fails."""
+    """Write the shards of blocks as `write_partition`; delete the uploads if that fails."""
     checksum = 0
     with address.open() as storage, ExitStack() as failing:
         writer = _PartitionWriter(plan, storage, now_ms)
@@ -194,7 +194,7 @@ def write_blocks(
 
 
 def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
-    """Return what the cells of a binary column hold, one behind the other, without a copy."""
+    """Return the concatenated cells of a binary column as an array, without a copy."""
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64 if pa.types.is_large_binary(column.type) else np.int32)
     start, stop = int(offsets[column.offset]), int(offsets[column.offset + len(column)])
@@ -255,12 +255,12 @@ class _PartitionWriter:
         self._spool = None
 
 
-# `widths` and `least` are of each column of the items, as `narrowed` says
+# `widths` and `least` have a number for each column of the items, see `narrowed`
 BLOCK_SCHEMA = "partition int, piece long, items binary, widths binary, least binary, checksum binary"
 Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
 _HELD_ITEMS = 1 << 20
 _BLOCK_ITEMS = 1 << 16
-# As many are mixed at a time as fit the cache
+# Entries of one call of `mixed_columns`: as many as fit the processor's cache
 _MIXED = 1 << 14
 _ARROW = arrow_schema(BLOCK_SCHEMA)
 
@@ -270,7 +270,7 @@ def pack_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield blocks of the entries in `batches` (the fields of entries). Raises `InvalidArgument` for bad values.
 
-    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n).
+    `seen` is called with batches of all entries: items (n) and their seconds (i64, n).
     """
     for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), _HELD_ITEMS):
         yield _blocks(held, plan, seen)
@@ -292,7 +292,7 @@ def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Colu
 
 
 def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:
-    """Return the batch with ids by name where its own are missing."""
+    """Return the batch with its missing topic ids assigned by name."""
     at = batch.schema.get_field_index("topic_id")
     if at < 0 or not batch.column(at).null_count:
         return batch
@@ -313,14 +313,14 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     records, widths, least = narrowed(columns, dtype)
     if seen is not None:
         seen(widened(records.view(np.uint8), widths, least, dtype), seconds)
-    # short numbers are sorted by counting
+    # NumPy sorts 16-bit numbers by counting
     order = np.argsort(pieces.astype(np.uint16) if pieces.max() < 1 << 16 else pieces, kind="stable")
     pieces = pieces[order]
-    # a block ends where a piece does, and after so many items
+    # a block ends with its piece, or after `_BLOCK_ITEMS`
     starts = np.arange(0, len(pieces), _BLOCK_ITEMS)
     firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), starts]))
     number, count = pieces[firsts], len(firsts)
-    # of all in the first row: sums are compared
+    # the first row has the checksum of all blocks: only sums are compared
     checksums = [_checksum(columns, seconds, dtype).to_bytes(8, "big")] + [bytes(8)] * (count - 1)
     rows = [cells_of(records.take(order), firsts), pa.repeat(widths, count), pa.repeat(least, count)]
     where = [pa.array(plan.partition_of_piece[number]), pa.array(number)]
@@ -328,7 +328,7 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
 
 
 def _checksum(columns: Columns, seconds: Int64, dtype: np.dtype[Any]) -> int:
-    """Return the `entry_checksum` of items of these columns."""
+    """Return the `entry_checksum` of items, given as columns."""
     # integers are mixed by their values, others by their bytes
     told = {n: columns[n] if dtype[n].kind in "iu" else columns[n].astype(dtype[n]) for n in dtype.names or ()}
     checksum, _ = 0, told.pop("time_diff_s")
@@ -339,15 +339,16 @@ def _checksum(columns: Columns, seconds: Int64, dtype: np.dtype[Any]) -> int:
 
 
 def narrowed(columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, bytes, bytes]:
-    """Return items of `dtype`, given as native columns (n each, at least one), as records (n) that have of each number
-    only the bytes in which they differ: how many these are, and each column's least number (u64 each, modulo 2**64).
+    """Return columns (native, n each, n > 0) of items of `dtype` as (records, widths, least), which `widened` reverses.
 
-    What is no integer stays as it is, with a width and a least number of 0.
+    A record has for each integer only the bytes of its difference to the column's least number. `widths` (u8) and
+
+    `least` (u64, modulo 2**64) have a number for each column, 0 for other types, which stay as they are.
     """
     numbers = {name: columns[name] for name in dtype.names or () if dtype[name].kind in "iu"}
     least = {name: int(column.min()) for name, column in numbers.items()}
     widths = {name: -(-(int(numbers[name].max()) - least[name]).bit_length() // 8) for name in numbers}
-    # no record is empty
+    # at least one byte, because no record may be empty
     widths["key_hash"] = max(1, widths["key_hash"])
     told = bytes(widths.get(name, 0) for name in dtype.names or ())
     records = np.empty(len(columns["second"]), _record(told, dtype))
@@ -355,7 +356,7 @@ def narrowed(columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, bytes, byte
         if name not in numbers:
             records[name] = columns[name]
             continue
-        # modulo 2**bits: a difference has no sign
+        # modulo 2**bits: the difference is unsigned
         above = (numbers[name] - numbers[name].dtype.type(least[name])).view(f"u{numbers[name].dtype.itemsize}")
         for first, _ in _parts(widths[name]):
             records[f"{name} {first}"] = above >> above.dtype.type(8 * first) if first else above
@@ -363,14 +364,14 @@ def narrowed(columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, bytes, byte
 
 
 def widened(cell: Any, widths: bytes, least: bytes, dtype: np.dtype[Any]) -> Array:
-    """Return the items (n) of records, given as bytes, that `narrowed` made."""
+    """Return the items (n) of the result of `narrowed`, with the records as bytes."""
     records = np.frombuffer(cell, _record(widths, dtype))
     items = np.empty(len(records), dtype)
     for name, width, lowest in zip(dtype.names or (), widths, np.frombuffer(least, np.uint64), strict=True):
         if dtype[name].kind not in "iu":
             items[name] = records[name]
             continue
-        # modulo 2**bits, as they were narrowed
+        # modulo 2**bits, as in `narrowed`
         kind = np.dtype(f"u{dtype[name].itemsize}").type
         numbers = lowest.astype(kind)
         for first, _ in _parts(width):
@@ -390,5 +391,5 @@ def _record(widths: bytes, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _parts(width: int) -> list[tuple[int, int]]:
-    """Return (first byte, bytes) of the numbers of 4, 2 and 1 bytes, or of 8, that `width` bytes are."""
+    """Return (first byte, bytes) of the numbers of 8, 4, 2 and 1 bytes that make up `width` bytes."""
     return [(width & -(2 * size) & 15, size) for size in (8, 4, 2, 1) if width & size]

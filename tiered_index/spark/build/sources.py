@@ -1,8 +1,8 @@
 """Sources of a build: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
 
-Tasks read files, by the readers of `sources`. Entries of Parquet are read where they are needed (`entries_of`); where a
-column is an expression, and for other sources, Spark makes entries of messages (`entry_frame`).
-docs/spark-cluster.md says which fields there are.
+Tasks read files with the readers of `sources`. They read Parquet as entries (`entries_of`) unless a column is an
+expression. For that and for other sources Spark makes entries of messages (`entry_frame`).
+docs/spark-cluster.md lists the fields.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
 _ENTRY = "topic string, queue_id long, key string, offset long, size long, timestamp_ms long, topic_id long"
 
-# A task reads so much of a file of NDJSON.
+# Bytes of an NDJSON file that a task reads.
 _PART_BYTES = 128 << 20
 
 
 def frame_of(
     spark: SparkSession, source: SourceLike, address_of: AddressOf, *, skip_corrupt: bool = False
 ) -> DataFrame:
-    """Return the messages, or a commit log's entries, of a source. Raises `InvalidArgument`, as the storage."""
+    """Return the messages of a source, or the entries of a commit log. Raises `InvalidArgument`, the storage's errors."""
     if is_frame(source):
         return source
     log = _log_of(spark, source, address_of, skip_corrupt)
@@ -69,7 +69,7 @@ def frame_of(
 
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
-    """Return the entries of the commit logs that a source is, None for another one. Raises as `frame_of`."""
+    """Return the entries of a source that consists of commit logs, None for another one. Raises as `frame_of`."""
     paths = [] if is_frame(source) else _paths(source)
     if any(map(is_archive, paths)):
         return archive_entries(spark, paths, address_of, skip_corrupt)
@@ -83,7 +83,7 @@ def _is_store(path: str) -> bool:
 
 
 def _paths(source: object) -> list[str]:
-    """Return the paths of a source: archives, URIs of a storage, or absolute local ones, which are there."""
+    """Return the paths of a source: archives, storage URIs, or absolute local paths, which exist."""
     check_paths(source)
     given: Any = [source] if isinstance(source, str | os.PathLike) else source
     paths = [os.fspath(path) for path in given]
@@ -105,14 +105,14 @@ def _paths(source: object) -> list[str]:
 
 
 def check_paths(source: object) -> None:
-    """Raise `InvalidArgument` for what is neither a path nor some, as a frame of pandas, which looks like a list."""
+    """Raise `InvalidArgument` for a source that is neither a path nor paths, such as a DataFrame of pandas."""
     given = [source] if isinstance(source, str | os.PathLike) else source
     if not isinstance(given, Sequence | set | frozenset) or not all(isinstance(p, str | os.PathLike) for p in given):
         raise InvalidArgument(f"a source is a DataFrame of Spark, a path or a list of paths, not {shown_kind(source)}")
 
 
 def shown_kind(value: object) -> str:
-    """Return what an error calls something that is no DataFrame of Spark, and what makes one of it."""
+    """Return the type of a value that is not a Spark DataFrame, with a hint, for a message."""
     kind = type(value)
     return f"{kind.__module__}.{kind.__qualname__}: make a DataFrame by spark.createDataFrame(...)"
 
@@ -120,10 +120,11 @@ def shown_kind(value: object) -> str:
 def files_of(
     source: str | os.PathLike[str] | Sequence[str | Path], address_of: AddressOf, texts: Sequence[str] = ("ndjson",)
 ) -> ParquetFiles | list[tuple[str, str]]:
-    """Return the Parquet files of a source, or else its files of one of the kinds `texts`, as (storage's URI or
-    nothing, name). Raises `InvalidArgument`, as the storage.
+    """Return the Parquet files of a source, or its files of one of the kinds `texts` as (storage URI or "", name).
+
+    Raises `InvalidArgument`, the storage's errors.
     """
-    # names below what was given are the folders' columns
+    # names relative to the given paths: their folders may be columns
     found, below = list[tuple[str, str]](), list[str]()
     for path in _paths(source):
         place = local_path(path)
@@ -146,9 +147,7 @@ def files_of(
 
 
 def check_source(source: SourceLike, columns: Mapping[str, object], schema: Schema, address_of: AddressOf) -> None:
-    """Raise what `entries_of` does for paths, as far as that needs no Spark: what is not there, or lacks a column of
-    Parquet that is named by `columns` or as its field.
-    """
+    """Raise the errors of `entries_of` that need no Spark: missing paths and missing columns of Parquet files."""
     if is_frame(source):
         return
     if any(is_archive(path) or _is_store(path) for path in _paths(source)):
@@ -159,13 +158,13 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
         _wanted(columns, (), schema)
         return
     for field in _wanted(columns, files.schema.names, schema):
-        # what another column is to be, Spark says
+        # Spark checks expressions
         if isinstance(name := columns.get(field, field), str):
             _checked_name(field, name, files)
 
 
 def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
-    """Return whether a source is a DataFrame, Spark's own or Spark Connect's."""
+    """Return whether a source is a DataFrame, of Spark or Spark Connect."""
     return hasattr(source, "mapInArrow")
 
 
@@ -175,7 +174,7 @@ def has_log_offsets(source: SourceLike) -> bool:
 
 
 def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
-    """Return the rows of files, with the columns that all have. Raises `InvalidArgument` for one that Spark lacks."""
+    """Return the rows of files with their common columns. Raises `InvalidArgument` for a type that Spark lacks."""
     from pyspark.errors import PySparkException
 
     parts = files.parts(spark.sparkContext.defaultParallelism)
@@ -190,7 +189,7 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
                 for rows in files.batches(parts[number], known.names):
                     yield rows.select(known.names).cast(known)
 
-    # the columns as Spark sees them: an empty frame of that schema says so
+    # an empty frame gives the schema in Spark's types
     try:
         schema = spark.createDataFrame(known.empty_table()).schema
     except (PySparkException, ValueError) as error:
@@ -199,8 +198,9 @@ def frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
 
 
 def _known_type(field: pa.Field, file: str) -> pa.DataType:
-    """Return a column's type as Spark takes it from Python: of times in microseconds, of unsigned numbers a wider one.
-    Nanoseconds are an error: Spark would cut them.
+    """Return the type in which Spark accepts a column from Python: times in microseconds, unsigned numbers as wider.
+
+    Nanoseconds raise `InvalidArgument`, because Spark would cut them.
     """
     if pa.types.is_null(field.type):
         return pa.int64()
@@ -214,19 +214,19 @@ def _known_type(field: pa.Field, file: str) -> pa.DataType:
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """Return a DataFrame of the numbers below `count`, each in a partition of its own."""
+    """Return a DataFrame of the numbers below `count`, one in each partition."""
     return spark.range(0, count, 1, max(1, count))
 
 
 def _parts(uri: str, name: str) -> Iterator[list[Any]]:
-    """Yield the parts of a file of NDJSON that tasks read: of a large local one several."""
+    """Yield the parts of an NDJSON file, one for each task: several of a large local file."""
     size = 0 if uri or name.lower().endswith(".gz") else Path(name).stat().st_size
     for begin in range(0, max(1, size), _PART_BYTES):
         yield [uri, name, begin, begin + _PART_BYTES if size else None]
 
 
 def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each key of the files' messages, and one without key for a message that has none."""
+    """Yield a row for each key of the files' messages, and a row without a key for a message without keys."""
     for uri, name, begin, end in each_split(batches):
         with _place(address_of(uri) if uri else None, name) as place:
             source = NdjsonSource(place)
@@ -246,7 +246,7 @@ def _place(address: StorageAddress | None, name: str) -> Iterator[LocalFile | St
 
 
 def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
-    """Yield a batch's rows. Raises `InvalidArgument` naming the first line that is wrong."""
+    """Yield a batch's rows. Raises `InvalidArgument`, which names the first wrong line."""
     columns = batch.columns
     if columns is not None:
         try:
@@ -263,7 +263,7 @@ def _entry_rows(batch: Batch, where: str) -> Iterator[pa.RecordBatch]:
             except InvalidArgument as error:
                 raise InvalidArgument(f"{where}, {record.where}: {error}") from error
             messages.append(record.message)
-        # a batch has topic ids or none
+        # all messages of one batch have topic ids, or none has
         for with_ids in (True, False):
             some = [message for message in messages if (message.topic_id is not None) == with_ids]
             if some:
@@ -283,15 +283,15 @@ def _entry_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from pa.table(columns, schema=schema).to_batches()
 
 
-# What every message has; `topic_id` is optional.
+# Fields of every message; `topic_id` is optional.
 FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A source's entries, one row each (its key null where a message has none), as tasks take them.
+    """A source's entries for tasks, one row for each; the key is null for a message without keys.
 
-    `frame` has their fields `names`; or it has numbers of parts of the source, and `read` makes fields of those.
+    `frame` has the fields `names`. With `read` it has numbers of the source's parts, which `read` turns into fields.
     """
 
     frame: DataFrame
@@ -301,7 +301,7 @@ class Entries:
     def mapped(
         self, make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], names: Sequence[str], schema: str
     ) -> DataFrame:
-        """Return what `make` makes, in tasks, of the fields `names`; `HAS_KEY` is one of them."""
+        """Apply `make`, in tasks, to the fields `names`, which include `HAS_KEY`; return its rows."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         read = self.read
@@ -325,7 +325,10 @@ def entries_of(
     *,
     skip_corrupt: bool = False,
 ) -> Entries:
-    """Return the entries of a source. Raises `InvalidArgument` naming the column, `CorruptFile`, as the storage."""
+    """Return the entries of a source.
+
+    Raises `InvalidArgument`, which names the column, `CorruptFile`, the storage's errors.
+    """
     log = _log_of(spark, source, address_of, skip_corrupt)
     fields = {name: field for name, given in columns.items() if (field := _field(given)) is not None}
     if log is None and not is_frame(source) and len(fields) == len(columns):
@@ -344,7 +347,7 @@ def _of_log(
     batches: Iterable[pa.RecordBatch],
     names: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the fields `names` of a log's entries, `HAS_KEY` among them."""
+    """Yield the fields `names`, which include `HAS_KEY`, of a log's entries."""
     for batch in read(batches):
         yield batch.append_column(HAS_KEY, pc.is_valid(batch.column("key"))).select(list(names))
 
@@ -352,7 +355,7 @@ def _of_log(
 def _entries_of_files(
     spark: SparkSession, files: ParquetFiles, fields: Mapping[str, Field], columns: Mapping[str, Any], schema: Schema
 ) -> Entries:
-    """Return the entries of files; tasks read them, `fields` are of `columns`."""
+    """Return the entries of files, which tasks read; `fields` are the parsed `columns`."""
     given: dict[str, Field] = {}
     kinds: dict[str, pa.DataType] = {}
     for name in _wanted(columns, files.schema.names, schema):
@@ -377,7 +380,7 @@ def _field(given: str | Column) -> Field | None:
 
 
 def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema) -> list[str]:
-    """Return the fields of entries; `there` are the source's columns. Raises `InvalidArgument` for an unknown one."""
+    """Return the fields of entries; `there` are the source's columns. Raises `InvalidArgument` for an unknown field."""
     wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
     if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
         fields = ", ".join((*wanted, "topic_id"))
@@ -388,14 +391,15 @@ def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema)
 
 
 def _default(field: str, there: Sequence[str]) -> str:
-    """Return the column that a field is where nothing is said, or `key` is said to be `key`."""
+    """Return the default column of a field: `keys` for `key` if the source has no column `key`."""
     return "keys" if field == "key" and "key" not in there and "keys" in there else field
 
 
 def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: Schema) -> DataFrame:
-    """Return the fields of entries, one row an entry (its key null where a message has none).
+    """Return a frame with the fields of entries, one row for each; the key is null for a message without keys.
 
-    `columns` say which column a field is, or are one (``lit("orders")``). Raises `InvalidArgument` naming the column.
+    `columns` has by field the name of its column, or a Spark column (``lit("orders")``). Raises `InvalidArgument`,
+    which names the column.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.types import to_arrow_type
@@ -418,18 +422,18 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
 
 
 def column_of(frame: DataFrame, field: str, name: str, whose: str) -> Column:
-    """Return the column of that name, which is a field. Raises `InvalidArgument` where the frame lacks it."""
+    """Return the frame's column `name` for a field. Raises `InvalidArgument` if it is missing or ambiguous."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     _check_there(field, name, frame.columns, whose)
-    # to Spark, names in other letters are the same
+    # Spark ignores the case of names
     if sum(column.lower() == name.lower() for column in frame.columns) > 1:
         raise InvalidArgument(f"column {shown_column(field, name)} is one of two columns {name!r}: rename or drop one")
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> None:
-    """Raise `InvalidArgument` where a column that is a field is none of those that are there."""
+    """Raise `InvalidArgument` if a field's column is not among the columns `there`."""
     if name not in there:
         inside = name.partition(".")[0] in there
         hint = f"; a field within a column is given in Python, as F.col({name!r})" if inside else ""
@@ -438,7 +442,7 @@ def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> Non
 
 
 def _checked_name(field: str, name: str, files: ParquetFiles) -> str:
-    """Return the column of files that a field is. Raises `InvalidArgument` where it can be none."""
+    """Return the name of a field's column in files. Raises `InvalidArgument` if it can't be used."""
     name = _default(field, files.schema.names) if name == field else name
     _check_there(field, name, files.schema.names, "the source has")
     if name in files.unusable:
@@ -447,12 +451,12 @@ def _checked_name(field: str, name: str, files: ParquetFiles) -> str:
 
 
 def shown_column(field: str, given: object) -> str:
-    """Return what errors call the column that the user gave for a field."""
+    """Return the text for a field's column in messages."""
     return f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
 
 
 def check_fields(kinds: Mapping[str, pa.DataType], columns: Mapping[str, object]) -> None:
-    """Raise `InvalidArgument` where a field has a type that no message has; `columns` are what the user gave."""
+    """Raise `InvalidArgument` if a field has a wrong type; `columns` are those of the user."""
     plain = {name: kind for name, kind in kinds.items() if name in (*FIELDS, "topic_id")}
     for name, kind in plain.items():
         if pa.types.is_struct(kind) and isinstance(given := columns.get(name, name), str) and kind.num_fields:

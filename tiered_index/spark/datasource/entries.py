@@ -1,9 +1,9 @@
 """`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sql.md.
 
-A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps what
-`partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was planned,
-`df.count()` reads the filtered partitions. A reader that leaves entries out would then return too few rows without an
-error, so filters prune only where scans are kept apart.
+A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps the
+partitions with the loaded DataFrame, not with a scan of it: after `df.filter(...)` was planned, `df.count()` reads the
+filtered partitions. A reader that leaves entries out would then return too few rows without an error, so filters prune
+only if Spark keeps scans apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLUMNS = arrow_schema(
     "topic string, key_hash int, key string, queue_id int, offset long, size int, timestamp timestamp"
 )
 _KEY = "key"
-# What holds every value of a stored column in Spark, which has no unsigned integers.
+# Spark's type for each type of a stored column; Spark has no unsigned integers.
 _EXTRA = {f"i{size}": pa.from_numpy_dtype(f"i{size}") for size in (1, 2, 4, 8)}
 _EXTRA |= {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0)}
 _EXTRA |= {"f2": pa.float32(), "f4": pa.float32(), "f8": pa.float64()}
@@ -42,7 +42,7 @@ _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class EntrySource(DataSource):
-    """The source for a Spark that doesn't keep the scans of one DataFrame apart."""
+    """The data source for a Spark that doesn't keep the scans of one DataFrame apart."""
 
     scans_are_apart: ClassVar[bool] = False
 
@@ -52,18 +52,18 @@ class EntrySource(DataSource):
         return "tiered_index"
 
     def schema(self) -> StructType:
-        """Return the columns of the index's entries; reads its log. Raises as the storage does."""
+        """Return the columns of the index's entries, for which it reads the log. Raises the storage's errors."""
         options = self._options()
         selection = Selection.of_options(options)
         return columns_of(_schema_of(_address(options).state("schema")), keyed=selection.keys is not None)
 
     def reader(self, schema: StructType) -> EntryReader:
-        """Return a reader, one that takes filters where Spark is about to push some and none can do harm."""
+        """Return a reader; it accepts filters if Spark pushes them and keeps scans apart."""
         options = self._options()
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         address = _address(options)
-        # where it doesn't push, Spark refuses a reader that takes filters
+        # Spark refuses a reader that accepts filters if it does not push any
         pushed = self.scans_are_apart and is_pushing()
         return (PushedEntryReader if pushed else EntryReader)(address, selection, size, schema)
 
@@ -82,14 +82,14 @@ class EntrySource(DataSource):
 
 
 class ApartEntrySource(EntrySource):
-    """The source for a Spark that keeps what a reader planned with the scan it planned it for."""
+    """The data source for a Spark that keeps a reader's partitions with the scan that they were planned for."""
 
     scans_are_apart = True
 
 
 @dataclass(eq=False)
 class EntryReader(DataSourceReader):
-    """Plans and reads one scan of what the options ask for."""
+    """Plans and reads one scan of the entries that the options select."""
 
     address: ExplainedAddress
     selection: Selection
@@ -97,14 +97,14 @@ class EntryReader(DataSourceReader):
     schema: StructType
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition a task, all of one log position. Driver."""
+        """Return one partition for each task, all of the same log position. Driver."""
         state = self.address.state("plan", self.selection.to_dict())
         require_columns(self.schema, self._columns(_schema_of(state)), f"the index in {self.address.uri}")
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's entries. Executor."""
-        if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
+        if isinstance(partition, TaskPartition):  # Spark makes another kind if there are no partitions
             plan: TaskPlan = partition.value
             with self.address.open("task") as (storage, line):
                 line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
@@ -131,15 +131,15 @@ def _address(options: Options) -> ExplainedAddress:
 
 
 def is_pushing() -> bool:
-    """Return whether this process is the worker by which Spark pushes filters, as it does where that is on."""
+    """Return whether this process is the worker that pushes Spark's filters; it runs only if pushing is on."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
 
 def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:
-    """Return the columns of entries, with `key` where `keyed`: an index stores no keys, so that a scan has none.
+    """Return the columns of entries, with `key` only if `keyed`: an index stores no keys, so a scan has none.
 
-    Raises `SchemaMismatch` for one that Spark can't hold or tell from another.
+    Raises `SchemaMismatch` for a type that Spark lacks, and for names that differ only in case.
     """
     columns = {field.name: field.type for field in _COLUMNS}
     for extra in schema.caller_columns:
@@ -156,7 +156,10 @@ def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:
 
 
 def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
-    """Return those of `columns` that `wanted` names, in its order and any case. Raises `SchemaMismatch` for a lack."""
+    """Return the `columns` that `wanted` names (in any case), in its order.
+
+    Raises `SchemaMismatch` for a missing column and for another type.
+    """
     own = {column.name.lower(): column for column in columns}
     for column in wanted:
         known, kind = own.get(column.name.lower()), column.dataType.simpleString()
