@@ -279,7 +279,7 @@ def _check_options(files: object, given: Sequence[object], *, deep: bool, repair
 
 
 def _check_places(config: IndexConfig, store: Path | None, store_name: str | None, standby: str | None) -> None:
-    """Raise `InvalidArgument` or `NotAnIndex` if --source or --copy is not a store or a copy, before the check begins."""
+    """Raise `InvalidArgument` or `NotAnIndex` before the check if --source or --copy is not a store or a copy."""
     if store is not None:
         StoreDirectory.open(store, store_name)
     elif store_name is not None:

@@ -158,7 +158,7 @@ class ParquetFiles:
                     yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
 
     def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str], number: int) -> pa.RecordBatch:
-        """Return the rows of a file with the columns that it lacks: those of its folders' names, and empty topic ids."""
+        """Return the rows of a file with the columns that it lacks: those from its folders, and null topic ids."""
         for column in columns:
             if column in self.partitions and column not in rows.schema.names:
                 rows = rows.append_column(column, pa.repeat(self.partitions[column][number], len(rows)))

@@ -55,7 +55,7 @@ _PART_BYTES = 128 << 20
 def frame_of(
     spark: SparkSession, source: SourceLike, address_of: AddressOf, *, skip_corrupt: bool = False
 ) -> DataFrame:
-    """Return the messages of a source, or the entries of a commit log. Raises `InvalidArgument`, the storage's errors."""
+    """Return a source's messages, or a commit log's entries. Raises `InvalidArgument`, the storage's errors."""
     if is_frame(source):
         return source
     log = _log_of(spark, source, address_of, skip_corrupt)
