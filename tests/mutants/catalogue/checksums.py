@@ -151,8 +151,8 @@ MUTANTS = (
         "checkpoint-number-unchecked",
         "a checkpoint that stands under another number is believed",
         "Checkpoints.states",
-        '"checkpoint has another number than its name", one.number, state.number',
-        '"checkpoint has another number than its name", one.number, one.number',
+        '"the number differs from the checkpoint name", one.number, state.number',
+        '"the number differs from the checkpoint name", one.number, one.number',
         ("tests/unit/service/test_checkpoints.py::test_a_damaged_checkpoint_is_not_one_of_the_two",),
     ),
     Mutant(

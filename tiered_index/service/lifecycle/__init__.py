@@ -1,3 +1,4 @@
-"""The steps after a file is sealed: compaction, upload, staging, retirement, archived segments, orphans; and recovery
-after a crash. May import files and the folders below, and the appenders of writing.
+"""The steps after a file is sealed: compaction, upload, staging, retirement, archived segments, orphans. Also recovery.
+
+It may import files and the packages that it imports, and the appenders of writing.
 """

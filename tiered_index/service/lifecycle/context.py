@@ -1,8 +1,8 @@
-"""The shared state of the steps of the life cycle: one root's files, true source positions, and damaged copies.
+"""The shared state of the life cycle's steps: one root's files, true source positions, and damaged copies.
 
-A position in the log promises that the storage has everything of the source before it. A damaged copy is let go of once
-the log has, or had, its file; its journal, where whole, is kept until the log has its positions. What was not published
-stays, untouched. Threads: the life cycle's round; `refresh` and the functions from any.
+A position in the log promises that the storage has everything of the source before it. A damaged copy is dropped when
+the log has, or had, its file. A whole journal is kept until the log has the journal's positions. A file that
+was not published is never changed. Threads: the life cycle's round; `refresh` and the functions from any.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ from tiered_index.storage.base import Storage
 
 
 class LocalFiles:
-    """A root's files as the catalog shows them, by their state, in order of sequence. What can be told of `kept` ones
-    is answered without a look at each.
-    """
+    """A root's files in the catalog, by state, in order of sequence. Sums over the `kept` files are cached."""
 
     def __init__(self, handles: Iterable[Handle] = (), changes: int = -1) -> None:
-        self.changes = changes  # of the catalog, when the files were looked at
+        self.changes = changes  # the catalog's `changes` when the files were read
         self.unsealed: list[UnsealedFile] = []
-        self.compacted: list[CompactedFile] = []  # local alone
-        self.kept: list[CompactedFile] = []  # local copies of what the storage has, or had
+        self.compacted: list[CompactedFile] = []  # only local
+        self.kept: list[CompactedFile] = []  # local copies of files that the storage has, or had
         self._others: list[Handle] = []
         for handle in sorted(handles, key=lambda handle: handle.sequence):
             if isinstance(handle, UnsealedFile):
@@ -56,12 +54,12 @@ class LocalFiles:
 
     @cached_property
     def kept_bytes(self) -> int:
-        """Bytes of `kept` files."""
+        """The bytes of `kept` files."""
         return sum(file.local.size_bytes for file in self.kept if file.local is not None)
 
     @cached_property
     def oldest_ms(self) -> float:
-        """When the first one of `kept` files was published, infinite where none was."""
+        """The time when the first of the `kept` files was published; infinite without files."""
         return min((f.stored.stored.published_ms for f in self.kept if f.stored is not None), default=math.inf)
 
     @cached_property
@@ -69,8 +67,9 @@ class LocalFiles:
         return _greatest(self.kept)
 
     def durable_positions(self, file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
-        """Return the source positions that are true once `file` is published: no entry before them waits in another
-        one. A main file's are no promise for quarantine and damaged files, a quarantine file's none for main files.
+        """Return the source positions that are true when `file` is published: no other file has an entry before them.
+
+        The result is empty if a damaged, quarantine or older file waits, or if `file` is in quarantine and others wait.
         """
         waiting: list[Handle] = [one for one in self.unsealed if not one.published]
         waiting = [h for h in (*waiting, *self.compacted, *self._others) if h.file_id != file.file_id]
@@ -82,9 +81,7 @@ class LocalFiles:
         return max_positions(_greatest(local), self._kept_positions)
 
     def needed(self, logged: dict[str, int]) -> set[str]:
-        """Return the ids of files that alone have a source's position: one that neither the log, which has `logged`,
-        nor younger files reach.
-        """
+        """Return the ids of files with a source position that neither the log (`logged`) nor newer files have."""
         files: list[CompactedFile | UnsealedFile] = [*self.unsealed, *self.compacted, *self.kept]
         needed, reached = set(), logged
         for file in sorted(files, key=lambda file: -file.sequence):
@@ -96,8 +93,10 @@ class LocalFiles:
 
 @dataclass(eq=False)
 class LifecycleContext:
-    """One root's files, storage and settings. `outcome_unknown` are ids of files that others may have published (an
-    earlier process, a job, a try without an answer): they are looked up in the log's records before they are published.
+    """One root's files, storage and settings.
+
+    `outcome_unknown` has the ids of files that may have been published: by an earlier process, by a job, or by a try
+    whose response was lost. They are looked up in the log before they are published.
     """
 
     root: Root
@@ -115,30 +114,30 @@ class LifecycleContext:
 
     @property
     def files(self) -> LocalFiles:
-        """The root's files, looked at again once the catalog has changed. For the life cycle's round alone."""
+        """The root's files, read again if the catalog has changed. Only for the life cycle's round."""
         changes = self.catalog.changes
         if self._files.changes != changes:
             self._files = LocalFiles(self.catalog.all(), changes)
         return self._files
 
     def forget_files(self) -> None:
-        """Let go of files that the catalog has no more: what is mapped keeps its space on the disk."""
+        """Forget files that are no longer in the catalog, because a mapped file keeps its disk space."""
         if self._files.changes != self.catalog.changes:
             self._files = LocalFiles()
 
     def end(self) -> None:
-        """Let go of all files."""
+        """Forget all files."""
         self._files = LocalFiles()
 
     def refresh(self) -> LogState:
-        """Read the log on, show its objects, and return its state."""
+        """Read new log records, show their objects in the catalog, and return the log's state."""
         with self._refresh_lock:
             self.session.log.refresh()
-            # the handles first: what is among them was published before, so the later state knows it
+            # the handles first: their files were published before, so the later state knows them
             handles = self.catalog.all()
             state = self.session.log.state
             for handle in handles:
-                # recovered while the storage was down: now it is known whether the log has it
+                # for handles that were recovered while the storage was unavailable
                 stored = state.object_of(handle.file_id)
                 if isinstance(handle, DamagedFile) and stored is not None:
                     self.catalog.put(open_stored(self.cold, stored))
@@ -152,27 +151,27 @@ class LifecycleContext:
             return state
 
     def dispose(self, file_id: str) -> Callable[[], None]:
-        """Return what deletes the local copy of an uploaded file."""
+        """Return a function that deletes the local copy of an uploaded file."""
         return lambda: self.deletions.unlink([self.root.index_path(UPLOADED, file_id)])
 
     def drop(self, file: UnsealedFile) -> None:
         """Delete the local copy of an unsealed file."""
         file.release()
-        # the journal first: to a reader beside this writer a file without one is not there
+        # the journal first, because readers ignore a file without one
         self.deletions.unlink([file.journal_path, file.path])
 
     def append_positions(self, file: CompactedFile | Journal) -> dict[str, int]:
-        """Append the positions that are true once `file` is published; return the log's."""
+        """Append the positions that are true when `file` is published. Return the log's positions."""
         positions = self.files.durable_positions(file)
         return self.session.log.append_positions(self.session.epoch, positions).positions
 
     def _has_news(self, file: CompactedFile) -> bool:
-        """Return whether a local copy has a source's position that the log doesn't reach yet."""
+        """Return whether a local copy has a source position beyond the log's."""
         return file.local is not None and has_newer_positions(file, self.session.log.state.positions)
 
 
 def sealed_form(file: UnsealedFile) -> SealedFile:
-    """Return what is known of a sealed file beside its entries."""
+    """Return the `SealedFile` of a sealed unsealed file: everything except its entries."""
     return SealedFile(
         file_id=file.file_id,
         layout=file.layout,
@@ -204,33 +203,33 @@ def _greatest(files: Iterable[CompactedFile | UnsealedFile | Journal]) -> dict[s
 
 
 def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
-    """Return the source positions that a file has."""
+    """Return the source positions of a file."""
     return file.metadata().source_positions if isinstance(file, CompactedFile) else file.positions
 
 
 def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: dict[str, int]) -> bool:
-    """Return whether a file, or the journal that is left of one, has a source's position beyond `reached`."""
+    """Return whether a file, or the journal of one, has a source position beyond `reached`."""
     return max_positions(reached, own_positions(file)) != reached
 
 
 def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:
-    """Raise `CorruptFile` where an object has another size than in the log; `kept` names the local file."""
+    """Raise `CorruptFile` if an object has another size than in the log. `kept` names the local file."""
     problem = f"object has another size than the log says; {kept} is kept"
     CorruptFile.unless_equal(stored.name, problem, stored.size_bytes, storage.head(stored.name).size_bytes)
 
 
-# a start looks back through so many, a request each: a file that was merged away before stays, as damage
+# most records that a start reads back, with a request each: a damaged file that was merged before is kept
 _MAX_RECORDS = 1000
 
 
 class DamagedCopies:
-    """The damaged files of one root when it was opened, and those of their journals that are whole."""
+    """The damaged files of one root when it was opened, and their journals that are whole."""
 
     def __init__(
         self, context: LifecycleContext, damaged: Iterable[DamagedFile], journals: Mapping[str, Journal]
     ) -> None:
         self._context = context
-        # those that nobody is known to have published; what is of another index never was, here
+        # files that are not known to be published; files of another index never were
         self.waiting = {
             file.file_id: file
             for file in damaged
@@ -241,12 +240,12 @@ class DamagedCopies:
         self._looked_from: int | None = None
 
     def staged(self, file_id: str) -> None:
-        """The storage has the entries of a file, whole: their source need not send them again."""
+        """Note that the storage has all entries of a file, so that their source need not send them again."""
         if (journal := self._journals.get(file_id)) is not None:
             self._context.flusher.learn(journal.positions)
 
     def tend(self) -> None:
-        """Let go of what was published. Raises what the storage raises; it may be repeated."""
+        """Drop the files that were published. Raises the errors of the storage. Idempotent."""
         context = self._context
         given_up = {one.file_id for one in context.session.log.state.lost.values()}
         for file_id in list(self.waiting):
@@ -257,7 +256,7 @@ class DamagedCopies:
                     state, self._before(state)
                 ):
                     continue
-                context.refresh()  # what it was merged into is shown before it goes
+                context.refresh()  # shows the table into which it was merged
                 context.catalog.remove(file_id)
             else:
                 context.catalog.put(open_stored(context.cold, stored))
@@ -270,8 +269,8 @@ class DamagedCopies:
                 and has_newer_positions(journal, context.session.log.state.positions)
                 and has_newer_positions(journal, context.append_positions(journal))
             ):
-                continue  # an older file waits: it is tried again in each round, and after a restart
-            # the journal first: without it an unsealed file is not there
+                continue  # an older file waits: tried again in each round, and after a restart
+            # the journal first, because an unsealed file without one is ignored
             paths = [context.root.journal_path(file_id)] if file.place == UNSEALED else []
             context.deletions.unlink(
                 [*paths, context.root.index_path(file.place, file_id)] if file.place in STATES else []
@@ -279,7 +278,7 @@ class DamagedCopies:
             del self._published[file_id]
 
     def _before(self, state: LogState) -> int:
-        """Return a record's number before any that removed a waiting file, as far as journals and the bound allow."""
+        """Return the number of a record before all that removed a waiting file, within `_MAX_RECORDS`."""
         if self._looked_from is None:
             begun = [journal.log_number if (journal := self._journals.get(file_id)) else 0 for file_id in self.waiting]
             self._looked_from = max(min(begun), state.number - _MAX_RECORDS)

@@ -1,10 +1,10 @@
-"""Copies: an index's state at one position of its log becomes another index in another storage, and follows it.
+"""Copies: makes another index of an index's state at one log position, in another storage, and keeps it up to date.
 
-Objects go first, each checked byte by byte on its way, then one log record names them all: a target is no index or a
-complete one. The copy has an index id of its own, so that no writer's root belongs to both, and no epoch or lease. Its
-log says in the source position ``copy:ID`` up to which record of index ID it holds everything; each of its records is a
-copy's. A copy's record follows only another one directly, so a record of any other writer ends the copying permanently.
-A crash leaves objects that no record names: the next round continues with them. Threads: one a `Copier`, and its pool.
+First the objects are copied, and each byte is checked. Then one log record names them all, so a target is either no
+index or a complete one. The copy has its own index id, so that no writer's root belongs to both, and no epoch or lease.
+Its source position ``copy:ID`` is the number of the last record of index ID that it has. A copy's record follows only
+another copy's record, so a record of any other writer ends the copying permanently. A crash leaves objects that no
+record names, and the next round uses them. Threads: one for each `Copier`, and its pool.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ from tiered_index.storage.opening import open_storage, probe_put_if_absent
 _log = logging.getLogger(__name__)
 _KIND = "copy"
 COPY_OF = "copy:"
-"""How the source position begins by which a copy knows what it is a copy of; the index's id follows."""
+"""Begin of the source position that names the source of a copy; the index's id follows."""
 _TRIES = 10
-# members of a state that a record does not take over as they are
+# fields of a state that a copy's record does not take over unchanged
 _OWN = ("number", "epoch", "genesis", "objects", "archive", "roots", "digest")
 
 Part = StoredObject | ArchivedSegment
-"""What a log's state names."""
+"""An object that a log's state names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """The result of one round of a copy. Counts are of objects, bytes and log records.
 
-    The target, whose log ends at `log_number`, has everything up to record `source_number` of the source; `records` of
-    these are new. `sent` objects were copied; `kept` were there already from an earlier try. `removed` are names that
-    the target's log no longer has. `as_of_ms` is the time at which the source's log was read, by the copier's clock.
+    - The target has everything up to record `source_number` of the source; `records` of these are new.
+    - The target's log ends at `log_number`.
+    - `sent` objects were copied. `kept` objects were already there from an earlier try.
+    - `removed` are names that the target's log no longer has.
+    - `as_of_ms` is the time at which the source's log was read, by the copier's clock.
     """
 
     as_of_ms: int
@@ -68,16 +70,16 @@ class CopyReport:
     kept_bytes: int
     removed: tuple[str, ...]
     problems: tuple[str, ...] = ()
-    """Damage of the source that the copy does not have, but that nobody can check any more."""
+    """Damage of the source that the copy does not have."""
 
 
 class CopyStopped(TieredIndexError):
-    """`stop` was set: nothing was published, and what was sent is kept for the next round."""
+    """`stop` was set. Nothing was published. Objects that were sent are kept for the next round."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WholeObject:
-    """An object that the target has, each byte checked. `began_ms`: since when; by this clock if it `was_sent`."""
+    """A checked object in the target. `began_ms`: time of its sending, by this host's clock if it `was_sent`."""
 
     size_bytes: int
     began_ms: int
@@ -86,9 +88,9 @@ class _WholeObject:
 
 @dataclass(eq=False)
 class Copier:
-    """Copies one index into another storage, a round at a time; `source` and `target` are metered or not.
+    """Copies one index into another storage, a round at a time.
 
-    `progress` gets the bytes done since it was called last, from any of `threads` threads.
+    `progress` gets the bytes copied since its last call, from any of `threads` threads.
     """
 
     source: Storage
@@ -97,21 +99,23 @@ class Copier:
     threads: int = 4
     progress: Callable[[int], None] = lambda size_bytes: None
     stop: threading.Event = field(default_factory=threading.Event)
-    # whether the target must hold a copy already
+    # whether the target must already be a copy
     must_exist: bool = False
-    # what the target has whole, and no record names yet, by name
+    # by name, the objects that the target has and no record names yet
     _whole: dict[str, _WholeObject] = field(default_factory=dict)
-    # the source's record that the target was last compared with
+    # the source's record with which the target was last compared
     _compared: tuple[int, str] = (0, "")
 
     def __post_init__(self) -> None:
         self.log, self.copied = StorageLog(self.source, self.clock), StorageLog(self.target, self.clock)
 
     def open(self) -> LogState:
-        """Read both logs; return the source's state. Raises `NotAnIndex` (the source), `InvalidArgument` where the
-        target is something else than a copy of it, `StorageMisconfigured`, as the storages.
+        """Read both logs, and return the source's state.
+
+        Raises `NotAnIndex` for the source, `InvalidArgument` if the target is an index but not a copy of the source,
+        `StorageMisconfigured`, and the errors of the storages.
         """
-        # from a storage that holds two histories, the one of the newest checkpoint is saved
+        # unchecked: of a storage with two histories, the history of the newest checkpoint is copied
         state = self.log.open(checks=False)
         try:
             self._check_target(self.copied.open())
@@ -122,12 +126,14 @@ class Copier:
         return state
 
     def missing_bytes(self) -> int:
-        """Return how many bytes the next round looks for in the target, as far as the logs were read: no request."""
+        """Return the bytes that the target lacks by the logs as read so far. No request."""
         return sum(map(_size, _beyond(self.log.state, self.copied.state).values()))
 
     def run_once(self) -> CopyReport:
-        """Bring the target to the end of the source's log. Raises `CorruptFile` (of the source; lost, too),
-        `CopyStopped`, `InvalidArgument`, `JobOverdue`, as the storages; the target is then what it was.
+        """Bring the target to the end of the source's log.
+
+        Raises `CorruptFile` for a damaged or lost object of the source, `CopyStopped`, `InvalidArgument`, `JobOverdue`,
+        and the errors of the storages. The target is then unchanged.
         """
         as_of_ms = self.clock.now_ms()
         state = self.log.refresh()
@@ -141,14 +147,14 @@ class Copier:
             try:
                 self._send(waiting)
             except ObjectNotFound:
-                # merged or expired meanwhile; what the source's log still names it has lost
+                # an object was merged or expired meanwhile, or the source has lost it
                 as_of_ms = self.clock.now_ms()
                 state = self.log.refresh()
                 self._check_lost(waiting, state)
         else:
             raise JobOverdue(
-                f"{self.target.uri}: objects were removed while they were copied, or took more than "
-                f"{MAX_AGE_S // 3600} hours: nothing was published"
+                f"{self.target.uri}: nothing was published, because objects were removed while they were copied, or "
+                f"copying took more than {MAX_AGE_S // 3600} hours: try again"
             )
         after, key = self._publish(state), _key(state)
         sent = [one.size_bytes for one in self._whole.values() if one.was_sent]
@@ -172,20 +178,20 @@ class Copier:
             self.source.head(log_name(1))
         except ObjectNotFound:
             return (
-                f"{self.source.uri}: the log's first records are gone: does a life-cycle rule of the bucket "
-                f"delete them? The copy has the state of the newest checkpoint, which can't be verified. Remove "
-                f"the rule, or the source is lost with its checkpoints; the copy has a log of its own",
+                f"{self.source.uri}: the log's first records are gone. If a life-cycle rule of the bucket "
+                f"deletes them, remove the rule, or the source is lost with its checkpoints. The copy has a log of "
+                f"its own, and the state of the newest checkpoint, which can't be verified",
             )
         return ()
 
     def sweep(self, grace_s: float) -> Orphans:
-        """Delete from the target what its log removed `grace_s` ago, and what no record has named for a day."""
+        """Delete objects from the target that its log removed `grace_s` ago, or that no record has named for a day."""
         return sweep(self.target, self.copied, Retention(grace_s=round(grace_s)), delete=True)
 
-    # What is there
+    # Objects in the target
 
     def _waiting(self, lacking: dict[str, Part]) -> list[Part]:
-        """Return what the target has not, or not for sure: of what an earlier process left nothing is known."""
+        """Return the objects that the target does not certainly have. Leftovers of earlier processes are unknown."""
         found: dict[str, ObjectInfo] = {}
         for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) if lacking else ():
             found |= {info.name: info for info in own_objects(self.target, prefix) if info.name in lacking}
@@ -195,8 +201,9 @@ class Copier:
         return [one for name, one in lacking.items() if name not in self._whole]
 
     def _may_be(self, one: Part, info: ObjectInfo) -> bool:
-        """Return whether an object of the target is as large as `one`, and not so old that a sweep of the target may be
-        about to delete it, which no record names yet; no sweep looks at a storage without a log.
+        """Return whether an object of the target may be used for `one`: it has the same size and is young enough.
+
+        A sweep of the target may delete an older one at any time. A target without a log is never swept.
         """
         known = self._whole.get(one.name)
         age_s = abs(self.clock.now_ms() - (known.began_ms if known is not None else info.modified_ms)) / 1000
@@ -211,20 +218,20 @@ class Copier:
                 except ObjectNotFound as error:
                     raise CorruptFile(
                         one.name,
-                        "the log names this object, but the storage does not: `verify --deep --repair` mends that",
+                        "the log names this object, but the storage does not have it: run `verify --deep --repair`",
                     ) from error
 
     # Sending
 
     def _send(self, parts: list[Part]) -> None:
-        """Send what the target does not have whole. Raises as `run_once`, `ObjectNotFound` of the source."""
+        """Send objects to the target. Raises the errors of `run_once`, and `ObjectNotFound` for the source."""
         with ThreadPoolExecutor(self.threads, "tiered-index-copy") as pool, contextlib.ExitStack() as cancelling:
             cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
             for future in [pool.submit(self._bring, one) for one in parts]:
                 future.result()
 
     def _bring(self, one: Part) -> None:
-        """See that the target has an object, whole."""
+        """Use the object that an earlier try left in the target, or send it."""
         if self.stop.is_set():
             raise CopyStopped
         began_ms = self.clock.now_ms()
@@ -232,7 +239,7 @@ class Copier:
         if left_ms is None:
             try:
                 self._transfer(one)
-            except CorruptFile:  # damage on the way is not damage of the object
+            except CorruptFile:  # try again, because the transfer may have damaged it
                 self._transfer(one)
         self._whole[one.name] = _WholeObject(_size(one), began_ms if left_ms is None else left_ms, left_ms is None)
         self.progress(_size(one))
@@ -245,12 +252,12 @@ class Copier:
             if upload.handle is not None:
                 self.target.complete_upload(upload.handle, upload.parts)
         except BaseException:
-            # another copier may have sent the same object, and named it
+            # not fresh: another copier may have sent the same object, and named it
             upload.abandon(is_fresh=False)
             raise
 
     def _left_ms(self, one: Part) -> int | None:
-        """Return since when the target has what an earlier try sent of an object; None: it has it not whole."""
+        """Return the time of an object that an earlier try left in the target; None: it is missing or damaged."""
         try:
             info = self.target.head(one.name)
             if not self._may_be(one, info):
@@ -258,14 +265,14 @@ class Copier:
             _check(self.target, one, lambda start, window: None)
         except (ObjectNotFound, CorruptFile):
             return None
-        # it may be another whole object, by a hand that is no copy's: the tails hold the checksums of all the rest
+        # it may be a different valid object: compare the tails, which have the checksums of everything else
         is_same = self.source.get_suffix(one.name, TAIL_SIZE) == self.target.get_suffix(one.name, TAIL_SIZE)
         return info.modified_ms if is_same else None
 
     # The record
 
     def _publish(self, state: LogState) -> LogState:
-        """Append the record that makes the target's log name what `state` does; return the target's state."""
+        """Append the record after which the target's log names the objects of `state`. Return the target's state."""
         assert state.genesis is not None
         if not self.copied.state.number:
             own = replace(state.genesis, index_id=secrets.token_hex(8))
@@ -284,13 +291,13 @@ class Copier:
         def make(there: LogState) -> LogRecord | None:
             self._check_target(there)
             if there.positions[_key(state)] >= state.number:
-                return None  # an earlier try got as far as the log, or another copier did
+                return None  # the record of an earlier try, or of another copier, is in the log
             return difference(there, state, _key(state))
 
         return self.copied.append("a copy", None, make)
 
     def _check_target(self, there: LogState) -> None:
-        """Raise `InvalidArgument` unless the target is a copy of the source, and nobody else has written to it."""
+        """Raise `InvalidArgument` unless the target is a copy of the source without other writes."""
         state = self.log.state
         assert state.genesis is not None and there.genesis is not None
         if there.genesis.index_id == state.genesis.index_id:
@@ -304,7 +311,7 @@ class Copier:
         if last.kind != _KIND:
             raise InvalidArgument(
                 f"{self.target.uri} was written to since it was copied (record {there.number} of its "
-                f"log): it is now an index of its own, and was not changed"
+                f"log), so it is now a separate index. It was not changed: copy into another storage"
             )
         at = there.positions[_key(state)]
         if last.copied and at <= state.number and (at, last.copied) != self._compared:
@@ -312,13 +319,13 @@ class Copier:
             self._compared = at, last.copied
         if at > state.number:
             raise InvalidArgument(
-                f"{self.target.uri} is a copy of record {at}, and the log of {self.source.uri} ends at "
-                f"{state.number}: this is not the storage that was copied. Copy it into a prefix that is empty"
+                f"{self.target.uri} is a copy up to record {at}, but the log of {self.source.uri} ends at "
+                f"{state.number}: this is not the storage that was copied. Copy it into an empty prefix"
             )
 
 
 def _key(state: LogState) -> str:
-    """Return the source position by which a copy knows what it is a copy of."""
+    """Return the name of the source position that names the source of a copy."""
     assert state.genesis is not None
     return COPY_OF + state.genesis.index_id
 
@@ -328,7 +335,7 @@ def _parts(state: LogState) -> dict[str, Part]:
 
 
 def _beyond(state: LogState, other: LogState) -> dict[str, Part]:
-    """Return what `state` names, and `other` does not."""
+    """Return the objects that `state` names but `other` does not."""
     known = _parts(other)
     return {name: one for name, one in _parts(state).items() if name not in known}
 
@@ -338,8 +345,9 @@ def _size(one: Part) -> int:
 
 
 def difference(before: LogState, after: LogState, key: str) -> LogRecord:
-    """Return the record that leads a copy from `before` to `after`, a state of the source, member by member whatever a
-    state has. Raises `CorruptFile` where it would not: `after` is no later state then.
+    """Return the record that takes a copy from state `before` to `after`, a state of the source.
+
+    It takes over all fields of a state. Raises `CorruptFile` if no record can do this, because `after` is not later.
     """
     members = {member.name: member for member in fields(LogRecord)}
     taken: dict[str, Any] = {}
@@ -376,17 +384,18 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     return made
 
 
-# Bytes on their way
+# Checks during the transfer
 
 
 def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> None:
-    """Read an object of `storage` whole, in windows of 8 MiB, and check each byte; `seen(start, window)` gets them all,
-    in any order. Raises `CorruptFile` (the first defect), as the storage.
+    """Read a whole object in windows of 8 MiB, and check each byte. `seen(start, window)` gets all, in any order.
+
+    Raises `CorruptFile` with the first defect, and the errors of the storage.
     """
     sums: dict[int, int] = {}
 
     def once(start: int, window: bytes) -> None:
-        # a window may be read again, for another part of the check: the bytes that were passed on are the checked ones
+        # a window may be read twice: both reads must have the same bytes
         crc32 = zlib.crc32(window)
         if start not in sums:
             sums[start] = crc32

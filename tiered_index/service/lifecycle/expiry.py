@@ -1,9 +1,9 @@
-"""Expiry: what a retention rule says of the log's state (`plan_expiry`, pure), and doing it.
+"""Expiry: plans what a retention rule expires (`plan_expiry`, pure), and records it.
 
-One record states what has expired and removes the objects that hold nothing else; from then on no reader shows any of
-it. The bytes go after `grace_s`, as orphans, so that readers at work finish. Of objects that hold more than what has
-expired the rest stays: the next merge leaves the expired entries out. Repeating it is harmless: the plan is made again
-at the state that the record follows. Threads: any.
+One log record states the horizons and removes the objects that have only expired entries. From then on no reader shows
+expired entries. The bytes are deleted after `grace_s`, as orphans, so that running readers can finish. An object that
+also has other entries stays; the next merge leaves out its expired entries. You may repeat an expiry: the plan is made
+for the state before the record. Threads: any.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _READERS = 8
 _UNNAMED_S = MAX_AGE_S + 3600.0
 
 Stats = Mapping[str, NamedStats]
-"""What objects, by name, hold of each topic, as far as it was looked up."""
+"""The topic stats of objects, by name. Objects that were not read are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """The plan of an expiry: the log record, and the objects that go.
+    """The plan of an expiry: the content of the log record, and the objects to delete.
 
     `objects` are files and window tables, `segments` archived segments. `mixed` objects have, or may have, expired
     entries beside others; at least `mixed_entries` of these have expired. `unknown_topics` are patterns of the rule
@@ -53,18 +53,19 @@ class ExpiryPlan:
 
     @property
     def entries(self) -> int:
-        """Entries of the objects."""
+        """The number of entries of the objects."""
         return sum(stored.count for stored in self.objects)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of objects and segments."""
+        """The bytes of objects and segments."""
         return sum(o.size_bytes for o in self.objects) + sum(segment.object_bytes for segment in self.segments)
 
 
 def plan_expiry(rule: Retention, state: LogState, now_ms: int, stats: Stats | None = None) -> ExpiryPlan:
-    """Return what has expired by `rule`, and by what the log says already. Without `stats` of an object its entries are
-    taken to be of any topic.
+    """Return the plan of an expiry by `rule`, in addition to horizons in the log.
+
+    The entries of an object without `stats` may have any topic.
     """
     expired = state.expired.joined(Expired((rule.horizon(now_ms),), _expired_segments(rule, state, now_ms)))
     kept = [group for group in groups(state) if not _is_whole(group, expired, stats or {})]
@@ -83,7 +84,7 @@ def plan_expiry(rule: Retention, state: LogState, now_ms: int, stats: Stats | No
 
 
 def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
-    """Return whether an object may hold entries that have expired."""
+    """Return whether an object may have expired entries."""
     if stored.second_min * 1000 >= expired.latest_ms:
         return False
     known = stats.get(stored.name)
@@ -91,14 +92,14 @@ def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
 
 
 def groups(state: LogState) -> Iterator[list[StoredObject]]:
-    """Yield what goes at once: each file, and the shards of each window table."""
+    """Yield the objects that are removed together: each file, and the shards of each window table."""
     for stored in state.files.values():
         yield [stored]
     yield from state.tables.values()
 
 
 def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool:
-    """Return whether nothing but what has expired is in a file or a table."""
+    """Return whether all entries of a file or a table have expired."""
 
     def is_whole(stored: StoredObject) -> bool:
         if expired.is_over(stored.second_max):
@@ -112,15 +113,16 @@ def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool
 
 
 def _expired_entries(stats: NamedStats, expired: Expired) -> int:
-    """Return how many entries have certainly expired: those of topics whose newest entry has."""
+    """Return the number of entries that have certainly expired: those of topics whose newest entry has."""
     return sum(
         one.entries for topic, one in stats if one is not None and one.second_max * 1000 < expired.before_ms(topic)
     )
 
 
 def _bytes_before_ms(groups: list[list[StoredObject]], max_bytes: int, now_ms: int) -> int:
-    """Return before when entries expire so that what is left has `max_bytes` at most; 0: it has. Never later than now:
-    an entry of a clock that is years fast would take with it what is yet to be put.
+    """Return the time before which entries must expire so that `max_bytes` are left; 0: nothing must.
+
+    It is never in the future: otherwise an entry with a time in the future would expire entries that are yet to be put.
     """
     total = sum(stored.size_bytes for group in groups for stored in group)
     before_ms = 0
@@ -133,8 +135,9 @@ def _bytes_before_ms(groups: list[list[StoredObject]], max_bytes: int, now_ms: i
 
 
 def _expired_segments(rule: Retention, state: LogState, now_ms: int) -> dict[str, int]:
-    """Return up to where the segments of each store have expired, what was never archived before it included: that is
-    older still. A segment's messages are older than its upload.
+    """Return the offset up to which the segments of each store have expired, by the time of their upload.
+
+    Bytes before it that were never archived count as expired, too, because they are older.
     """
     if rule.segments_age_s is None:
         return {}
@@ -151,8 +154,9 @@ def _expired_segments(rule: Retention, state: LogState, now_ms: int) -> dict[str
 def record_expiry(
     log: StorageLog, rule: Retention, clock: Clock, epoch: int | None = None, stats: Stats | None = None
 ) -> ExpiryPlan:
-    """Append the record of what has expired by `rule`, if there is anything new; return what it says. `epoch` is the
-    writer's, None for jobs. Raises as `StorageLog.append`.
+    """Append the record of an expiry by `rule`, if it changes anything. Return its plan.
+
+    `epoch` is the writer's, None for jobs. Raises the errors of `StorageLog.append`.
     """
     now_ms = clock.now_ms()
     plans: list[ExpiryPlan] = []
@@ -170,31 +174,27 @@ def record_expiry(
 
 
 def sweep(storage: Storage, log: StorageLog, rule: Retention, *, delete: bool) -> Orphans:
-    """Find what records removed the rule's grace ago, and what none has named for that long and a day; with `delete`
-    delete it: `orphans` does the same.
-    """
-    # a job may publish what it uploaded hours ago, however short the grace is
+    """Find objects removed `grace_s` ago, and orphans older than a day and `grace_s`. `delete`: delete them."""
+    # even with a short grace, a job may publish an object that it uploaded hours ago
     found = find_orphans(storage, log, older_than_s=max(rule.grace_s, _UNNAMED_S), removed_s=rule.grace_s)
     return delete_orphans(storage, found) if delete else found
 
 
 class KnownStats:
-    """The entries of each topic in stored objects that a rule of topics may remove whole. One request finds them, once
-    per object. One thread.
-    """
+    """Caches the topic stats of objects that a rule with topics may remove: one request per object. One thread."""
 
     def __init__(self, cold: ColdPath) -> None:
         self._cold = cold
         self._known: dict[str, NamedStats] = {}
 
     def of(self, rule: Retention, state: LogState, now_ms: int) -> Stats:
-        """Return what decides whether objects go by `rule`. Raises as the storage."""
-        # of what goes by its age, too, lest bytes that are gone then count
+        """Return the stats that decide which objects `rule` removes. Raises the errors of the storage."""
+        # by ages alone first, so that objects that ages remove do not count for `max_bytes`
         plan = plan_expiry(replace(rule, max_bytes=None), state, now_ms)
         mixed = [stored for stored in plan.mixed if stored.second_max * 1000 < plan.expired.latest_ms]
         fresh = [stored for stored in mixed if stored.name not in self._known]
         looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold)}
-        # of what can't be read nothing is known; it is asked for again
+        # an object that can't be read is read again next time
         self._known = {one.name: looked_up[one.name] for one in mixed if one.name in looked_up}
         return self._known
 
@@ -202,15 +202,16 @@ class KnownStats:
 def expire(
     storage: Storage, log: StorageLog, rule: Retention, clock: Clock, *, yes: bool, settings: ColdSettings | None = None
 ) -> tuple[ExpiryPlan, Orphans]:
-    """Do what `expire_index` does, to an index whose `log` is read; return also the objects that the sweep found, and
-    with `yes` deleted.
+    """Expire as `expire_index` does, in an index whose `log` is read. Return the plan, and the objects of the sweep.
+
+    `yes`: record the expiry and delete the objects.
     """
     if yes:
-        # whose put-if-absent isn't one would let a writer's record and this one have the same number
+        # without put-if-absent, a record of a writer and this one could get the same number
         probe_put_if_absent(storage)
     state = log.refresh()
     assert state.genesis is not None
-    # of what goes by its age, too, lest bytes that are gone then count
+    # by ages alone first, so that objects that ages remove do not count for `max_bytes`
     plan = plan_expiry(replace(rule, max_bytes=None), state, clock.now_ms())
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
@@ -224,8 +225,9 @@ def expire(
 def _unknown_topics(
     rule: Retention, state: LogState, stats: Stats, cold: ColdPath
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the rule's patterns that match no stored topic, and the stored topics. Where none of the objects that were
-    read has a match the others are read, too; one that can't be read may have any topic.
+    """Return the rule's patterns that match no stored topic, and the stored topics.
+
+    If the objects in `stats` have no match, the others are read, too. An object that can't be read may have any topic.
     """
     known = _names(stats)
     if not _unmatched(rule, known):
@@ -245,16 +247,14 @@ def _unmatched(rule: Retention, topics: frozenset[str]) -> tuple[str, ...]:
 
 
 def _stats(plan: ExpiryPlan, cold: ColdPath) -> Stats:
-    """Return what objects hold of each topic, where topics decide whether they go: a request each. Of what can't be
-    read nothing is known, so that it stays.
-    """
+    """Return the stats of mixed objects if the rule has topics: one request each. Unreadable objects are left out."""
     if not any(horizon.topics for horizon in plan.expired.horizons):
         return {}
     return _looked_up(plan.mixed, cold)
 
 
 def _looked_up(objects: Sequence[StoredObject], cold: ColdPath) -> Stats:
-    """Return what objects hold of each topic, of those that can be read: a request each."""
+    """Return the topic stats of the objects that can be read: a request each."""
 
     def read(stored: StoredObject) -> NamedStats:
         with contextlib.suppress(CorruptFile, ObjectNotFound):

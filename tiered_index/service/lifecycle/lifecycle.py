@@ -1,8 +1,8 @@
-"""The background life of files: seal by age, compact or stage, upload, retire, dispose of the rest.
+"""The life cycle of files in the background: seal by age, compact or stage, upload, retire, delete.
 
-`run_once` is one round; each step is idempotent. A file's predecessor goes only after its successor serves reads. A
-file that others may have published is looked up in the log's records first: a merge may have removed it since. Threads:
-rounds are serialised, by a lock that no reader or writer takes; everything may be called from any thread.
+`run_once` is one round. Each step is idempotent. An old form of a file is deleted only after the new form serves reads.
+A file that others may have published is first looked up in the log, because a merge may have removed it since. Threads:
+any. A lock that no reader or writer takes serialises rounds.
 """
 
 from __future__ import annotations
@@ -76,38 +76,38 @@ class Progress:
     adopted: int = 0
 
     def any(self) -> bool:
-        """Whether anything was done."""
+        """Return whether the round did anything."""
         return bool(self.compacted or self.uploaded or self.retired or self.staged or self.adopted)
 
 
 class Lifecycle:
-    """The life cycle of one root's files; `errors` has the last error of each file, until it can go on."""
+    """The life cycle of one root's files. `errors` has the last error of each file, until its step succeeds."""
 
     def __init__(
         self, context: LifecycleContext, damaged: Iterable[DamagedFile], journals: Mapping[str, Journal]
     ) -> None:
-        """`damaged`, `journals`: as in `Recovered`."""
+        """Make it with the `damaged` files and `journals` of a `Recovered`."""
         self._context = context
         self._lock = threading.Lock()
         self._refreshed_s = context.clock.monotonic_s()
         self._staging = Staging(context)
         self._damaged = DamagedCopies(context, damaged, journals)
-        self._publications: dict[str, Publication] = {}  # by file id; what is not known to be in the log
+        self._publications: dict[str, Publication] = {}  # by file id: sent, and not known to be in the log
         self.refresh = context.refresh
-        self._failed: dict[str, TieredIndexError] = {}  # in this round
+        self._failed: dict[str, TieredIndexError] = {}  # errors of this round
         self.errors: dict[str, TieredIndexError] = {}
         self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
         self._closed = False
         self._is_away = context.session.log_error is not None
-        self._expire_s = self._sweep_s = 0.0  # when what has expired is looked for next
+        self._expire_s = self._sweep_s = 0.0  # times of the next expiry and sweep
         self._topic_stats = KnownStats(context.cold)
-        self._expired = NOTHING  # as the log that is kept in the root says
+        self._expired = NOTHING  # as in the copy of the log in the root
 
     def run_once(self) -> Progress:
-        """Run one round; raise the first error once every file had its turn (none has it in another folder)."""
+        """Run one round. Raises the first error after every file had its turn."""
         progress, errors = self._round()
         if errors:
-            raise errors[0]  # here, where its trace names no file: it is kept until the next round
+            raise errors[0]  # raised here, because the kept error's traceback must not refer to files
         return progress
 
     def _round(self) -> tuple[Progress, list[TieredIndexError]]:
@@ -124,13 +124,13 @@ class Lifecycle:
             sealed = self._sealed()
             self._staging.begin_clocks(sealed)
             for file in sealed:
-                # before the first of them is compacted, which takes longer; that names a damaged one
+                # filters before the first compaction, which takes longer and also reports damage
                 with contextlib.suppress(CorruptFile):
                     file.make_filter()
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
             if progress.compacted:
-                # the arrays of a compaction are as large as its file
+                # a compaction frees arrays as large as its file
                 give_back()
             lacks_room = any(
                 isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
@@ -140,13 +140,13 @@ class Lifecycle:
                 self._tend(progress)
                 for ready in self._ready():
                     if not self._step(ready.file_id, partial(self._upload, ready), "upload"):
-                        # in order of sequence, so that source positions in the log never run ahead of the entries
+                        # stop, because positions in the log are true only if files are published in order of sequence
                         break
                     progress.uploaded += 1
                 self._step("staging", self._staging.finish)
                 self._step("expiry", self._expire, "expire")
                 retirable = self._retirable(lacks_room=lacks_room)
-                # the record that published a file is still there
+                # retire only while the log still has the record that published the files
                 if retirable and not self._step("log", self._context.session.log.check_end):
                     retirable = []
                 for old in retirable:
@@ -161,14 +161,14 @@ class Lifecycle:
             return progress, list(self.errors.values())
 
     def _roll_without_room(self) -> None:
-        """Seal the active files where a flush found no room and nothing else is left whose going would make some."""
+        """Seal the active files if a flush found the disk full and no other file can free space."""
         if isinstance(self._context.flusher.error, DiskFull) and not (
             self._sealed() or self._ready() or self._retirable(lacks_room=True)
         ):
             self._context.flusher.roll()
 
     def _tell_storage(self) -> None:
-        """Log once that the storage went away, and once that it is back."""
+        """Log once that the storage is unavailable, and once that it is back."""
         failed = {} if "root" in self._failed else self._failed
         error = next((one for one in failed.values() if isinstance(one, StorageUnavailable)), None)
         if (error is not None) != self._is_away:
@@ -180,12 +180,12 @@ class Lifecycle:
                 _log.info("the storage %s is back", uri)
 
     def tend_damaged(self) -> None:
-        """Let go of damaged files that were published, ask for staged ones; the rounds repeat what fails."""
+        """Drop damaged files that were published or staged. Rounds repeat it after an error."""
         with self._lock:
             self._step("damaged", self._tend_damaged)
 
     def sweep_attempts(self, file_ids: set[str]) -> None:
-        """Delete what unfinished uploads of these files left in the storage."""
+        """Delete the objects of unfinished uploads of these files."""
         if file_ids:
             storage, named = self._context.session.storage, self._context.session.log.refresh().objects
             infos = [info for file_id in sorted(file_ids) for info in own_objects(storage, data_prefix(file_id))]
@@ -193,20 +193,20 @@ class Lifecycle:
             abort_uploads(storage, DATA_PREFIX, lambda name: name.split("/")[1] in file_ids)
 
     def end(self) -> None:
-        """From here on `run_once` raises `IndexClosed`: the root is somebody else's."""
+        """Make `run_once` raise `IndexClosed` from now on."""
         with self._lock:
             self._closed = True
             self._context.end()
 
     def close(self) -> None:
-        """Dispose of what is waiting and release the lease; a storage that is down or full is no reason to fail."""
+        """Run waiting disposals and release the lease. An unavailable or full storage is only logged."""
         with self._lock:
             self._closed = True
             self._context.end()
             try:
                 self._context.root.check()
             except TieredIndexError as error:
-                _log.warning("nothing was deleted, the next start tries again: %s", error)
+                _log.warning("replaced files were not deleted; the next start tries again: %s", error)
             else:
                 self._context.catalog.reclaim()
             try:
@@ -215,10 +215,10 @@ class Lifecycle:
                 _log.warning("the lease was not released and will expire by itself: %s", error)
 
     def local_bytes(self) -> int:
-        """Bytes of the root's files on disk."""
+        """Return the bytes of the root's files on disk."""
         root, total = self._context.root, 0
         for state in STATES:
-            with contextlib.suppress(OSError):  # a step that needs such a file raises
+            with contextlib.suppress(OSError):  # the step that needs the folder raises
                 for name in root.disk.names(root.folder(state)):
                     with contextlib.suppress(FileNotFoundError):
                         total += taken_bytes((root.folder(state) / name).stat())
@@ -249,12 +249,12 @@ class Lifecycle:
         if context.clock.monotonic_s() - self._refreshed_s >= context.config.refresh_interval_s:
             state = self.refresh()
             self._refreshed_s = context.clock.monotonic_s()
-            if state.epoch > session.epoch:  # also where there is nothing to publish
+            if state.epoch > session.epoch:  # checked here, too, in case there is nothing to publish
                 raise fenced(session.storage.uri, state.epoch, session.epoch)
         session.renew()
 
     def _expire(self) -> None:
-        """Record what has expired by the settings' rule, now and then, and delete what went long enough ago."""
+        """At intervals, record the expiry by the retention setting, and delete objects removed long enough ago."""
         context, session, rule = self._context, self._context.session, self._context.config.retention
         now_s = context.clock.monotonic_s()
         is_due = rule.any and now_s >= self._expire_s
@@ -263,7 +263,7 @@ class Lifecycle:
             record_expiry(session.log, rule, context.clock, session.epoch, stats)
             context.refresh()
         if session.expired is not self._expired:
-            # the kept log, which answers where the storage doesn't
+            # write the root's copy of the log, which is used while the storage is unavailable
             context.deletions.before()
             self._expired = session.expired
         if is_due and now_s >= self._sweep_s:
@@ -278,7 +278,7 @@ class Lifecycle:
             self._damaged.staged(file_id)
 
     def _tend(self, progress: Progress) -> None:
-        """Stage what is sealed, adopt what jobs have published; after an error of the storage no more in this round."""
+        """Stage sealed files, and adopt files that jobs have published. Stop the round at an error of the storage."""
         staged, adopted = self._staging.staged, self._staging.adopted
         for file in self._sealed():
             if not self._step(file.file_id, partial(self._staging.tend, file)) and isinstance(
@@ -294,9 +294,10 @@ class Lifecycle:
         return sorted(self._context.files.compacted, key=lambda file: file.lane != QUARANTINE)
 
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
-        """Return local copies kept long enough, and the oldest of those beyond the bound in bytes. Where a flush or a
-        compaction found no room the oldest go early, to make room for one file. A copy stays while it alone has a
-        source's position: one that the log and younger local files don't reach.
+        """Return the local copies to delete: those kept long enough, and the oldest beyond the bound in bytes.
+
+        If a flush or compaction found the disk full, the oldest are deleted early, to free space for one file. A copy
+        stays if it has a source position that neither the log nor newer local files have.
         """
         files, state, config = self._context.files, self._context.session.log.state, self._context.config
         bound, before_ms = config.local_keep_bytes, self._context.clock.now_ms() - config.local_keep_s * 1000
@@ -325,24 +326,24 @@ class Lifecycle:
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
 
     def _upload(self, file: CompactedFile) -> None:
-        """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated."""
+        """Publish a compacted file, unless the log has it, and move it to ``uploaded``. Idempotent."""
         local, file_id = file.local, file.file_id
         assert local is not None
         verify_tables(file)
         verify_runs(file)
         context, session, now_ms = self._context, self._context.session, self._context.clock.now_ms()
-        # what reached the storage and is not known to be in the log is published under its name
+        # an object that was sent by an earlier try is published under its name
         publication = self._publications.get(file_id)
         if publication is not None and publication.is_overdue:
             self._forget(file_id)
             publication = None
-        # else nobody can have published it: its record alone reads the log
+        # otherwise it can't have been published, and no refresh is needed
         may_be_there = publication is not None or file_id in context.outcome_unknown
         state = session.refreshed() if may_be_there else session.log.state
-        # nothing is sent to another index's storage; a listing costs twelve times as much
+        # checks that this is still the index's storage, for a twelfth of the cost of a listing
         session.log.check_end()
         known = state.object_of(file_id)
-        # a record before any that names the file; 0, the log's beginning, for files of older versions
+        # `log_number` is that of a record before all that name the file; 0 for files of older versions
         removed = partial(session.log.removed_files, after=int(file.metadata().more.get("log_number", 0)))
         if known is not None:
             if publication is not None:
@@ -363,17 +364,17 @@ class Lifecycle:
                 return
         if publication is None or known.name != publication.sent.name:
             check_same(file, StorageBytes(context.cold, known))
-        # a file in `uploaded` is taken for published by every later start
+        # durable first, because each later start relies on a file in `uploaded` being published
         session.log.rely()
         target = self._move(file)
         self._end(file_id)
         _log.info("uploaded %s: %d entries, %d bytes as %s", file_id, file.count, known.size_bytes, known.name)
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
-            context.cold.keep(known, local.data)  # else another version's compaction: its bytes are not these
+            context.cold.keep(known, local.data)  # only if the bytes are the same
         context.catalog.put(open_local(target, StorageBytes(context.cold, known)))
 
     def _sent(self, file_id: str, data: memoryview) -> Publication:
-        """Return the publication of a file as sent now, or by an earlier try."""
+        """Send a file, unless an earlier try has, and return its publication."""
         session, publication = self._context.session, self._publications.get(file_id)
         if publication is not None:
             try:
@@ -389,7 +390,7 @@ class Lifecycle:
         return publication
 
     def _forget(self, file_id: str) -> None:
-        """Forget what was sent; it is never deleted, since its record may still arrive."""
+        """Forget the sent object. It is not deleted, because its record may still be appended."""
         del self._publications[file_id]
         self._context.outcome_unknown.add(file_id)
 
@@ -398,7 +399,7 @@ class Lifecycle:
         self._context.outcome_unknown.discard(file_id)
 
     def _move(self, file: CompactedFile) -> Path:
-        """Move a file to ``uploaded``, durably; return where it is."""
+        """Move a file to ``uploaded``, durably. Return its new path."""
         root = self._context.root
         before, after = root.index_path(COMPACTED, file.file_id), root.index_path(UPLOADED, file.file_id)
         try:
@@ -412,7 +413,7 @@ class Lifecycle:
         return after
 
     def _let_go(self, file: CompactedFile) -> None:
-        """Drop a file that a record has removed; one that alone has a source's position stays."""
+        """Drop a file that a record has removed, unless it has a source position beyond the log's."""
         context = self._context
         context.refresh()
         logged = context.append_positions(file)

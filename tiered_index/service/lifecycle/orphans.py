@@ -1,14 +1,12 @@
-"""Finds and deletes objects on which log and storage disagree. Orphans are objects that no log record names: leftovers
-of crashes (probes, too), and objects that merges have replaced.
+"""Finds and deletes orphans: objects that no log record names, left by crashes or replaced by merges. Threads: any.
 
-An object that was uploaded a moment ago may be published in the next one, and a reader may still work before a merge:
-nothing younger than `older_than_s` is an orphan, nor what was removed since (see `publication.MAX_AGE_S`). Staged files
-are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. Foreign
-objects below the index's folders are reported and kept.
+A new object may be published soon, and a reader may still use an object that was just merged. So nothing younger than
+`older_than_s` is an orphan, and no object that was removed since (see `publication.MAX_AGE_S`). A staged file is an
+orphan if the log has or had it, if no ticket names it, or if its only ticket is old and of a fenced writer. Foreign
+objects are reported and kept.
 
-Lost objects are the other way about: the end of the log names them, the storage does not have them. One log record
-gives them up: from then on answers are complete except for what such an object held, and say so permanently. Nothing
-else changes, so a crash leaves the index as it was or as it should be, and repeating it is harmless. Threads: any.
+It also gives up lost objects, which the log names but the storage does not have. One log record gives them up. From
+then on answers are complete except for their entries, and say so permanently. It is safe to repeat this.
 """
 
 from __future__ import annotations
@@ -40,12 +38,12 @@ _AT_ONCE = 1000
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
 MIN_AGE_S = 3600.0
-"""Uploads take less than this; the least `older_than_s`."""
+"""The least `older_than_s`: an upload takes less time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Objects and unfinished uploads that may go, and `foreign` objects, of any age, which are nobody's to delete."""
+    """Objects and unfinished uploads that may be deleted, and `foreign` objects of any age, which are kept."""
 
     objects: tuple[ObjectInfo, ...]
     uploads: tuple[UploadHandle, ...]
@@ -54,15 +52,17 @@ class Orphans:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the objects."""
+        """The bytes of the objects."""
         return sum(info.size_bytes for info in self.objects)
 
 
 def find_orphans(
     storage: Storage, log: StorageLog, *, older_than_s: float = 86400.0, removed_s: float | None = None
 ) -> Orphans:
-    """Return what no record names and is older than `older_than_s`, and what records removed `removed_s` ago (None: as
-    long). Ages are by the storage's clock, since hosts' clocks differ. Raises `InvalidArgument`, as the storage.
+    """Return objects that no record names and that are older than `older_than_s`.
+
+    Objects that records removed `removed_s` ago are included (None: `older_than_s` ago). Ages are by the storage's
+    clock, because hosts' clocks differ. Raises `InvalidArgument`, and the errors of the storage.
     """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
@@ -89,7 +89,7 @@ def find_orphans(
         for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX)
         for handle in storage.list_uploads(prefix, older_than_ms=before_ms)
     ]
-    # the log after the listing: what is published meanwhile is known
+    # the log after the listing, so that objects that are published meanwhile are known
     state = log.refresh()
     removed = {number: log.record(number).remove for number in log.numbers_since(state.number, before_ms)}
     over: set[str] = set()
@@ -110,7 +110,7 @@ def find_orphans(
 
 
 def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
-    """Delete those that nothing names or asks for since they were found; return them. Raises as the storage."""
+    """Delete the orphans that still no record or ticket names. Return them. Raises the errors of the storage."""
     deleted: list[ObjectInfo] = []
     doomed = {info.name for info in orphans.objects}
     for start in range(0, len(orphans.objects), _AT_ONCE):
@@ -138,7 +138,7 @@ def _file_of(info: ObjectInfo) -> str:
 
 
 def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple[Ticket, int]], set[str]]:
-    """Return the tickets, each with the time of its put, and files whose ticket is gone meanwhile: not judged now."""
+    """Return the tickets, each with the time of its put, and the files whose ticket has just been replaced."""
     tickets, renewed = [], set()
     for info in staged:
         if info.name.endswith(TICKET_SUFFIX):
@@ -152,7 +152,7 @@ def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple
 
 
 def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, int]], before_ms: int) -> set[str]:
-    """Return the names of tickets that still ask for something, and of their objects."""
+    """Return the names of the tickets that are still valid, and of their objects."""
     current = [ticket.log_number for ticket, _ in tickets if ticket.epoch == state.epoch]
     removed = log.removed_files(state, min(current)) if current else set()
 
@@ -170,7 +170,7 @@ def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, i
 
 
 def not_there(storage: Storage, objects: Iterable[StoredObject]) -> list[StoredObject]:
-    """Return those that the storage does not have: a request each. Raises as the storage."""
+    """Return the objects that the storage does not have: a request each. Raises the errors of the storage."""
     missing = []
     for stored in objects:
         try:
@@ -181,7 +181,7 @@ def not_there(storage: Storage, objects: Iterable[StoredObject]) -> list[StoredO
 
 
 def named(state: LogState, file: str) -> list[StoredObject]:
-    """Return the objects of a name, of a file's id, or of a window table's."""
+    """Return the objects with a name, with a file's id, or of a window table's id."""
     return [stored for stored in state.objects.values() if file in _names(stored)]
 
 
@@ -193,9 +193,10 @@ def give_up(
     *,
     dry_run: bool = False,
 ) -> list[LostObject]:
-    """Remove from the log what the storage lost of `files` (each as in `named`), and note there what is gone of
-    `unpublished` files, by id, unless it is a `dry_run`; return it, with what was given up before. Raises
-    `InvalidArgument` where nothing of one is lost, as the storage; then nothing is given up.
+    """Give up the lost objects of `files` (each as in `named`), and `unpublished` files by id.
+
+    Return all lost objects of `files`, also those that were given up before. `dry_run`: record nothing. Raises
+    `InvalidArgument` if a file has no lost object, and the errors of the storage. Then nothing is given up.
     """
     state = log.refresh()
     missing: list[StoredObject] = []
@@ -218,15 +219,16 @@ def give_up(
 def record_lost(
     log: StorageLog, missing: Sequence[StoredObject], unpublished: Mapping[str, LostObject] = MappingProxyType({})
 ) -> LogState:
-    """Append the record that gives up what the log still names of `missing`, and what is gone of `unpublished` files;
-    return the log's state.
+    """Append the record that gives up the `missing` objects that the log still names, and `unpublished` files.
+
+    Return the log's state.
     """
 
     def make(state: LogState) -> LogRecord | None:
         gone = tuple({stored.name: stored for stored in missing if stored.name in state.objects}.values())
         local = [one for one in unpublished.values() if one.name not in state.lost]
         if not gone and not local:
-            return None  # an earlier try got as far as the log, or a merge had it in time
+            return None  # an earlier try or a merge has removed them
         names = tuple(stored.name for stored in gone)
         return LogRecord(0, "remove", 0, "", 0, remove=names, lost=(*map(LostObject.of, gone), *local))
 

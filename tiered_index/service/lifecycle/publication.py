@@ -1,14 +1,15 @@
-"""Publications: objects are sent under fresh names, then one log record names them. Uploads, archived segments, staged
-files, compactions, merges and builds on Spark all go this way.
+"""Publications: objects are sent under new names, then one log record names them.
+
+Uploads, archived segments, staged files, compactions, merges and Spark builds use this.
 
 ```
                 ┌─ the record is there ─────────> recorded
 send ─> sent ─ append ─ its answer is lost ──> unknown: the log, read again, shows which of the others
                 └─ others were first, or fenced ─> taken over: what was sent is deleted
 ```
-A writer (`epoch`) keeps what it has sent for its next try; a job (None) takes back what certainly was not published.
-What the log names is never deleted, nor what it may name yet. Nothing is named `MAX_AGE_S` after its sending began.
-Memory: two parts an upload. Threads: one an upload or publication; any number of them.
+A writer (`epoch`) keeps sent objects for its next try. A job (None) deletes objects that certainly were not published.
+An object that the log names, or may still name, is never deleted. No object is published later than `MAX_AGE_S` after
+its sending began. Memory: two parts per upload. Threads: one for each upload or publication.
 """
 
 from __future__ import annotations
@@ -38,20 +39,22 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Bytes, PartInfo, Storage, UploadHandle
 
 MAX_AGE_S = 23 * 3600
-"""How long after it began to be sent an object may be published: an hour less than `orphans` spares by default what no
-record names.
+"""Longest time from the begin of sending to publication: an hour less than `orphans` keeps unnamed objects by default.
 """
 _PART_BYTES = 16 << 20
 
 
 class JobOverdue(TieredIndexError):
-    """A job took so long that its uploads may be swept at any moment; nothing was published. Divide the work."""
+    """A job took so long that a sweep may delete its uploads. Nothing was published. Divide the work."""
 
     exit_code = 3
 
 
 class Upload:
-    """The sender of one object: one put, or parts of `part_bytes`, the last of up to `last_bytes` (None: < 2)."""
+    """Sends one object: by one put, or in parts of `part_bytes`.
+
+    The last part has at most `last_bytes` (None: less than two parts).
+    """
 
     def __init__(
         self, storage: Storage, name: str, part_bytes: int = _PART_BYTES, last_bytes: int | None = None
@@ -67,7 +70,7 @@ class Upload:
         self._held_bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; full parts that leave one behind them are sent. Read-only buffers aren't copied."""
+        """Add the next bytes, and send full parts. Read-only buffers are not copied."""
         view = memoryview(data)
         self._held.append(view if view.readonly else bytes(view))
         self._held_bytes += len(view)
@@ -75,11 +78,12 @@ class Upload:
         if self._held_bytes > self._last_bytes:
             while self._held_bytes > self._last_bytes:
                 self._send(self._taken(self._part_bytes), len(self.parts) + 1)
-            self._held = [bytes(rest) for rest in self._held]  # which keeps no more in memory than it is
+            self._held = [bytes(rest) for rest in self._held]  # copies, so that the buffers can be freed
 
     def place(self, start: int, data: bytes) -> None:
-        """Take the bytes from `start`, a multiple of a part's size, in any order: a full part is sent at once; less, at
-        the beginning, is the whole object. Not for an upload that is written to.
+        """Send the part from `start`, a multiple of the part size, in any order. Don't use it together with `write`.
+
+        Less than a part from 0 is the whole object.
         """
         if not start and len(data) < self._part_bytes:
             self.write(data)
@@ -87,7 +91,7 @@ class Upload:
             self._send(data, start // self._part_bytes + 1)
 
     def finish(self, began_ms: int = 0) -> SentObject:
-        """Send what is held, as one object where that is all of it; return what was sent since `began_ms`."""
+        """Send the remaining bytes, or the whole object by one put. Return the sent object, with `began_ms`."""
         rest = self._taken(self._held_bytes)
         if self.handle is None:
             self._storage.put(self.name, rest)
@@ -96,8 +100,9 @@ class Upload:
         return SentObject(self.name, self.size_bytes, began_ms, self.handle, tuple(self.parts))
 
     def abandon(self, *, is_fresh: bool = True) -> None:
-        """Delete the sent objects; `orphans` deletes the rest later. The error that led here counts. An object whose
-        name is not `is_fresh` stays: others may have sent, and published, the same one.
+        """Abort the upload, or delete the object. Errors are ignored: `orphans` deletes the rest later.
+
+        An object whose name is not `is_fresh` is kept, because others may have published it.
         """
         self._held.clear()
         with contextlib.suppress(StorageError):
@@ -107,7 +112,7 @@ class Upload:
                 self._storage.delete(self.name)
 
     def _taken(self, length: int) -> Bytes:
-        """Take `length` bytes off what is held."""
+        """Remove and return the first `length` bytes that are held."""
         self._held_bytes -= length
         taken: list[bytes | memoryview] = []
         while length:
@@ -126,7 +131,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class SentObject:
-    """An object on its way, and its unfinished upload; None: it was put whole. `began_ms` by the sender's clock."""
+    """A sent object, and its unfinished upload (None: it is complete). `began_ms` is by the sender's clock."""
 
     name: str
     size_bytes: int
@@ -137,7 +142,7 @@ class SentObject:
 
 @dataclass(frozen=True, slots=True)
 class FinishedObject:
-    """An object of a job as it will stand in the log, and its unfinished upload; None: it was put whole."""
+    """An object of a job as the log will describe it, and its unfinished upload (None: it is complete)."""
 
     stored: StoredObject
     upload: UploadHandle | None
@@ -145,7 +150,7 @@ class FinishedObject:
 
     @property
     def sent(self) -> SentObject:
-        """The object as it was sent; a job's objects say in `published_ms` when that began."""
+        """The sent object. The `published_ms` of a job's object is the begin of its sending."""
         stored = self.stored
         return SentObject(stored.name, stored.size_bytes, stored.published_ms, self.upload, self.parts)
 
@@ -158,9 +163,7 @@ def send_object(
     part_bytes: int = _PART_BYTES,
     last_bytes: int | None = None,
 ) -> SentObject:
-    """Send an object, whose upload is not completed; `fill` writes its bytes. What was sent before an error, or an
-    interrupt, is taken back.
-    """
+    """Send an object without completing its upload. `fill` writes its bytes. After an error the object is deleted."""
     upload = Upload(storage, name, part_bytes, last_bytes)
     try:
         fill(upload)
@@ -171,7 +174,7 @@ def send_object(
 
 
 class Publication:
-    """Objects that were sent, until a record names them or never will. `epoch` is the writer's, None a job's."""
+    """Sent objects, until a record names them or never will. `epoch` is the writer's; None: a job."""
 
     def __init__(
         self, storage: Storage, log: StorageLog, objects: Sequence[SentObject], epoch: int | None = None
@@ -190,7 +193,7 @@ class Publication:
         last_bytes: int | None = None,
         epoch: int | None = None,
     ) -> Publication:
-        """Send an object whole, as `send_object`. The log's clock alone is used."""
+        """Send an object as `send_object` does, and complete its upload. Times are by the log's clock."""
         publication = cls(
             storage, log, [send_object(storage, name, fill, log.clock.now_ms(), part_bytes, last_bytes)], epoch
         )
@@ -202,7 +205,7 @@ class Publication:
         return publication
 
     def complete(self) -> None:
-        """Complete the uploads; of another size `CorruptFile` (to a job), `StorageUnavailable` (to a writer)."""
+        """Complete the uploads. A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer."""
         for number, one in enumerate(self._objects):
             if one.upload is not None:
                 self._storage.complete_upload(one.upload, one.parts)
@@ -218,24 +221,26 @@ class Publication:
 
     @property
     def sent(self) -> SentObject:
-        """The object of a publication of one."""
+        """The object, if there is only one."""
         return self._objects[0]
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it is too late to name the objects: `orphans` may be about to sweep them."""
+        """Whether it is too late to publish the objects, because `orphans` may delete them."""
         return self._age_s >= MAX_AGE_S
 
     @property
     def _age_s(self) -> float:
-        """How long ago sending began, by this host's clock; one that was put back counts as one that went on."""
+        """Seconds since the sending began, by this host's clock. A clock that was set back counts like one that ran."""
         now_ms = self._log.clock.now_ms()
         return max((abs(now_ms - one.began_ms) for one in self._objects), default=0) / 1000
 
     def record(self, what: str, make: Make, holder: Callable[[LogState], object] = lambda state: "others") -> LogState:
-        """Append the record that `make` returns (None: others were first); return the log's state. `holder` returns
-        what the log has in the place of the objects. Raises as `StorageLog.append` and `make`, and where it is too late
-        `JobOverdue` to a job, `StorageUnavailable` to a writer.
+        """Append the record that `make` returns (None: others were first). Return the log's state.
+
+        `holder` returns the object that the log has in place of these; None: none. Raises the errors of
+        `StorageLog.append` and `make`. If it is too late it raises `JobOverdue` for a job, `StorageUnavailable` for a
+        writer.
         """
 
         def made_in_time(state: LogState) -> LogRecord | None:
@@ -249,15 +254,15 @@ class Publication:
         except TieredIndexError as error:
             is_over = self._epoch is None and not isinstance(error, StorageError | InvalidArgument)
             if is_over or isinstance(error, WriterFenced):
-                # what the log doesn't name now it never will; after `InvalidArgument` the caller may ask otherwise
+                # no later record can name the objects; after `InvalidArgument` the caller may try another record
                 self.resolve(self._log.state)
             raise
-        if holder(state) is not None:  # else an earlier record may have named the objects
+        if holder(state) is not None:  # otherwise an earlier record of unknown outcome may name the objects
             self.resolve(state)
         return state
 
     def resolve(self, state: LogState) -> None:
-        """Take `state` as the log's last word: delete what it does not name."""
+        """Delete the objects that `state` does not name. Call it only if no later record can name them."""
         left = [one for one in self._objects if one.name not in state.objects and one.name not in state.archive]
         abandon(left, self._storage)
 
@@ -265,37 +270,34 @@ class Publication:
         where, hours = self._storage.uri, self._age_s / 3600
         if self._epoch is None:
             return JobOverdue(
-                f"{where}: {what} began {hours:.1f} hours ago and is too late to be published: its uploads may be "
-                f"swept as orphans after {MAX_AGE_S // 3600} hours. Nothing was published: divide the work, or "
-                f"give it more workers"
+                f"{where}: {what} began {hours:.1f} hours ago and is too late to publish: its uploads may be swept as "
+                f"orphans after {MAX_AGE_S // 3600} hours. Nothing was published: divide the work, or use more workers"
             )
         return StorageUnavailable(
-            f"{where}: {self.sent.name} was uploaded {hours:.1f} hours ago and no record names it yet; it may be "
-            f"swept as an orphan at any moment, so it is sent again"
+            f"{where}: {self.sent.name} was uploaded {hours:.1f} hours ago, but no record names it yet. It may be "
+            f"swept as an orphan, so it will be sent again"
         )
 
 
 def abandon(objects: Iterable[SentObject], storage: Storage) -> None:
-    """Delete what no record will name; what can't be deleted is left to `orphans`."""
+    """Delete objects that no record will name. After an error `orphans` deletes them later."""
     for one in objects:
         if one.upload is not None:
             with contextlib.suppress(StorageError):  # it may be complete already
                 storage.abort_upload(one.upload)
-        with contextlib.suppress(StorageError):  # an orphan costs only space
+        with contextlib.suppress(StorageError):  # an orphan only costs space
             storage.delete(one.name)
 
 
 def abort_uploads(storage: Storage, prefix: str, is_left: Callable[[str], bool]) -> None:
-    """Abort the unfinished uploads below `prefix` whose names are those of leftovers."""
+    """Abort the unfinished uploads below `prefix` for whose names `is_left` is true."""
     for handle in list(storage.list_uploads(prefix)):
         if is_left(handle.name):
             storage.abort_upload(handle)
 
 
 def send_compacted(storage: Storage, sealed: SealedFile, entries: npt.NDArray[Any], now_ms: int) -> FinishedObject:
-    """Send a file's compacted form, unpublished; `entries` as `Compaction` takes them. What was sent before an error
-    is taken back.
-    """
+    """Send a file's compacted form without publishing it. `entries`: see `Compaction`. After an error it is deleted."""
     trailer: list[Trailer] = []
 
     def fill(upload: Upload) -> None:
@@ -312,9 +314,7 @@ def send_compacted(storage: Storage, sealed: SealedFile, entries: npt.NDArray[An
 def stored_file(
     name: str, trailer: Trailer, size_bytes: int, published_ms: int, origin: Origin | None = None
 ) -> StoredObject:
-    """Return the log's description of a compacted file, or of a shard from `origin`, with this `trailer`, as object
-    `name`.
-    """
+    """Return the log's description of object `name`, a compacted file with `trailer`, or a shard from `origin`."""
     metadata, tail = trailer.metadata, trailer.tail
     shard = None
     if metadata.is_shard:
@@ -344,8 +344,9 @@ _OF_ENTRIES = ("file_id", "lane", "second_min", "second_max", "count", "hash", "
 
 
 def unlike(stored: StoredObject, other: StoredObject, *names: str) -> str | None:
-    """Return by which member `other` can't stand for an object, and both values: file, number and times of entries,
-    their order and hash rule, and the members `names`; None: it can.
+    """Return the first difference between two objects, as text; None: `other` can replace `stored`.
+
+    It compares file, number and times of entries, hash rule, shard, and the fields `names`.
     """
     for name in (*_OF_ENTRIES, *names):
         if (expected := getattr(stored, name)) != (found := getattr(other, name)):

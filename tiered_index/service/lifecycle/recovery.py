@@ -1,11 +1,11 @@
-"""Recovery: from folder names and journals back to a working root. Every step may be repeated, and broken off anywhere.
+"""Recovery: makes a working root from folder names and journals. Every step may be interrupted and repeated.
 
-1. Temporary names are half-made work: dropped.
-2. An id in two folders: the later state wins once it verifies, and once its name is durable.
-3. An unsealed file is what its journal confirms, written again; chains and slots are rebuilt. One that confirms nothing
-   is dropped: its name may not be durable.
-4. What can't be read is kept, untouched, and every lookup that meets it reports it; so is a file that the root's list
-   has and no folder. What can't be deleted is passed over, and left to the life cycle.
+1. Files with temporary names are unfinished work. They are deleted.
+2. If an id is in two folders, the later state wins if it verifies and its name is durable.
+3. An unsealed file has the entries that its journal confirms. Chains and slots are rebuilt. A file without confirmed
+   entries is deleted, because its name may not be durable.
+4. A file that can't be read is kept unchanged, and each lookup that needs it reports it. The same holds for a file that
+   is in the root's list but in no folder. A file that can't be deleted is left to the life cycle.
 
 One thread, under the root's lock, before anything else runs.
 """
@@ -53,8 +53,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recovered:
-    """The result of a recovery. `deletions` holds files that could not be deleted. `unsealed` are in order of sequence;
-    `journals` are the whole ones of `damaged` files that were sealed; `notes` name each file that was dropped or moved.
+    """The result of a recovery.
+
+    - `deletions` has files that could not be deleted.
+    - `unsealed` files are in order of sequence.
+    - `journals` are whole journals of `damaged` files that were sealed.
+    - `notes` name each file that was dropped.
     """
 
     deletions: Deletions
@@ -69,20 +73,21 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
 
     def drop(self, paths: list[Path], note: str) -> None:
-        """Delete files, durably, in this order."""
+        """Delete files durably, in this order, and add a note."""
         self.deletions.unlink(paths)
         self.notes.append(note)
 
     def let_go(self) -> None:
-        """Close every file: there will be nobody to search them."""
+        """Close all files, after an error."""
         handles: list[Handle] = [*self.unsealed, *self.compacted, *self.uploaded]
         for handle in handles:
             handle.let_go()
 
 
 def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout, files: FileList) -> Recovered:
-    """Return a root's files, put in order; `state`: the log's, None: unknown. Those of another layout are damaged, and
-    so are those that `files` lists and no folder has.
+    """Recover a root and return its files. `state` is that of the log; None: unknown.
+
+    Files of another layout count as damaged, and so do files that `files` lists but no folder has.
     """
     recovery = _Recovery(root, cold, state, Recovered(Deletions(root.disk)))
     with contextlib.ExitStack() as undo:
@@ -95,7 +100,7 @@ def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Lay
 
 
 class _ReadJournal(NamedTuple):
-    """A journal's bytes and content, or why they have none; neither: no record of it is whole."""
+    """A journal's bytes, and its content or error. Neither: it has no whole record."""
 
     data: bytes
     journal: Journal | None = None
@@ -103,7 +108,7 @@ class _ReadJournal(NamedTuple):
 
 
 class _Recovery:
-    """One recovery. `_ids` are of the files in each folder, without those that were dropped."""
+    """One recovery. `_ids` has the ids of the files in each folder, without dropped files."""
 
     def __init__(self, root: Root, cold: ColdPath, state: LogState | None, found: Recovered) -> None:
         self._root, self._cold, self._state, self.found = root, cold, state, found
@@ -111,7 +116,7 @@ class _Recovery:
         self._journals: dict[str, _ReadJournal] = {}
 
     def run(self, layout: Layout, listed: FileList) -> None:
-        """Fill in what is `found`."""
+        """Recover the files into `found`."""
         root, found, state = self._root, self.found, self._state
         try:
             gone = listed.gone()
@@ -125,7 +130,7 @@ class _Recovery:
                     found.deletions.unlink([path])
                 found.notes.append(f"{len(temporaries)} temporary files dropped")
             self._ids = {s: {i for name in root.names(s) if (i := file_id_of(name)) is not None} for s in STATES}
-            # until the catalog is there, which says what else is to be listed
+            # until there is a catalog, from which the list is made
             found.deletions.before = lambda: listed.note(lambda: gone)
             self._miss(gone, listed)
             self._recover_uploaded()
@@ -154,19 +159,19 @@ class _Recovery:
                 if isinstance(file, UnsealedFile):
                     file.release()
                 problem = (
-                    f"{file.place}/{file.file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} "
-                    f"slots), the index {wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not "
-                    f"of this index"
+                    f"{file.place}/{file.file_id} has {stored.schema.name} ({stored.preset.name}, {stored.slots:,} "
+                    f"slots), but the index has {wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,}): it "
+                    f"belongs to another index"
                 )
                 seconds = file.second_min, file.second_max
                 self._add_damaged(file.file_id, file.place, SchemaMismatch(problem), seconds)
 
     def _stored(self, file_id: str) -> StoredObject | None:
-        """Return what the log has of a file, as far as it is known."""
+        """Return the object of a file by the log; None: there is none, or the log is unknown."""
         return self._state.object_of(file_id) if self._state is not None else None
 
     def _miss(self, gone: dict[str, ListedFile], listed: FileList) -> None:
-        """Take listed files that no folder has for damaged, unless the log has them, or they were given up."""
+        """Add listed files that no folder has as damaged, unless the log has them or they were given up."""
         given_up = {one.file_id for one in self._state.lost.values()} if self._state is not None else set()
         for file_id, file in gone.items():
             if file_id not in given_up and self._stored(file_id) is None:
@@ -183,7 +188,7 @@ class _Recovery:
         for file_id in sorted(self._ids[UPLOADED]):
             path, stored = self._root.index_path(UPLOADED, file_id), self._stored(file_id)
             if state is not None and stored is None:
-                # merged or expired since: the log decides what exists, but a position that it doesn't have is kept
+                # merged or expired since: dropped, unless it has a source position beyond the log's
                 with contextlib.suppress(CorruptFile):
                     file = open_local(path)
                     if has_newer_positions(file, state.positions):
@@ -203,7 +208,7 @@ class _Recovery:
                 self._ids[UPLOADED].discard(file_id)
 
     def _recover_compacted(self) -> None:
-        """Take up compacted files; the life cycle moves those that the log has."""
+        """Open the compacted files. The life cycle moves those that the log has."""
         found = self.found
         for file_id in sorted(self._ids[COMPACTED]):
             path, stored = self._root.index_path(COMPACTED, file_id), self._stored(file_id)
@@ -219,7 +224,7 @@ class _Recovery:
                 if stored is not None:
                     found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
                 elif file_id in self._ids[UNSEALED]:
-                    with contextlib.suppress(OSError):  # else it is replaced
+                    with contextlib.suppress(OSError):  # after an error the compaction replaces it
                         self._root.disk.unlink(path)
                     found.notes.append(
                         f"{path.name}: compacted copy does not verify, dropped; compacted again from unsealed/ "
@@ -242,12 +247,12 @@ class _Recovery:
         root, found, state = self._root, self.found, self._state
         for file_id in sorted(self._ids[UNSEALED]):
             self._journals[file_id] = self._read_journal(file_id)
-        # the log counts too: a deletion that did not reach the disk can bring back a file that was retired since
+        # also by the log, because a deletion that was not durable may have brought back a retired file
         local = {file.file_id for file in (*found.compacted, *found.uploaded)}
         later = local | {o.file_id for o in (state.objects.values() if state else ())}
         claims = self._claims()
         if local & self._ids[UNSEALED]:
-            # the crash may have come before the compacted file's name was durable, and then it is all that there is
+            # make the name of the compacted file durable before its unsealed form is deleted
             root.disk.sync_folder(root.folder(COMPACTED))
             root.disk.sync_folder(root.folder(UPLOADED))
         for file_id, (data, journal, unread) in self._journals.items():
@@ -306,30 +311,28 @@ class _Recovery:
             return _ReadJournal(data, error=error)
 
     def _may_go(self, file_id: str) -> bool:
-        """Return whether an unsealed file may be dropped, since a later form of it exists. Raises `RootBehind`."""
+        """Return whether an unsealed file may be dropped, because a later form of it exists. Raises `RootBehind`."""
         stored, journal = self._stored(file_id), self._journals[file_id].journal
         if stored is None or journal is None:
             return True
         return is_published(self._root.index_path(UNSEALED, file_id), journal, StorageBytes(self._cold, stored))
 
     def _has_newer_journal(self, file_id: str, state: LogState) -> bool:
-        """Return whether a sealed file's journal has a source's position that the log hasn't: the life cycle appends
-        it.
-        """
+        """Return whether a sealed file's journal has a source position beyond the log's. The life cycle appends it."""
         journal = self._journals[file_id].journal
         if journal is None or not (journal.sealed and journal.count):
             return False
         return self._root.index_path(UNSEALED, file_id).exists() and has_newer_positions(journal, state.positions)
 
     def _claims(self) -> dict[str, int]:
-        """Return how many durable entries files had by the word of their successors, by file id."""
+        """Return the number of durable entries of files by id, as their successors state it."""
         pairs = [file.metadata().more.get("predecessor") for file in (*self.found.compacted, *self.found.uploaded)]
         pairs += [read.journal.predecessor for read in self._journals.values() if read.journal is not None]
         return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
 
 
 def _never_written(path: Path) -> bool:
-    """Return whether only zeros follow the header: entries are written once the journal's name is durable."""
+    """Return whether only zeros follow the header. Entries are written only after the journal's name is durable."""
     with path.open("rb") as handle:
         handle.seek(HEADER_SIZE)
         while piece := handle.read(_READ_BYTES):

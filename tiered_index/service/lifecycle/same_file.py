@@ -1,9 +1,9 @@
-"""Compare a local file with the published one of its id, before the local one is taken for published.
+"""Compares a local file with the published file of the same id, before the local one counts as published.
 
-Two copies of a root can fill one file with different entries. Equal tails mean equal bytes: they hold the CRC32 of the
-directory, which holds those of all runs. Other bytes may still be the same entries, compacted by another version or a
-job: then both files are read, and hashes of their entries are compared. An unsealed file may be an earlier state of
-the published one: then that one has each of its entries. Any thread.
+Two copies of a root can put different entries into one file. Equal tails mean equal bytes, because the tail has the
+CRC32 of the directory, which has the CRC32 of all runs. If tails differ, another version or a job may have compacted
+the same entries: then both files are read, and hashes of their entries are compared. An unsealed file may be an earlier
+state of the published file, which then has each of its entries. Any thread.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 def check_same(file: CompactedFile, published: StorageBytes) -> None:
-    """Raise `RootBehind` where the published file has other entries than a local compacted one; what reading both
-    raises.
+    """Raise `RootBehind` if the published file has other entries than a local compacted one.
+
+    Raises the errors of reading both files.
     """
     local = file.local
     assert local is not None
@@ -45,9 +46,9 @@ def check_same(file: CompactedFile, published: StorageBytes) -> None:
 
 
 def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
-    """Return whether the storage has every entry of an unsealed file, which may be an earlier state of the published
-    one, or whether the file is damaged; False where the published one can't be read. Raises `RootBehind` where that one
-    lacks an entry.
+    """Return whether an unsealed file may be dropped, because the published file has all its entries, or it is damaged.
+
+    False if the published file can't be read. Raises `RootBehind` if the published file lacks an entry.
     """
     if journal.count > published.stored.count:
         raise _others(str(path), f"{journal.count} entries", published)
@@ -79,11 +80,11 @@ def is_published(path: Path, journal: Journal, published: StorageBytes) -> bool:
 
 
 def _has_all(source: FileBytes, hashes: npt.NDArray[np.uint64]) -> bool:
-    """Return whether a file has an entry for each of the hashes, equal ones counted. It takes 16 bytes a hash."""
+    """Return whether a file has an entry for each hash, counting equal ones. Memory: 16 bytes per hash."""
     wanted, left = np.unique(hashes, return_counts=True)
     for found in _hashes_of(source):
         values, counts = np.unique(found, return_counts=True)
-        # the first place whose hash isn't smaller holds the hash, or it isn't wanted
+        # the first place with a hash that is not smaller
         at = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
         is_wanted = wanted[at] == values
         left[at[is_wanted]] -= counts[is_wanted]
@@ -110,8 +111,8 @@ def _others(where: str, found: str, published: StorageBytes) -> RootBehind:
     stored = published.stored
     return RootBehind(
         where,
-        f"the storage has another file of this id ({stored.name}): another copy of this root published it. Nothing was "
-        f"changed; {WAY_ON}",
+        f"the storage has another file with this id ({stored.name}), published by another copy of this root. Nothing "
+        f"was changed; {WAY_ON}",
         expected=f"{stored.count} entries",
         found=found,
     )

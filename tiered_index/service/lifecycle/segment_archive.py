@@ -1,4 +1,4 @@
-"""Archived segments: closed pieces of a source's log, uploaded whole and once, which outlive the source.
+"""Archived segments: closed files of a source's log, each uploaded once, which outlive the source.
 
 One log record adds an upload. Its object carries the CRC32 of every 16 KiB behind the segment's bytes, and who reads a
 part checks it. Names carry the writer's epoch. A writer sweeps leftovers of its own and earlier epochs, so a writer
@@ -29,26 +29,27 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
 
 QueuesOf = Callable[[], bytes]
-"""Returns the queue offsets of a segment (`format/queue_offsets.py`), nothing where they can't be told."""
+"""Returns the queue offsets of a segment (`format/queue_offsets.py`); empty if they are unknown."""
 ReadSegment = Callable[[int, int], bytes]
-"""Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't.
-"""
+"""Returns `length` bytes of a segment from `position` (from its beginning) on, or raises a typed error."""
 
 
-# tables of segments of 64 GiB in all
+# for the tables of segments of 64 GiB
 _TABLES_BYTES = 16 << 20
-# in the name of a job's object: later than any writer's, so that none takes the upload for what an earlier one left
+# the epoch in the name of a job's object: greater than any writer's, so that no writer sweeps it
 _NO_EPOCH = 10**20 - 1
-# of a directory of queue offsets, read at once
+# bytes that are read for a directory of queue offsets
 _DIRECTORY_BYTES = 64 << 10
-# how long what a record has removed stays
+# time to keep an object after a record has removed it
 _REMOVED_MS = 86_400_000
 
 
 @dataclass(frozen=True)
 class SegmentArchive:
-    """The archived segments of an index, for reading. `state` is the log's as known, `refresh` reads the log on;
-    `tables` are those fetched so far, by the storage's URI and the object's name; archives may share them.
+    """The archived segments of an index, for reading.
+
+    `state` returns the known state of the log, `refresh` reads new records first. `tables` caches tables by the
+    storage's URI and the object's name; archives may share it.
     """
 
     storage: Storage
@@ -59,7 +60,7 @@ class SegmentArchive:
     )
 
     def holding(self, offset: int, store: str | None = None) -> list[ArchivedSegment]:
-        """Return the segments that hold byte `offset` of the log of `store` (None: of any store)."""
+        """Return the segments that have byte `offset` of the log of `store` (None: of any store)."""
         state = self.state()
         stores = state.byte_stores if store is None else (store,)
         return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
@@ -93,7 +94,7 @@ class SegmentArchive:
 
     @contextlib.contextmanager
     def _there(self, segment: ArchivedSegment) -> Iterator[None]:
-        """Raise `CorruptFile` for an object that the storage lacks and the end of the log names."""
+        """Return a context manager that raises `CorruptFile` for a missing object that the log still names."""
         try:
             yield
         except ObjectNotFound as error:
@@ -102,7 +103,7 @@ class SegmentArchive:
             raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
 
     def known_table(self, segment: ArchivedSegment) -> SegmentTable | None:
-        """Return a segment's table if it was fetched before."""
+        """Return a segment's table; None: not cached."""
         return self.tables.get((self.storage.uri, segment.name))
 
     def table(self, segment: ArchivedSegment) -> SegmentTable:
@@ -128,14 +129,15 @@ class SegmentArchive:
         return table
 
     def queue_offsets(self, segment: ArchivedSegment, begin: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes (None: all) of a segment's queue offsets from byte `begin` on, unchecked. Raises as
-        `read`.
+        """Return `length` unchecked bytes (None: all) of a segment's queue offsets from byte `begin` on.
+
+        Raises the errors of `read`.
         """
         length = segment.queues_bytes - begin if length is None else length
         return self._range(segment, segment.size_bytes + begin, length) if length else b""
 
     def queue_directory(self, segment: ArchivedSegment) -> QueueDirectory:
-        """Return which queues the messages of a segment with queue offsets are of. Raises as `read`."""
+        """Return the directory of a segment's queue offsets, which it must have. Raises the errors of `read`."""
         size = segment.queues_bytes
         data = self.queue_offsets(segment, max(0, size - _DIRECTORY_BYTES))
         if (length := directory_bytes(data)) > len(data):
@@ -154,7 +156,7 @@ class SegmentUploads:
     part_bytes: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _swept: set[str] = field(default_factory=set)
-    # by place: uploaded whole and not known to be in the log
+    # by place: uploaded, and not known to be in the log
     _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
 
     def archive(
@@ -174,7 +176,7 @@ class SegmentUploads:
         end = start + (size_bytes if columns is None else columns[0])
         if start < 0 or size_bytes <= 0:
             raise InvalidArgument(
-                f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}"
+                f"a segment must begin at 0 or later and have a byte, but start is {start} and size_bytes {size_bytes}"
             )
         with self._lock:
             session = self.session
@@ -182,7 +184,7 @@ class SegmentUploads:
                 raise session.fenced
             if not session.claimed:
                 raise StorageUnavailable(
-                    f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again"
+                    f"{session.storage.uri}: the storage was unavailable and the index is not claimed yet; try again"
                 )
             state = session.refreshed()
             self._sweep(store, state)
@@ -200,10 +202,10 @@ class SegmentUploads:
                 except CorruptFile:
                     if not stale:
                         raise
-                    # the old object, at which readers may be, goes with a later start's sweep
-                    self._sent.pop(known.place, None)  # of before, like that one
+                    # a later start's sweep deletes the old object, which readers may be using
+                    self._sent.pop(known.place, None)  # sent before the rewrite
                     return self._publish(known.place, known.size_bytes, read, None, queues, known.name)
-                # the source's file has the erased messages still: it can't take the place of what lacks them
+                # a segment with erased messages must not be replaced: the source's file still has them
                 if queues is None or known.queues_bytes or known.source is not None or not (section := queues()):
                     return False
                 _compare(known, size_bytes, read, None)
@@ -219,8 +221,9 @@ class SegmentUploads:
             return self._publish((store, start), size_bytes, read, modified_ms, queues, columns=columns)
 
     def _sweep(self, store: str, state: LogState) -> None:
-        """Delete what earlier writers left of uploads that no record names; once a store and process. Readers may be at
-        what a record has removed of late: that stays for a day.
+        """Delete uploads of earlier writers that no record names, once per store and process.
+
+        Objects that a record has removed within a day are kept for readers.
         """
         if store in self._swept:
             return
@@ -228,7 +231,7 @@ class SegmentUploads:
         names = [info.name for info in storage.list(prefix)]
         if left := [name for name in names if name not in state.archive and self._is_left(name)]:
             since_ms = self.session.clock.now_ms() - _REMOVED_MS
-            # the log after the listing: what was published and removed meanwhile is known
+            # the log after the listing, so that objects that were published or removed meanwhile are known
             numbers = log.numbers_since(log.refresh().number, since_ms)
             kept = log.state.archive.keys() | {name for number in numbers for name in log.record(number).remove}
             storage.delete_many([name for name in left if name not in kept])
@@ -239,7 +242,7 @@ class SegmentUploads:
         try:
             return segment_epoch(name) <= self.session.epoch
         except CorruptFile:
-            return False  # nobody's: not ours to delete
+            return False  # not an archived segment
 
     def _publish(
         self,
@@ -279,7 +282,7 @@ class SegmentUploads:
         queues: QueuesOf | None,
         columns: tuple[int, int] | None,
     ) -> tuple[ArchivedSegment, Publication]:
-        """Return the segment as sent now, or by an earlier try that is not overdue and whose object is there."""
+        """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
         session, sent = self.session, self._sent.get(place)
         same = sent is not None and (sent[0].size_bytes, sent[0].columns) == (size_bytes, columns)
         if sent is not None and same and not sent[1].is_overdue:
@@ -345,13 +348,13 @@ def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
     data = read(position, length)
     if len(data) != length:
         raise StorageUnavailable(
-            f"a segment gave {len(data):,} bytes at {position:,} instead of {length:,}: it was cut meanwhile"
+            f"a segment has {len(data):,} bytes at {position:,} instead of {length:,}: its file was cut meanwhile"
         )
     return data
 
 
 def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
-    """Raise `CorruptFile` where a segment differs from its archived copy; of an older one only the head is read."""
+    """Raise `CorruptFile` if a segment differs from its archived copy. Only the head is read if it is older."""
     where = _called(known.store, known.start)
     problem = f"has another size than its archived copy {known.name}: it was rewritten"
     CorruptFile.unless_equal(where, problem, known.size_bytes, size_bytes)

@@ -1,15 +1,14 @@
-"""Staged files: the entries of sealed files, in the storage, until a job compacts them. No reader looks there.
+"""Staged files: the entries of sealed files in the storage, until a job compacts them. Readers ignore them.
 
 ```
 staging/ID/ATTEMPT.entries     entries as in the unsealed file | document: the sealed file, CRC32 of each piece of 1 MiB
 staging/ID/E.ticket            document: the writer of epoch E asks for that object to be compacted
 ```
-Objects come before their ticket, a ticket goes before its object (SPEC section 9). A task makes one compacted object
-and changes nothing that a reader sees: it may be repeated, run twice at once or die. One log record publishes all, and
-only while the tickets' epoch is the log's, so that nothing of a fenced writer appears; it has no source positions,
-which only the writer can know to be true. A root that comes back under a new epoch puts new tickets, and sends no
-entries again. Entries keep `previous`, 4 of 36 bytes: dropping it would copy every entry on the writer's host. Threads:
-any.
+An object is put before its ticket, and deleted after it (SPEC section 9). A task makes one compacted object and changes
+nothing that a reader sees, so it may be repeated, run twice or fail. One log record publishes all files, and only while
+the tickets' epoch is the log's, so that no file of a fenced writer appears. The record has no source positions, which
+only the writer knows. A root that restarts with a new epoch puts new tickets and does not send entries again. Entries
+keep `previous`, 4 of 36 bytes, because removing it would copy every entry on the writer's host. Threads: any.
 """
 
 from __future__ import annotations
@@ -49,8 +48,10 @@ _PIECES_A_RANGE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Asks for file `file_id`, staged as `object` by the writer of `epoch`, to be compacted. `created_ms` is the
-    file's, `staged_ms` the object's; `log_number` is of a record before any that names the file, 0 where none is known.
+    """A request to compact file `file_id`, staged as `object` by the writer of `epoch`.
+
+    `created_ms` is the time of the file, `staged_ms` that of the object. `log_number` is the number of a log record
+    before all that name the file; 0: unknown.
     """
 
     file_id: str
@@ -65,7 +66,7 @@ class Ticket:
 
     @property
     def name(self) -> str:
-        """The ticket's own name."""
+        """The object name of the ticket."""
         return ticket_name(self.file_id, self.epoch)
 
     def encode(self) -> bytes:
@@ -76,7 +77,7 @@ class Ticket:
     def decode(cls, data: bytes, file: str) -> Ticket:
         """Return the ticket in `data`. Raises `CorruptFile`, `UnsupportedVersion`."""
         ticket = checked(_TICKET, decode_document(data, file), file, "ticket")
-        CorruptFile.unless_equal(file, "ticket is of another file or epoch than its name", file, ticket.name)
+        CorruptFile.unless_equal(file, "file or epoch of the ticket differ from its name", file, ticket.name)
         if ticket.object != staged_name(ticket.file_id, ticket.object.rpartition("/")[2].removesuffix(".entries")):
             raise CorruptFile(file, "ticket names an object that was not staged for its file", found=ticket.object)
         if ticket.entries_bytes >= ticket.size_bytes:
@@ -108,7 +109,10 @@ _STAGED = record(
 def send_entries(
     session: StorageSession, sealed: SealedFile, entries: Array, part_bytes: int
 ) -> tuple[Ticket, Publication]:
-    """Send `entries` (structured, n, verified) and `sealed`; return the ticket, not put yet. Raises as the storage."""
+    """Send `entries` (structured, n, verified) and `sealed`. Return the ticket, which is not put yet.
+
+    Raises the errors of the storage.
+    """
     data = memoryview(entries.view(np.uint8).reshape(-1))  # type: ignore[arg-type]
 
     def fill(upload: Upload) -> None:
@@ -137,7 +141,7 @@ def send_entries(
 
 
 def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int, ...]]:
-    """Return a staged file's description and the CRC32 of each piece. Raises `CorruptFile`, as the storage."""
+    """Return a staged file's description and the CRC32 of each piece. Raises `CorruptFile`, and storage errors."""
     position, length = ticket.entries_bytes, ticket.size_bytes - ticket.entries_bytes
 
     def read() -> dict[str, Any]:
@@ -147,26 +151,26 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
     sealed, pieces, piece_bytes = checked(_STAGED, document, ticket.object, "staged file", offset=position)
     wanted = (ticket.file_id, ticket.entries_bytes, _PIECE_BYTES, -(-ticket.entries_bytes // _PIECE_BYTES))
     found = (sealed.file_id, sealed.count * sealed.layout.schema.entry.itemsize, piece_bytes, len(pieces))
-    problem = "staged file is not the one of its ticket"
+    problem = "staged file differs from its ticket"
     CorruptFile.unless_equal(ticket.object, problem, wanted, found, offset=position)
     return sealed, pieces
 
 
 @contextmanager
 def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces: tuple[int, ...]) -> Iterator[Array]:
-    """Yield the verified entries (structured, n), mapped from a temporary file. Raises `CorruptFile`, as storage."""
+    """Yield the verified entries (structured, n) from a mapped temporary file. Raises `CorruptFile`, storage errors."""
     with tempfile.TemporaryFile(prefix="tiered-index-") as spool:
         for first in range(0, len(pieces), _PIECES_A_RANGE):
             spool.write(_verified_range(storage, ticket, first, pieces[first : first + _PIECES_A_RANGE]))
         spool.flush()
-        # the map is closed by its last array
+        # the map is closed with its last array
         yield np.frombuffer(
             mmap.mmap(spool.fileno(), ticket.entries_bytes, access=mmap.ACCESS_READ), sealed.layout.schema.entry
         )
 
 
 def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[int, ...]) -> bytes:
-    """Return the bytes of `pieces`, from number `first` on."""
+    """Return the verified bytes of `pieces`, the first of which has number `first`."""
     start = first * _PIECE_BYTES
     length = min(len(pieces) * _PIECE_BYTES, ticket.entries_bytes - start)
 
@@ -183,7 +187,7 @@ def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[
 
 
 def _read_again(read: Callable[[], T]) -> T:
-    """Return what `read` returns, at the second time if the first one meets damage: it may be damage on the way."""
+    """Return the result of `read`. If it finds damage, call it once more, because the transfer may have failed."""
     try:
         return read()
     except CorruptFile:
@@ -192,7 +196,10 @@ def _read_again(read: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class StagedResult:
-    """One file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: by an error."""
+    """The result for one file: `finished`, or the reason why it was `left`.
+
+    `corrupt`: its staged object is damaged. `failed`: an error occurred.
+    """
 
     ticket: Ticket
     finished: FinishedObject | None = None
@@ -202,7 +209,7 @@ class StagedResult:
 
 
 def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
-    """Return tickets to compact, oldest first, and the others: a listing, a request a ticket and young record."""
+    """Return the tickets to compact, oldest first, and the others. It costs a listing and a request per ticket."""
     tickets: list[Ticket] = []
     left: list[StagedResult] = []
     for info in list(own_objects(storage, STAGING_PREFIX)):
@@ -211,15 +218,15 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
         try:
             tickets.append(Ticket.decode(storage.get(info.name), info.name))
         except ObjectNotFound:
-            continue  # its file was published meanwhile, or its ticket renewed
+            continue  # its file was published, or its ticket replaced, meanwhile
         except CorruptFile as error:
             _log.error("%s", error)
             unknown = dict.fromkeys(("epoch", "size_bytes", "entries_bytes", "count", "created_ms", "staged_ms"), 0)
             damaged = Ticket(file_id=info.name.split("/")[1], object=info.name, **unknown)
             left.append(StagedResult(damaged, left=str(error), corrupt=True))
-    # the log after the tickets: what was published meanwhile is known
+    # the log after the tickets, so that files that were published meanwhile are known
     state = log.refresh()
-    # those of fenced writers are left anyhow: they must not cost more from day to day
+    # without those of fenced writers, which are left anyway, and would need ever more records
     current = [ticket for ticket in tickets if ticket.epoch == state.epoch]
     gone = log.removed_files(state, min(ticket.log_number for ticket in current)) if current else set()
     ready = []
@@ -233,7 +240,7 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
 
 
 def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
-    """Compact and send one file, unpublished; errors of storage, disk and object are in the result."""
+    """Compact and send one file without publishing it. Errors of storage, disk and object are in the result."""
     try:
         sealed, pieces = read_sealed(storage, ticket)
         with staged_entries(storage, ticket, sealed, pieces) as entries:
@@ -251,9 +258,10 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
 def publish_staged(
     results: Sequence[StagedResult], storage: Storage, log: StorageLog
 ) -> tuple[LogState, list[StagedResult]]:
-    """Complete the uploads and append one record with all files that still may come; return the log's state and each
-    result. Other files are left, and taken back. Raises `JobOverdue`, as the log: where the outcome is unknown what was
-    sent stays.
+    """Complete the uploads; append one record with all files that may be published. Return the log's state and results.
+
+    The objects of other files are deleted. Raises `JobOverdue`, and the errors of the log. If the outcome is unknown,
+    objects are kept.
     """
     done = [_completed(result, storage, log) for result in results]
     finished = [result.finished for result in done if result.finished is not None]
@@ -270,7 +278,7 @@ def publish_staged(
         return LogRecord(0, "compact", 0, "", 0, add) if add else None
 
     state = Publication(storage, log, [one.sent for one in finished]).record("a compaction", make)
-    # what the log names has no reason: an earlier try may have got as far as it
+    # by name, because the record of an earlier try may name them
     return state, [
         StagedResult(r.ticket, left=reasons[r.ticket.file_id])
         if r.finished is not None and r.finished.stored.name not in state.objects
@@ -292,12 +300,12 @@ def _completed(result: StagedResult, storage: Storage, log: StorageLog) -> Stage
 
 
 def _failed(ticket: Ticket, error: Exception) -> StagedResult:
-    _log.error("%s is not compacted: %s", ticket.file_id, error)
+    _log.error("cannot compact %s: %s", ticket.file_id, error)
     return StagedResult(ticket, left=f"{type(error).__name__}: {error}", failed=True)
 
 
 def _reason(ticket: Ticket, state: LogState, gone: set[str]) -> str:
-    """Return why the file of a ticket is not published at `state`, or nothing."""
+    """Return why the file of a ticket can't be published after `state`; empty: it can."""
     if ticket.epoch != state.epoch:
         return f"was staged by the writer of epoch {ticket.epoch}, the log's is {state.epoch}"
     if state.object_of(ticket.file_id) is not None:

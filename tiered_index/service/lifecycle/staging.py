@@ -1,11 +1,11 @@
-"""Staging: with ``compaction = "spark"`` sealed files go to the storage as they are, and jobs compact and publish them.
+"""Staging: with ``compaction = "spark"`` sealed files are sent to the storage, and jobs compact and publish them.
 
 ```
 sealed ─stage─> staged object, then its ticket ─a job─> in the log ─adopt─> local copy and staged object gone
                 └── compact_timeout_s ─> compacted and uploaded by this host, as ever; the log decides who was first
 ```
-The local copy answers until the log has the file and its source positions. Every step may be repeated, by another
-process, too. A file that doesn't say durably that it is sealed is never staged. Threads: the life cycle's round.
+The local copy answers until the log has the file and its source positions. Any process may repeat every step. A file
+is staged only after its seal is durable. Threads: the life cycle's round.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Staging:
         self._enabled = context.config.compaction == "spark"
         self._timeout_ms = context.config.compact_timeout_s * 1000
         self._resumed = False
-        self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
+        self._since_ms: dict[str, int] = {}  # begin of each sealed file's time-out
         self._staged: dict[str, _Staged] = {}
         self._published: dict[str, UnsealedFile] = {}
         self._leftovers: list[str] = []
@@ -50,21 +50,21 @@ class Staging:
         self.adopted = 0
 
     def waits(self, file: UnsealedFile) -> bool:
-        """Return whether a sealed file is not to be compacted here: a job does, or did it."""
+        """Return whether a sealed file must not be compacted here, because a job does or did it."""
         if file.published or self._context.session.log.state.object_of(file.file_id) is not None:
             return True
         since_ms = self._since_ms.get(file.file_id)
-        # either way round: a clock that is put back must not make a file wait permanently
+        # the absolute difference, so that a clock that is set back can't make a file wait permanently
         overdue = since_ms is not None and abs(self._context.clock.now_ms() - since_ms) >= self._timeout_ms
         return self._enabled and file.ended and not overdue
 
     def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
-        """Start the time-out of each sealed file when it is first seen, so that its wait ends whatever fails."""
+        """Start the time-out of each new sealed file, so that its wait ends even if steps fail."""
         now_ms = self._context.clock.now_ms()
         self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
 
     def tend(self, file: UnsealedFile) -> None:
-        """Do what is next for a sealed file. Raises what the storage raises, `CorruptFile`; it may be repeated."""
+        """Take the next step for a sealed file. Raises `CorruptFile`, and the errors of the storage. Idempotent."""
         if file.published:
             return
         stored = self._context.session.log.state.object_of(file.file_id)
@@ -83,19 +83,19 @@ class Staging:
         self._stage(file)
 
     def ask_for(self, damaged: Collection[str]) -> list[str]:
-        """Return those of `damaged` (file ids) that are staged whole, tickets renewed once. Raises as the storage."""
+        """Return the ids in `damaged` that are staged, and renew their tickets once. Raises storage errors."""
         if damaged and not self._resumed:
             self._resume()
         return [file_id for file_id in damaged if file_id in self._staged]
 
     def finish(self) -> None:
-        """Append source positions that jobs' records made true, let go of local copies, sweep what was staged."""
+        """Append source positions of files that jobs published, drop local copies, and delete staged objects."""
         if self._published or self._enabled:
             files, session = self._context.files, self._context.session
             published: list[CompactedFile | UnsealedFile] = [file for file in files.unsealed if file.published]
             published += files.kept
             positions: dict[str, int] = {}
-            # those of published files alone: the others' come with the records that publish them
+            # only of published files: other positions are part of the records that publish their files
             for file in [file for file in published if has_newer_positions(file, session.log.state.positions)]:
                 positions = max_positions(positions, files.durable_positions(file))
             logged = session.log.append_positions(session.epoch, positions).positions
@@ -106,7 +106,7 @@ class Staging:
         self._sweep()
 
     def _stage(self, file: UnsealedFile) -> None:
-        """Send the entries, then the ticket, as far as not done; again what no ticket names and `orphans` may sweep."""
+        """Send the entries and put the ticket, unless that is done. An overdue object without ticket is sent again."""
         known, session, file_id = self._staged.get(file.file_id), self._context.session, file.file_id
         if known is not None and known.unnamed is None:
             return
@@ -126,7 +126,7 @@ class Staging:
         self.staged += 1
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
-        """Adopt a job's object, where it has the size in the log and the trailer of this file."""
+        """Adopt a job's object, if its size and trailer fit the log and the local file."""
         storage = self._context.session.storage
         try:
             check_size(storage, stored, "the local file")
@@ -134,12 +134,12 @@ class Staging:
             self._context.refresh()
             if self._context.session.log.state.object_of(file.file_id) == stored:
                 raise StorageUnavailable(
-                    f"{storage.uri}: {stored.name}, which the log names, is gone; {file.path} is kept"
+                    f"{storage.uri}: the log names {stored.name}, but the storage does not have it; {file.path} is kept"
                 ) from error
             return  # merged since: the next round sees it
         metadata = self._context.cold.trailer(stored).metadata
         expected, found = (file.file_id, file.count), (metadata.file_id, metadata.count)
-        CorruptFile.unless_equal(stored.name, "object is not the file that was sealed, which is kept", expected, found)
+        CorruptFile.unless_equal(stored.name, "object differs from the sealed file, which is kept", expected, found)
         self._take_as_published(file)
 
     def _take_as_published(self, file: UnsealedFile) -> None:
@@ -148,17 +148,17 @@ class Staging:
         self.adopted += 1
 
     def _release(self, file: UnsealedFile) -> None:
-        """Let the storage answer instead of the local copy, which goes when no query uses it any more."""
+        """Replace the local copy by the stored file in the catalog. It is deleted when no lookup uses it."""
         stored = self._context.session.log.state.object_of(file.file_id)
         if stored is not None:
             self._context.catalog.put(open_stored(self._context.cold, stored), lambda: self._context.drop(file))
         else:
-            self._context.refresh()  # what it was merged into is shown before it goes
+            self._context.refresh()  # shows the table into which it was merged
             self._context.catalog.remove(file.file_id, lambda: self._context.drop(file))
         del self._published[file.file_id]
 
     def _sweep(self) -> None:
-        """Delete tickets and staged objects of files that are published and let go of, by any compactor."""
+        """Delete tickets and staged objects of files that are published and have no local form to compact."""
         for file_id, staged in list(self._staged.items()):
             handle = self._context.catalog.get(file_id)
             if not (
@@ -172,7 +172,7 @@ class Staging:
             del self._leftovers[0]
 
     def _resume(self) -> None:
-        """Find what an earlier process of this root staged: renew tickets of files that still wait, note leftovers."""
+        """Find objects that an earlier process of this root staged: renew tickets of waiting files, note leftovers."""
         storage, state = self._context.session.storage, self._context.session.log.state
         by_file: dict[str, list[ObjectInfo]] = {}
         for info in list(own_objects(storage, STAGING_PREFIX)):
@@ -187,7 +187,7 @@ class Staging:
             keep: set[str] = set()
             waits = isinstance(file, DamagedFile) or (isinstance(file, UnsealedFile) and file.ended)
             if waits and state.object_of(file_id) is None:
-                # only what had ended was staged, so that a ticket has all of a file whose own count is lost
+                # only sealed files are staged, so a ticket covers all entries even if the local count is unknown
                 keep = self._renew(file_id, file.count if isinstance(file, UnsealedFile) else None, infos)
             leftovers += sorted(
                 (info.name for info in infos if info.name not in keep),
@@ -198,7 +198,7 @@ class Staging:
         self._resumed = True
 
     def _renew(self, file_id: str, count: int | None, infos: list[ObjectInfo]) -> set[str]:
-        """Put a ticket of this epoch for what is staged of a file, as old as before; return the names that stay."""
+        """Put a ticket of this epoch for a staged object, with the same age. Return the names to keep."""
         sizes = {info.name: info.size_bytes for info in infos}
         for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):
             with contextlib.suppress(CorruptFile):

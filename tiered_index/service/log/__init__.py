@@ -1,4 +1,4 @@
-"""The storage's log: records, the state they add up to, checkpoints, summaries, and a writer's session (epoch, lease).
+"""The storage's log: records, the resulting state, checkpoints, summaries, and a writer's session (epoch and lease).
 
-May import the root, where it notes what the root has seen of the log, and threads.
+It may import the root, in which it notes the log position that the root has seen, and threads.
 """

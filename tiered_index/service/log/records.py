@@ -1,7 +1,7 @@
 """Records of the storage's log. SPEC.md section 9. Pure.
 
-A record is one JSON document, a line ``#crc32 xxxxxxxx`` behind it; it adds objects and archived segments, removes
-others, and carries the writer's epoch, the attempt's id and source positions. `state` has what they add up to.
+A record is one JSON document and a line ``#crc32 xxxxxxxx``. It adds objects and archived segments, removes others, and
+has the writer's epoch, the attempt's id and source positions. `state` has the result of all records.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OF_ROWS = 5
 """The version of checkpoints of many objects, and of those of changes since another one."""
 _CHAINED = 4
 _MARK = b"\n#crc32 "
-# texts of objects, some 350 bytes each: a writer makes small checkpoints of them
+# cached texts of objects, about 350 bytes each, for small checkpoints
 _TEXTS_KEPT = 1 << 12
 
 
@@ -69,16 +69,16 @@ def document_version(expired: Expired, archive: Iterable[ArchivedSegment], *dige
 
 
 def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    """Return the greater position of each source: a source's position never goes back."""
+    """Return the greater position of each source. A source's position never decreases."""
     return first | {source: max(position, first.get(source, position)) for source, position in second.items()}
 
 
 Origin = Literal["build", "writer"]
-"""Where entries came from: jobs that built tables of a source, or live writers (files, streams)."""
+"""The origin of entries: jobs that built tables from a source, or live writers (files, streams)."""
 
 
 class Stored:
-    """The document of a dataclass: its fields in order, without those that have their defaults."""
+    """Base class of dataclasses that are stored as documents: fields in order, without those with default values."""
 
     __slots__ = ()
 
@@ -94,10 +94,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class TableShard(Stored):
-    """The part of a window table that an object is; all shards of a table come and go in one record, except for lost
-    ones. The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of
-    `slots`. A slot too large for one object has several of one range, each with the entries of a time of its own. All
-    entries of a table have one `origin`; None: a version that recorded none made the table, or merged it.
+    """An object's part of a window table.
+
+    - One record adds or removes all shards of a table, except for lost ones.
+    - The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds.
+    - The shard has the slots [`slot_low`, `slot_high`) of `slots`. A slot that is too large for one object has several
+      shards with the same range, each with entries of another time.
+    - All entries of a table have one `origin`; None: an older version wrote the table.
     """
 
     table: str
@@ -111,9 +114,9 @@ class TableShard(Stored):
 
 @dataclass(frozen=True, slots=True)
 class StoredObject(Stored):
-    """An object that the log names. Seconds are inclusive; `shard`: its part of a window table, None: a file.
+    """An object that the log names. Seconds are inclusive.
 
-    `hash` is the rule by which its entries' keys are hashed.
+    `shard` is its part of a window table; None: it is a file. `hash` is the hash rule of its keys.
     """
 
     name: str
@@ -134,27 +137,27 @@ class StoredObject(Stored):
 
     @property
     def part(self) -> TableShard:
-        """As `shard`, of an object that is one."""
+        """The `shard` of an object that is one."""
         assert self.shard is not None
         return self.shard
 
     @property
     def file(self) -> str:
-        """The file that it is, or the window table that it is a shard of."""
+        """The id of the file, or of the window table of a shard."""
         return self.file_id if self.shard is None else self.shard.table
 
     @property
     def origin(self) -> Origin | None:
-        """Where its entries came from: a file is a writer's."""
+        """The origin of its entries. A file has the origin ``writer``."""
         return "writer" if self.shard is None else self.shard.origin
 
     @property
     def directory_position(self) -> int:
-        """Where directory, metadata and tail start: one range to the end of the object."""
+        """The byte position of the directory. Directory, metadata and tail are contiguous, to the end of the object."""
         return self.trailer_position + self.filter_length
 
     def items_bytes(self, schema: Schema) -> int:
-        """Return about how many bytes the entries have, never less."""
+        """Return an estimate of the bytes of the entries, never less than the true number."""
         return min(self.count * schema.item.itemsize, self.trailer_position)
 
 
@@ -172,11 +175,11 @@ class ArchivedSegment(Stored):
     size_bytes: int
     crc32: int
     head_crc32: int
-    """CRC32 of the first piece of 1 MiB: enough to tell one store from another."""
+    """CRC32 of the first 1 MiB, which distinguishes stores."""
     object_bytes: int
-    """Size of the object: the segment, perhaps queue offsets, the checksums of its pieces, and a tail."""
+    """Size of the object: the segment, optional queue offsets, the checksums of its pieces, and a tail."""
     published_ms: int
-    """The writer's clock before it read the segment."""
+    """The time before the segment was read, by the writer's clock."""
     source: tuple[int, int] | None = None
     """`crc32` and `head_crc32` of the source's own file, where messages of the segment were erased."""
     columns: tuple[int, int] | None = None
@@ -194,7 +197,7 @@ class ArchivedSegment(Stored):
 
     @property
     def queues_bytes(self) -> int:
-        """How many bytes of the object are queue offsets; 0: it has none."""
+        """The bytes of queue offsets in the object; 0: it has none."""
         return queues_bytes_of(self.size_bytes, self.object_bytes)
 
     def ranges(self, position: int, length: int) -> list[tuple[int, int]]:
@@ -206,18 +209,18 @@ class ArchivedSegment(Stored):
 
     @property
     def place(self) -> tuple[str, int]:
-        """Store and start: of one store, one segment begins at an offset."""
+        """Store and start offset, which identify the segment."""
         return self.store, self.start
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> ArchivedSegment:
-        """Return the segment that `to_json` described; unknown fields are ignored. Raises `Malformed`."""
+        """Return the segment of a document of `to_json`. Unknown fields are ignored. Raises `Malformed`."""
         return _ARCHIVED(document)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """A stream's last published batch; `checksum` (u64) is a sum over its entries, whatever their order and tables."""
+    """A stream's last published batch. `checksum` (u64) is a sum over its entries, in any order and tables."""
 
     number: int
     entries: int
@@ -230,9 +233,7 @@ class StreamBatch:
 
 @dataclass(frozen=True, slots=True)
 class LostObject(Stored):
-    """An object that the storage lost and a record gave up. Answers miss its entries permanently. Seconds are
-    inclusive.
-    """
+    """A lost object that a record gave up. Answers lack its entries permanently. Seconds are inclusive."""
 
     name: str
     file_id: str
@@ -244,22 +245,23 @@ class LostObject(Stored):
 
     @classmethod
     def of(cls, stored: StoredObject) -> LostObject:
-        """Return what a stored object becomes."""
+        """Return the lost object of a stored object."""
         return cls(**{name: getattr(stored, name) for name in cls.__slots__})
 
     @property
     def file(self) -> str:
-        """The file, or the window table, that answers miss it of."""
+        """The id of the file, or of the window table of a shard."""
         return self.shard.table if self.shard is not None else self.file_id
 
     def told(self, source: str | None = None) -> LostFile:
-        """Return it as answers tell it."""
+        """Return it in the form that answers have."""
         begin_ms, end_ms = self.second_min * 1000, self.second_max * 1000
         return LostFile(file=self.file, begin_ms=begin_ms, end_ms=end_ms, entries=self.count, source=source)
 
     def concerns(self, second_min: int, second_max: int, *hashes: int) -> bool:
-        """Return whether it may have held answers in an inclusive range: of the key that has `hashes`, one by each rule
-        (``abs``, ``mask``), of any key without them.
+        """Return whether it may have had answers in an inclusive range of seconds.
+
+        `hashes` are the hashes of a key by the rules ``abs`` and ``mask``; without them any key counts.
         """
         if self.second_min > second_max or self.second_max < second_min:
             return False
@@ -272,7 +274,7 @@ class LostObject(Stored):
 
 @dataclass(frozen=True)
 class IndexDescriptor(Stored):
-    """Record 1, which never changes: the id of the index and the form of its files."""
+    """The content of record 1, which never changes: the id of the index and the layout of its files."""
 
     index_id: str
     layout: Layout
@@ -281,7 +283,7 @@ class IndexDescriptor(Stored):
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record. `kind` (``create``, ``publish``, ``expire``, ``erase`` ...) is skipped by readers."""
+    """One record. Readers ignore its `kind` (``create``, ``publish``, ``expire``, ``erase`` ...)."""
 
     number: int
     kind: str
@@ -297,15 +299,15 @@ class LogRecord:
     lost: tuple[LostObject, ...] = ()
     expired: Expired = NOTHING
     left_out: int = 0
-    """Entries of the removed objects that a merge left out of what it adds, since they had expired or were erased."""
+    """Number of entries that a merge left out, because they had expired or were erased."""
     previous: str = ""
-    """The digest of the record before this one; empty: unknown to the version that wrote it."""
+    """The digest of the record before this one; empty: an older version wrote this record."""
     root: str = ""
-    """The id of the root whose writer wrote it; empty: a job, or an older version."""
+    """The id of the root whose writer wrote this record; empty: a job, or an older version."""
     copied: str = ""
-    """Of a copy's record: the digest of the source's record up to which the copy holds everything."""
+    """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
     digest: str = field(default="", compare=False)
-    """The digest of this record's bytes, once it has any."""
+    """The digest of this record's bytes; empty before it is encoded."""
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
@@ -330,14 +332,14 @@ class LogRecord:
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogRecord:
-        """Return the record in `data`; raises `CorruptFile` or `UnsupportedVersion`."""
+        """Return the record in `data`. Raises `CorruptFile` or `UnsupportedVersion`."""
         return replace(checked(_RECORD, decode_document(data, file), file, "log record"), digest=digest_of(data))
 
 
 def optional_members(
     archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch], lost: Iterable[LostObject], expired: Expired
 ) -> dict[str, Any]:
-    """Return the members that records and checkpoints have only where there is something in them."""
+    """Return the fields that records and checkpoints have only if they are not empty."""
     archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
     losses = [one.to_json() for one in lost]
@@ -347,29 +349,29 @@ def optional_members(
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
-    """Return a JSON document with version (1, or its own) and CRC32."""
+    """Return the bytes of a JSON document with its version (by default 1) and CRC32."""
     return sealed_text(json_text({"version": 1, **document}))
 
 
 def json_text(value: Any) -> str:
-    """Return a value as documents hold it."""
+    """Return the compact JSON text of a value."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def sealed_text(text: str) -> bytes:
-    """Return a document's text with its CRC32."""
+    """Return the bytes of a document's text and its CRC32."""
     body = text.encode()
     return body + _MARK + f"{zlib.crc32(body):08x}\n".encode()
 
 
 @lru_cache(_TEXTS_KEPT)
 def object_text(stored: StoredObject) -> str:
-    """Return an object as documents hold it; kept, since each checkpoint holds nearly what the one before it did."""
+    """Return the JSON text of an object. Cached, because successive checkpoints have nearly the same objects."""
     return json_text(stored.to_json())
 
 
 def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[str, Any]:
-    """Return the document in `data` after checking its CRC32 and its version, which is `newest` or before."""
+    """Return the document in `data`, after a check of its CRC32 and of its version (at most `newest`)."""
     body, mark, tail = data.rpartition(_MARK)
     expected = f"{zlib.crc32(body):08x}\n".encode()
     if not mark or tail != expected:
@@ -382,7 +384,7 @@ def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[s
 
 
 def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: str) -> None:
-    """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup would find its entries."""
+    """Raise `CorruptFile` for a shard whose base slots differ from the index's: no lookup would find its entries."""
     base = descriptor.layout.slots if descriptor is not None else 0
     if stored.shard is not None and stored.shard.slots.base != base:
         raise CorruptFile(
@@ -391,7 +393,7 @@ def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: 
 
 
 def table_shard(*values: Any, **fields: Any) -> TableShard:
-    """Return the shard of such fields. Raises `Malformed`."""
+    """Return a checked `TableShard`. Raises `Malformed`."""
     shard = TableShard(*values, **fields)
     if shard.slot_low >= shard.slot_high:
         raise Malformed(f"more than {shard.slot_low}", shard.slot_high, ".slot_high")
@@ -399,7 +401,7 @@ def table_shard(*values: Any, **fields: Any) -> TableShard:
 
 
 def stored_object(*values: Any, **fields: Any) -> StoredObject:
-    """Return the object of such fields. Raises `Malformed`."""
+    """Return a checked `StoredObject`. Raises `Malformed`."""
     stored = StoredObject(*values, **fields)
     if stored.second_min > stored.second_max:
         raise Malformed(f"no second before {stored.second_min}", stored.second_max, ".second_max")
@@ -427,7 +429,7 @@ def _segment(**fields: Any) -> ArchivedSegment:
 
 
 _PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
-# of an object's name; a record can only name objects below the prefix of their kind
+# a part of an object's name. Records can only name objects below the prefix of their kind
 DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
 _SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
 SHARD_FIELDS: dict[str, Any] = {
@@ -505,11 +507,11 @@ _RECORD = record(
 
 
 def verified_trailer(stored: StoredObject, data: bytes | memoryview) -> Trailer:
-    """Return the trailer in the last bytes of an object. Raises `CorruptFile`, also where it is another file's."""
+    """Verify and return the trailer in the last bytes of an object. Raises `CorruptFile`, also for another file's."""
     trailer = parse_trailer(data, stored.name, stored.size_bytes)
     meta, tail = trailer.metadata, trailer.tail
     found = (meta.file_id, meta.count, meta.is_shard, meta.layout.hash, tail.position, tail.filter_length)
     is_shard = stored.shard is not None
     said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
-    CorruptFile.unless_equal(stored.name, "object is not the file that the log names", said, found)
+    CorruptFile.unless_equal(stored.name, "the object differs from its description in the log", said, found)
     return trailer

@@ -1,7 +1,7 @@
-"""Stored objects as rows, as checkpoints of many objects hold them. SPEC.md section 9. Pure.
+"""Stored objects as rows, for checkpoints of many objects. SPEC.md section 9. Pure.
 
-A row names no fields, and names its window table by a number: a third of the bytes of a document an object. Values that
-objects have in common are one value in memory.
+A row has no field names, and the number of its window table: a third of the bytes of a document. Equal values of
+several objects share memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TABLE = tuple_of(
     lambda value: SlotMap(*_SLOTS(value)),
     nullable(SHARD_FIELDS["origin"].check),
 )
-# of an object, as its document has them; in front of them its id and its name's tail, behind them its part of a table
+# the columns of an object; before them come its id and the tail of its name, behind them its part of a table
 _COLUMNS = tuple(name for name in OBJECT_FIELDS if name not in ("name", "file_id", "shard", "hash"))
 _columns_of = attrgetter(*_COLUMNS, "hash")
 _ROW = tuple_of(
@@ -46,7 +46,7 @@ _ROW = tuple_of(
 
 
 def rows_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
-    """Return the members `tables` and `objects` of a document."""
+    """Return the fields `tables` and `objects` of a document."""
     tables: dict[tuple[Any, ...], int] = {}
     rows = []
     for stored in objects:
@@ -55,7 +55,7 @@ def rows_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
         if (shard := stored.shard) is not None:
             key = (shard.table, shard.begin_s, shard.window_s, shard.slots, shard.origin)
             table, low, high = tables.setdefault(key, len(tables)), shard.slot_low, shard.slot_high
-        # a tail with a slash would be taken for a whole name
+        # a tail with a slash would look like a whole name
         tail = stored.name if "/" in tail else tail
         rows.append([stored.file_id, tail, *_columns_of(stored), table, low, high])
     said = [[name, begin, length, [at.base, at.split, at.join], origin] for name, begin, length, at, origin in tables]
@@ -63,7 +63,7 @@ def rows_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
 
 
 def objects_of(tables: Any, rows: Any) -> tuple[StoredObject, ...]:
-    """Return what `rows_of` made rows of. Raises `Malformed`, `ConfigError`."""
+    """Return the objects of `tables` and `rows` of `rows_of`. Raises `Malformed` and `ConfigError`."""
     return list_of(partial(_object, list_of(_TABLE)(tables), {}))(rows)
 
 

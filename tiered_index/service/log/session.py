@@ -1,10 +1,11 @@
-"""A writer's standing in the storage: the log, the epoch it claimed, and its lease.
+"""A writer's session in the storage: the log, the claimed epoch, and the lease.
 
-A root may start while the storage is down: the life cycle claims then. The lease, numbered objects ``lease/EPOCH/N`` of
-which the greatest name counts, only decides when another host may claim; correctness depends on the log's fences alone.
-It names the lock of its root: the holder of that lock takes over at once, and a copy of the root waits like any other
-root. No host's wall clock counts. The storage's own time tells the age of a renewal; where that time went back, the
-claimer watches the lease by its monotonic clock. Threads: the life cycle's, and the opener's before.
+If a root starts while the storage is unavailable, the life cycle claims the epoch later. The lease only decides when
+another host may claim; only the log's fences make this correct. It is a numbered object ``lease/EPOCH/N``, of which
+the greatest name counts. It names the lock of its root: the holder of that lock takes over immediately, but a copy of
+the root waits like any other root. Wall clocks of hosts do not count. Renewals age by the storage's clock. If
+that clock was set back, the claimer watches the lease by its monotonic clock. Threads: the life cycle's, and the
+opener's before.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
-# of leases that older versions wrote, which do not name theirs
+# time to live of leases of older versions, which do not state it
 _TTL_MS = 60_000
-# between looks at a lease that is watched
+# time between reads of a watched lease
 _LOOK_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The lease that counts; `name` and `written_ms` as it is listed, by the storage's clock."""
+    """The newest lease, with its `name` and the time of its renewal by the storage's clock."""
 
     root_id: str
     host: str
@@ -60,7 +61,7 @@ class _Found:
     written_ms: int = 0
 
     def age_ms(self, storage: Storage) -> int:
-        """Return the time since the renewal by the storage's clock; negative where that clock went back since."""
+        """Return the time since the renewal by the storage's clock; negative if that clock was set back."""
         return storage.now_ms() - self.written_ms
 
 
@@ -69,8 +70,10 @@ WriterState = Literal["alive", "closed", "gone"]
 
 @dataclass(frozen=True)
 class Writer:
-    """The holder of an index's lease, or its last one: ``alive``; ``closed``: it ended in order; ``gone``: the lease
-    was not renewed in its time to live. `seen_ms`: its last renewal, epoch milliseconds by the storage's clock.
+    """The holder of an index's lease, or the last one.
+
+    `state`: ``alive``; ``closed``: it ended normally; ``gone``: the lease was not renewed within its time to live.
+    `seen_ms`: the last renewal, in epoch milliseconds by the storage's clock.
     """
 
     state: WriterState
@@ -92,22 +95,24 @@ _LEASE = record(
 
 
 class LeaseWatch:
-    """Says whether the lease of an index lets another writer claim it. One thread."""
+    """Decides whether the lease of an index lets another writer claim it. One thread."""
 
     def __init__(self, storage: Storage, clock: Clock) -> None:
         self._storage, self._clock = storage, clock
-        # the renewal that is watched, and since when by the monotonic clock
+        # the watched renewal, and the begin of watching by the monotonic clock
         self._name, self._since_s = "", 0.0
 
     def check(self, root_id: str, place: str, *, waits: bool = False) -> None:
-        """Raise `LockHeld` where the lease of a writer elsewhere is in force. `waits`: where the storage's clock went
-        back since the last renewal, wait until the lease is renewed or its time to live has passed.
+        """Raise `LockHeld` if the lease of another root is valid.
+
+        `waits`: if the storage's clock was set back since the last renewal, wait until the lease is renewed or its time
+        to live has passed.
         """
         while (left_s := self._left_s(root_id, place, waits)) > 0:
             threading.Event().wait(min(left_s, _LOOK_S))
 
     def _left_s(self, root_id: str, place: str, waits: bool) -> float:
-        """Return how long the lease is still to be watched; 0: it holds nobody off. Raises as `check`."""
+        """Return the seconds to watch the lease; 0: it lets others claim. Raises `LockHeld`."""
         found = _current(self._storage)
         if found is None or found.released:
             return 0.0
@@ -133,20 +138,21 @@ class LeaseWatch:
 
 
 def writer_of(storage: Storage) -> Writer | None:
-    """Return the last holder of the index's lease, None where there never was one. At least two requests;
-    `StorageError`.
+    """Return the last holder of the index's lease; None: there never was one. Raises `StorageError`.
+
+    It costs at least two requests.
     """
     found = _current(storage)
     if found is None:
         return None
-    # a renewal of the storage's future proves nothing
+    # a renewal in the storage's future proves nothing
     is_young = not found.released and abs(found.age_ms(storage)) < found.ttl_ms
     state: WriterState = "closed" if found.released else "alive" if is_young else "gone"
     return Writer(state, found.host, found.pid, found.written_ms)
 
 
 def _current(storage: Storage) -> _Found | None:
-    """Return the lease that counts."""
+    """Return the newest lease; None: there is none, or it can't be read."""
     for _ in range(10):  # a renewal may delete what was just listed
         listed = list(own_objects(storage, LEASE_PREFIX))
         if not listed:
@@ -158,8 +164,8 @@ def _current(storage: Storage) -> _Found | None:
         except ObjectNotFound:
             continue
         except CorruptFile as error:
-            # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
-            _log.warning("%s is not a lease and is passed over: %s", name, error)
+            # the log's fences decide, so an unreadable lease must not lock out every writer
+            _log.warning("ignoring %s, which is not a valid lease: %s", name, error)
             return None
     return None
 
@@ -183,16 +189,16 @@ class Lease:
         self.storage.delete_many(name for name in names if name < lease_name(self.epoch, 1))
 
     def renew(self) -> None:
-        """Renew the lease where a third of its time has passed."""
+        """Renew the lease if a third of its time has passed."""
         if self.clock.monotonic_s() - self._renewed_s >= self.ttl_s / 3:
             self._write(released=False)
 
     def left_s(self) -> float:
-        """Return the seconds until it ends, negative afterwards."""
+        """Return the seconds until the lease ends; negative afterwards."""
         return self.ttl_s - (self.clock.monotonic_s() - self._renewed_s)
 
     def release(self) -> None:
-        """Let another root claim the index at once."""
+        """Release the lease, so that another root can claim the index immediately."""
         self._write(released=True)
 
     def _write(self, *, released: bool) -> None:
@@ -204,7 +210,7 @@ class Lease:
             "pid": os.getpid(),
             "released": released,
             "ttl_ms": round(self.ttl_s * 1000),
-            # older versions go by this one
+            # for older versions
             "expires_ms": self.clock.now_ms() + round(self.ttl_s * 1000),
         }
         self.storage.put(lease_name(self.epoch, self._number), json.dumps(document).encode())
@@ -214,7 +220,7 @@ class Lease:
 
 
 def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) -> None:
-    """Raise `SchemaMismatch` or `NotAnIndex` where an index isn't the one that is wanted."""
+    """Raise `SchemaMismatch` or `NotAnIndex` if an index differs from the wanted one."""
     if wanted.index_id and stored.index_id != wanted.index_id:
         raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
     if stored.layout.schema != wanted.layout.schema:
@@ -229,8 +235,8 @@ def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: st
         )
     if stored.offset_space != wanted.offset_space:
         raise SchemaMismatch(
-            f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the "
-            "offset space it was created with, so these need a root and a storage of their own"
+            f"{where} has offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the "
+            "offset space it was created with. Use another root and storage"
         )
 
 
@@ -242,20 +248,20 @@ def _declared(descriptor: IndexDescriptor) -> str:
 
 @dataclass(eq=False)
 class StorageSession:
-    """`claim` once, then `renew` now and then; `epoch` is 0 until the claim succeeded."""
+    """A writer's session: `join`, `claim`, then `renew` at intervals. `epoch` is 0 before the claim."""
 
     storage: Storage
     log: StorageLog
     clock: Clock
     lease_ttl_s: float
     describe: Callable[[IndexDescriptor | None], IndexDescriptor]
-    """Returns what the index must be, for the stored one; None: there is none yet."""
+    """Takes the stored descriptor (None: a new index), and returns the descriptor that the index must have."""
     index_id: str = ""  # of the root's index; empty: it has none
     place: str = ""  # of the root's lock
     epoch: int = 0
     fenced: WriterFenced | None = None
-    log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds
-    kept_expired: Expired = NOTHING  # what had expired by the log that is kept in the root
+    log_error: StorageError | DiskFull | None = None  # why the log could not be read
+    kept_expired: Expired = NOTHING  # by the copy of the log in the root
     _lease: Lease | None = None
     _watch: LeaseWatch = field(init=False)
 
@@ -269,18 +275,19 @@ class StorageSession:
 
     @property
     def lease_left_s(self) -> float | None:
-        """Seconds until the lease ends unless it is renewed, negative afterwards; None: this writer has none."""
+        """Seconds until the lease ends unless it is renewed; negative afterwards; None: this writer has none."""
         return self._lease.left_s() if self._lease is not None and self.fenced is None else None
 
     @property
     def expired(self) -> Expired:
-        """What has expired, as far as the log was read, or else by the log that was kept."""
+        """The expired entries by the log, or by the root's copy of it if the log was not read."""
         state = self.log.state
         return state.expired if state.number else self.kept_expired
 
     def join(self, *, begins_anew: bool = False) -> IndexDescriptor:
-        """Open or create the index, again where the storage was down; `begins_anew`: the root takes the log as it is.
-        Raises as `check_descriptor`.
+        """Open or create the index. Call it again if the storage was unavailable.
+
+        `begins_anew`: accept the log even if two histories are mixed. Raises the errors of `check_descriptor`.
         """
         try:
             state = self.log.open(checks=False)
@@ -298,8 +305,9 @@ class StorageSession:
         return state.genesis
 
     def claim(self, root_id: str, *, waits: bool = False, takes_over: bool = False) -> None:
-        """Become the index's writer. `waits` as `LeaseWatch.check`; `takes_over` ignores another's lease. Raises
-        `LockHeld` (a writer elsewhere has the lease), `WriterFenced`, `StorageError`.
+        """Become the index's writer. `waits`: see `LeaseWatch.check`. `takes_over`: ignore the lease of another writer.
+
+        Raises `LockHeld` (another writer has the lease), `WriterFenced` and `StorageError`.
         """
         if not takes_over:
             self._watch.check(root_id, self.place, waits=waits)
@@ -309,19 +317,19 @@ class StorageSession:
         self.epoch = epoch
 
     def refreshed(self) -> LogState:
-        """Read the log on and return its state. Raises `WriterFenced` where a newer writer has taken over."""
+        """Read new log records and return the state. Raises `WriterFenced` if a newer writer has taken over."""
         state = self.log.refresh()
         if state.epoch > self.epoch:
             raise fenced(self.storage.uri, state.epoch, self.epoch)
         return state
 
     def renew(self) -> None:
-        """Renew the lease where it is time to."""
+        """Renew the lease if it is due."""
         if self._lease is not None and self.fenced is None:
             self._lease.renew()
 
     def release(self) -> None:
-        """Let another root claim the index at once."""
+        """Release the lease, so that another root can claim the index immediately."""
         lease, self._lease = self._lease, None
         if lease is not None and self.fenced is None:
             lease.release()

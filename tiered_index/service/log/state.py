@@ -1,4 +1,4 @@
-"""The state that the log's records add up to, and its replay. Pure. SPEC.md section 9."""
+"""The state after the log's records, and their replay. Pure. SPEC.md section 9."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from tiered_index.service.log.records import (
 )
 from tiered_index.service.log.rows import objects_of, rows_of
 
-# objects of a checkpoint that versions before 5 can read; one with more has rows
+# most objects of a checkpoint with documents, which versions before 5 can read; larger ones have rows
 MOST_DOCUMENTS = 2_000
-# of the records before a state: more than lie between the checkpoints that a storage keeps
+# most digests of records in a state: more than there are records between the checkpoints that a storage keeps
 CHAINED = 320
-# steps from earlier states that a state knows, and files and tables that all of them may have changed
+# most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
 
 
 class Step(NamedTuple):
-    """One replay of records: number and digest of the state before it, and the ids of files and tables that changed."""
+    """One replay of records: number and digest of the state before, and the ids of changed files and tables."""
 
     number: int
     digest: str
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class LogState:
-    """The state at one position of the log. Immutable: a reader keeps the state that it works at."""
+    """The state at one position of the log. Immutable, so a reader can keep using an earlier one."""
 
     number: int = 0
     epoch: int = 0
@@ -70,17 +70,18 @@ class LogState:
     lost: dict[str, LostObject] = field(default_factory=dict)
     expired: Expired = NOTHING
     roots: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """By a root's id the number and the attempt of its writer's newest record."""
+    """Number and attempt of the newest record of each root's writer, by the root's id."""
     digest: str = field(default="", compare=False)
-    """The digest of record `number`; empty: a checkpoint of an older version doesn't say it."""
+    """The digest of record `number`; empty: read from a checkpoint of an older version."""
     chain: str = field(default="", compare=False)
-    """The first `DIGEST_DIGITS` of the digests of the newest records, up to `CHAINED` of them, the last one's last."""
+    """The first `DIGEST_DIGITS` of the digests of up to `CHAINED` newest records, the newest last."""
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
-    """How this state was reached from earlier ones, the last step last."""
+    """The steps from earlier states to this one, the last step last."""
 
     def changed_since(self, earlier: LogState) -> frozenset[str] | None:
-        """Return the ids of the files and tables that records behind an earlier state changed. None: not known, as of a
-        state of another history.
+        """Return the ids of the files and tables that changed since an earlier state.
+
+        None: not known, for example for a state of another history.
         """
         if not earlier.digest:
             return None
@@ -91,32 +92,32 @@ class LogState:
         return frozenset().union(*(step.changed for step in self.steps[begins.index(begin) :]))
 
     def digest_at(self, number: int) -> str:
-        """Return the first digits of record `number`'s digest; empty: this state doesn't know them."""
+        """Return the first digits of record `number`'s digest; empty: not in this state."""
         at = len(self.chain) - DIGEST_DIGITS * (self.number - number + 1)
         return self.chain[at : at + DIGEST_DIGITS] if at >= 0 else ""
 
     def apply(self, record: LogRecord, file: str) -> LogState:
-        """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
+        """Return the state after the next record. Raises `CorruptFile` if the record contradicts this state."""
         return self.replayed([(record, file)])
 
     def replayed(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
-        """Return the state after `records`, each with its name; one copy is made for all. Errors as `apply`."""
+        """Return the state after `records`, each with its name. Raises the errors of `apply`."""
         replay = LogReplay(self)
         for added, file in records:
             replay.add(added, file)
         return replay.state()
 
     def object_of(self, file_id: str) -> StoredObject | None:
-        """Return the object that is file `file_id`, or None."""
+        """Return the object of file `file_id`; None: there is none."""
         return self.files.get(file_id)
 
     def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
-        """Return the archived segment of `store` that begins at offset `start`, or None."""
+        """Return the archived segment of `store` that begins at offset `start`; None: there is none."""
         found = self.segment_holding(store, start)
         return found if found is not None and found.start == start else None
 
     def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
-        """Return the archived segment of `store` that holds byte `offset` of its log, or None."""
+        """Return the archived segment of `store` that has byte `offset` of its log; None: there is none."""
         found = self.segments_of(store)
         at = bisect_right(found, offset, key=lambda segment: segment.start) - 1
         return found[at] if at >= 0 and offset < found[at].end else None
@@ -127,8 +128,9 @@ class LogState:
 
     @cached_property
     def newest_ms(self) -> int | None:
-        """The time of the newest entry that was published, epoch milliseconds to the second, also of what was given up;
-        None: there is none.
+        """The time of the newest published entry, also in lost objects; None: there is none.
+
+        In epoch milliseconds, by whole seconds.
         """
         seconds = [o.second_max for o in self.objects.values()] + [o.second_max for o in self.lost.values()]
         return max(seconds) * 1000 if seconds else None
@@ -175,7 +177,7 @@ class LogState:
         return sealed_text(f'{before[:-1]},"objects":[{objects}],{behind[1:]}')
 
     def encode_since(self, base: CheckpointBase) -> bytes:
-        """Return the bytes of a checkpoint of what has changed since `base`, a whole one of this history."""
+        """Return the bytes of a checkpoint with the changes since `base`, a whole checkpoint of this history."""
         objects, gone = _changes(base.objects, self.objects)
         archive, removed = _changes(base.archive, self.archive)
         since = {"number": base.number, "digest": base.digest, "removed": [*gone, *removed]}
@@ -209,7 +211,7 @@ class LogState:
         if "since" in document:
             since = checked(_SINCE, document["since"], file, "checkpoint")
             if base is None or since[:2] != (base.number, base.digest):
-                raise CorruptFile(file, "checkpoint has the changes since another state", expected=since[0])
+                raise CorruptFile(file, "the checkpoint's base is another state", expected=since[0])
             removed = since[2]
         else:
             base, removed = None, ()
@@ -219,7 +221,7 @@ class LogState:
 
 @dataclass(frozen=True)
 class CheckpointBase:
-    """A whole checkpoint that is stored, since which others have the changes, and what its state names."""
+    """A stored whole checkpoint to which others have changes, and the objects and segments of its state."""
 
     name: str
     number: int
@@ -233,8 +235,9 @@ Named = TypeVar("Named", StoredObject, ArchivedSegment)
 
 
 def _changes(before: tuple[Named, ...], now: dict[str, Named]) -> tuple[list[Named], list[str]]:
-    """Return what is in `now` and was not `before`, and the names that are no longer there. A state has what it had
-    `before` in the same order, in front of all that came since.
+    """Return the objects that are in `now` but not in `before`, and the names of those that are only in `before`.
+
+    `now` has the remaining objects of `before` in the same order, before all new ones.
     """
     last = next((one for one in reversed(before) if now.get(one.name) is one), None)
     added = list(itertools.takewhile(lambda one: one is not last, reversed(now.values())))
@@ -244,14 +247,14 @@ def _changes(before: tuple[Named, ...], now: dict[str, Named]) -> tuple[list[Nam
 
 
 class LogReplay:
-    """A state that records are added to: a copy of one, whose objects and segments change in place."""
+    """Adds records to a copy of a state, whose objects and segments change in place."""
 
     def __init__(self, begun: LogState) -> None:
         self._begun = self._now = begun
         self._added: list[StoredObject] = []
         self._removed: list[StoredObject] = []
         self._is_chained = False
-        self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
+        self._places: set[tuple[str, int]] | None = None  # places of the archived segments, when first needed
 
     @property
     def number(self) -> int:
@@ -259,15 +262,17 @@ class LogReplay:
         return self._now.number
 
     def add(self, record: LogRecord, file: str) -> None:
-        """Add the next record. After `CorruptFile`, where it contradicts the state, nothing may be added;
-        `StorageBehind` where it follows another record than the one before it: two histories meet here.
+        """Add the next record.
+
+        Raises `CorruptFile` if the record contradicts the state; add no more then. Raises `StorageBehind` if its
+        `previous` is another record: two histories are mixed.
         """
         now = self._now
         CorruptFile.unless_equal(file, "log record has another number than its name", now.number + 1, record.number)
         if now.digest and (record.previous or self._is_chained) and record.previous != now.digest:
             raise StorageBehind(
                 file,
-                f"follows another record {now.number} than the one that was read: the storage was restored, or two "
+                f"its previous record {now.number} differs from the one read: the storage was restored, or two "
                 f"histories of this index were mixed",
                 expected=now.digest,
                 found=record.previous,
@@ -318,7 +323,7 @@ class LogReplay:
         )
 
     def state(self) -> LogState:
-        """Return the state reached. What was looked up in the state before it is carried over, as far as it holds."""
+        """Return the state after all added records. Cached properties of the state before are updated, if possible."""
         begun, now = self._begun, self._now
         if now is begun:
             return begun
@@ -329,11 +334,11 @@ class LogReplay:
         return state
 
     def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
-        """Bring the cached properties of the state before up to date: each takes as long as there are objects."""
+        """Update cached properties of the state before, because computing them takes time for each object."""
         added = [stored for stored in self._added if self._now.objects.get(stored.name) is stored]
         files, tables = known.get("files"), known.get("tables")
         if files is not None and tables is not None:
-            # otherwise two objects are of one file
+            # otherwise a file has two objects
             if len(files) + sum(map(len, tables.values())) != len(self._begun.objects):
                 return
             into["files"], into["tables"] = self._files(files, added), self._tables(tables, added)
@@ -343,7 +348,7 @@ class LogReplay:
     def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
         files = dict(known)
         for stored in self._removed:
-            # not where it came after `known`, beside another object of its file
+            # only if `known` has this object, and not another one of the file
             if files.get(stored.file_id) is stored:
                 del files[stored.file_id]
         files.update((stored.file_id, stored) for stored in added if stored.shard is None)

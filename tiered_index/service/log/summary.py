@@ -1,10 +1,10 @@
-"""The summary: directories and filters of many stored files in one object, so that a reader asks for no file's own.
+"""The summary: directories and filters of many stored files in one object, which saves readers a request per file.
 
-It is a cache beside the checkpoints: what it says of an object stays true, since objects never change under a name. A
-summary that is gone or damaged costs requests, never an answer. The process that appends a record renews it,
-once enough objects are missing, or an object is gone: so no filter with erased keys stays. SPEC.md section 9.
+It is a cache beside the checkpoints, and always valid, because objects never change under a name. A missing or damaged
+summary only costs requests. The process that appends a record renews it if it lacks enough objects, or if it has a
+removed object, so that no filter keeps erased keys. SPEC.md section 9.
 
-Threads: one process's renewals are serialised by the log; `decode` and `encode` are pure.
+Threads: the log serialises renewals of one process; `decode` and `encode` are pure.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage
 
 EAGER_BYTES = 1 << 20
-"""A summary of up to this size is read together with the checkpoint."""
-# objects that a summary may lack: each costs a reader one request
+"""Largest summary that is read together with the checkpoint."""
+# most objects that a summary may lack; each costs a reader one request
 _LACKING = 8
-# that one append reads at most
+# most objects that one append reads
 _READ_AT_ONCE = 32
 _MOST_BYTES = 16 << 20
-# a greater filter stays out, and the object with a greater directory
+# larger filters are left out, and so are objects with a larger directory
 _FILTER_BYTES = 256 << 10
 _DIRECTORY_BYTES = 512 << 10
 _MAGIC = b"TIDXSUM1"
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _INDEX = list_of(tuple_of(text(), COUNT, COUNT))
 
 Part = tuple[int, bytes | memoryview]
-"""An object's last bytes, and their position in it: where its filter begins, or its directory."""
+"""The last bytes of an object, and their position in it: the begin of its filter or directory."""
 
 
 def encode(parts: Mapping[str, Part]) -> bytes:
@@ -71,14 +71,14 @@ def decode(data: bytes, name: str) -> dict[str, Part]:
 
 
 def _position(stored: StoredObject) -> int | None:
-    """Return where the part of an object begins; None: a summary has none of it."""
+    """Return the begin of an object's part; None: a summary has no part of it."""
     if stored.size_bytes - stored.directory_position > _DIRECTORY_BYTES:
         return None
     return stored.trailer_position if stored.filter_length <= _FILTER_BYTES else stored.directory_position
 
 
 def _wanted(state: LogState) -> dict[str, StoredObject]:
-    """Return the objects, the newest first, that a summary should have."""
+    """Return the objects that a summary should have, the newest first."""
     wanted: dict[str, StoredObject] = {}
     left = _MOST_BYTES
     for stored in reversed(state.objects.values()):
@@ -97,23 +97,23 @@ class Summary:
 
     storage: Storage
     listed: list[ObjectInfo] = field(default_factory=list)
-    """By name, the newest last."""
-    # names of what the newest has; None: it was not read
+    """The listed summaries by name, the newest last."""
+    # names of the objects in the newest summary; None: it was not read
     _covered: frozenset[str] | None = None
-    # of what could not be read, which this process does not try again
+    # objects that could not be read, which this process does not try again
     _unread: set[str] = field(default_factory=set)
 
     @property
     def newest(self) -> ObjectInfo | None:
-        """The newest summary, as it was listed or written."""
+        """The newest summary that was listed or written."""
         return self.listed[-1] if self.listed else None
 
     def newer(self, number: int) -> list[str]:
-        """Return the names of the listed ones that were written after record `number`."""
+        """Return the names of the listed summaries that are newer than record `number`."""
         return [info.name for info in self.listed if info.name >= checkpoint_name(number + 1)]
 
     def renew(self, state: LogState) -> None:
-        """Write a summary of `state` if the present one lacks too much of it, or has what is gone."""
+        """Write a summary of `state` if the present one lacks too many objects, or has a removed one."""
         wanted = _wanted(state)
         try:
             if self._covered is None:
@@ -123,11 +123,11 @@ class Summary:
             # another process may have written one
             self.listed = [info for info in self.storage.list(CHECKPOINT_PREFIX) if is_summary(info.name)]
             if self.newer(state.number):
-                # of a process that is further on
+                # another process has written a newer one
                 self._covered = None
                 return
             if left := [info.name for info in self.listed[:-1]]:
-                # earlier ones, which could not be deleted: without the permission there would be ever more
+                # delete leftovers first: without that permission there would be ever more
                 self.storage.delete_many(left)
                 self.listed = self.listed[-1:]
             kept = {name: part for name, part in self._parts().items() if name in wanted}

@@ -1,1 +1,1 @@
-"""One lookup at work: budget, scan over files, query, messages. May import files and the folders below."""
+"""The execution of lookups: budget, scan over files, query, messages. It may import files and what that imports."""

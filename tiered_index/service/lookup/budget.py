@@ -1,8 +1,7 @@
 """The budget of one lookup, its use, and the best answers so far.
 
-A `LookupBudget` is open while its lookup runs: it admits and counts every request made meanwhile, reads of the log
-included, and refuses one that it can't afford by `BudgetExceeded`, before it is sent. Threads: one lookup's, in copies
-of its context.
+A `LookupBudget` is open while its lookup runs. It counts every request, also those of log reads. A request that exceeds
+it raises `BudgetExceeded` before it is sent. Threads: those of one lookup, with copies of its context.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import Explain, FileReport
 
-# no thread can wait longer; a longer bound is none
+# the longest time that a thread can wait; a longer bound counts as none
 _LONGEST_S = threading.TIMEOUT_MAX / 2
-# answers that are brought in order at once
+# up to this number, answers are sorted immediately
 _FEW_ANSWERS = 4096
 
 
 class Limits(TypedDict, total=False):
-    """The bounds of one call by name, as `LookupLimits`."""
+    """The bounds of one call by name. See `LookupLimits`."""
 
     max_requests: int | None
     max_bytes: int | None
@@ -56,18 +55,18 @@ class LookupLimits:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
     def least(self, other: LookupLimits) -> LookupLimits:
-        """Return the lesser of each bound."""
+        """Return the lesser bound of both, for each bound."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return LookupLimits(*(min((bound for bound in pair if bound is not None), default=None) for pair in pairs))
 
     def deadline_s(self) -> float | None:
-        """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound."""
+        """Return the end of `timeout_s` from now, by `time.monotonic()`; None: no bound."""
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
 
 
 class LookupBudget:
-    """The limits of one lookup and its usage of them; the time runs from its making."""
+    """The limits of one lookup and their use. Its time starts when it is made."""
 
     def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
         self.limits = limits
@@ -75,17 +74,17 @@ class LookupBudget:
         self.deadline_s = None if limits.timeout_s is None else limits.deadline_s()
 
     def open(self) -> Activation[LookupBudget]:
-        """Count and bound the requests of this context, and of copies of it, to any storage until the block ends."""
+        """Return a context manager that counts and bounds the requests of this context, and of its copies."""
         return Activation(active_context().until(self.deadline_s).counting(self.usage), self)
 
     def remaining_s(self) -> float | None:
-        """Return how many seconds are left, at least 0; None: no bound."""
+        """Return the seconds left, at least 0; None: no bound."""
         return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """The cost of requests; a difference is at least 0."""
+    """The cost of requests. A difference is at least 0."""
 
     requests: int
     bytes: int
@@ -93,7 +92,7 @@ class RequestStats:
 
     @classmethod
     def of(cls, *parts: Explain | FileReport | RequestStats) -> RequestStats:
-        """Return the sum of what lookups and single files cost."""
+        """Return the total cost of lookups and files."""
         return cls(
             sum([part.requests for part in parts]),
             sum([part.bytes for part in parts]),
@@ -102,7 +101,7 @@ class RequestStats:
 
     @classmethod
     def of_usage(cls, *usages: Usage) -> RequestStats:
-        """Return the sum of usages; bytes asked for count, since a read that was given up may still deliver them."""
+        """Return the total of usages. It counts requested bytes, because an abandoned read may still transfer them."""
         used = [usage for usage in usages if usage.used]
         if not used:
             return NOTHING
@@ -122,7 +121,7 @@ class RequestStats:
         )
 
     def of_log(self) -> FileReport:
-        """Return the report of a log whose reading cost this."""
+        """Return a report that gives this cost as that of reading the log."""
         return FileReport(
             file="log",
             place="storage",
@@ -139,7 +138,7 @@ NOTHING = RequestStats(0, 0, 0.0)
 
 
 def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_ms: float) -> Explain:
-    """Return what several lookups did, and further `reports`, as one."""
+    """Return the sum of several lookups and further `reports`."""
     stats = RequestStats.of(*explains, *reports)
     return Explain(
         requests=stats.requests,
@@ -154,7 +153,7 @@ def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_m
 
 
 class TopK:
-    """The answers found so far, best first, and which files they make needless. Safe under threads."""
+    """The best answers so far, which also decide the files that can be skipped. Any thread."""
 
     def __init__(self, schema: Schema, max_count: int) -> None:
         self._schema = schema
@@ -168,14 +167,14 @@ class TopK:
         self.folded = 0
 
     def add(self, rows: Array) -> int:
-        """Take in one file's rows; return how many those were."""
+        """Add the rows of one file. Return their number."""
         count = len(rows)
         if not count:
             return 0
         with self._lock:
             self._fresh.append(rows)
             fresh = self._fresh_count = self._fresh_count + count
-            # fewer than `max_count` spare no read; enough are ordered at once if few or first, else when doubled
+            # sort only if there are enough rows to skip files: immediately if few or first, else when they have doubled
             total = len(self._rows) + fresh
             enough = total >= self._max_count and (total <= _FEW_ANSWERS or self._cutoff is None)
             if enough or (fresh >= _FEW_ANSWERS and 2 * fresh >= total):
@@ -183,7 +182,7 @@ class TopK:
         return count
 
     def _merge(self) -> None:
-        # one more than `max_count` tells a full answer from a truncated one
+        # one more than `max_count` shows that the answer is truncated
         fresh = self._fresh
         rows = fresh[0] if len(fresh) == 1 and not len(self._rows) else concatenate([self._rows, *fresh], self._schema)
         self._rows = rows if len(rows) == 1 else first_answers(rows, self._schema, self._max_count + 1, self._fold)
@@ -195,8 +194,8 @@ class TopK:
         self.folded += count
 
     def can_skip(self, second_max: int) -> bool:
-        """Return whether files of this greatest second can't change the answer, which is truncated then."""
-        # without the lock for the many lookups that never have enough; once set it stays set
+        """Return whether a file with this greatest second can't change the answer. Then the answer is truncated."""
+        # without the lock, because most lookups never have a cutoff; it is never unset
         if self._cutoff is None:
             return False
         with self._lock:
@@ -206,7 +205,7 @@ class TopK:
             return True
 
     def missing(self) -> int:
-        """Return how many of `max_count` answers are missing, at least 0; equal identities count each."""
+        """Return the number of missing answers, at least 0. Rows of equal identity are counted separately."""
         with self._lock:
             return max(0, self._max_count - len(self._rows) - self._fresh_count)
 

@@ -1,9 +1,9 @@
-"""Exports: every entry of topics and of a time range, once, as Arrow batches of one position of the log.
+"""Exports: every entry of topics and a time range, once, as Arrow batches as of one log position.
 
-What the log names is read from the storage, or from a local copy that verifies; local files that it doesn't name are
-read as far as they were flushed. An entry has hashes of its key, not the key. Memory: the directory of one object, a
-window of 8 MiB of its items and what Arrow makes of a batch. Threads: one an export; writers and lookups go on beside
-it, and a writer deletes no local file that an open export may still read.
+Objects that the log names are read from the storage, or from a local copy that verifies. Flushed entries of other local
+files are included. An entry has hashes of its key, not the key. Memory: the directory of one object, a window of 8 MiB
+of its items, and one Arrow batch. Threads: one for each export. Writers and lookups may run meanwhile; a writer deletes
+no local file that an open export may read.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tiered_index.storage.base import Storage
 
 Array = npt.NDArray[Any]
 Items = tuple[Array, int, Mapping[int, str]]
-"""Items or entries (structured, n), the second that their times count from, and the names of their topics."""
+"""Items or entries (structured, n), the second to which their times are relative, and topic names by id."""
 METADATA = b"tiered_index"
-"""Key of the Arrow schema's metadata under which an export says, as JSON, what it is of."""
+"""Key of the Arrow schema's metadata with the JSON description of an export."""
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 _MASK = (1 << 64) - 1
@@ -59,13 +59,13 @@ class ExportRange:
     second_max: int
 
     def overlaps(self, second_min: int, second_max: int) -> bool:
-        """Return whether an interval has seconds of the range."""
+        """Return whether an inclusive interval overlaps the range."""
         return second_min <= self.second_max and second_max >= self.second_min
 
 
 @dataclass(frozen=True)
 class _File:
-    """One file that has entries of the range."""
+    """One file that may have entries of the range."""
 
     name: str
     second_min: int
@@ -75,20 +75,20 @@ class _File:
 
 
 class Export(Iterator[pa.RecordBatch]):
-    """An iterator of batches, a row an entry, in no order; close it, or use it as a context manager.
+    """An iterator of Arrow batches with a row per entry, in any order. Close it, or use it as a context manager.
 
-    Columns: topic (text; null where a file names none), topic_id, queue_id, offset, size, timestamp_ms (int64, whole
-    seconds), key_hash, and the schema's further ones by their names: numbers of their stored width (half floats as
-    float32), bytes as binary. `entries` and `checksum` (u64, as of `entries_checksum`) count what was given so far, so
-    that both are those of the whole export at its end. `most_entries` bounds the number of entries. `log_number` is the
-    position of the storage's log. `known_topics` are the topics of the files that were read so far.
+    - Columns: topic (text; null if a file names none), topic_id, queue_id, offset, size, timestamp_ms (int64, by whole
+      seconds), key_hash, and the extra columns of the schema. Numbers have their stored width (half floats: float32),
+      bytes are binary.
+    - `entries` and `checksum` (u64, see `entries_checksum`) cover the batches so far.
+    - `most_entries` bounds the number of entries.
+    - `log_number` is the position of the storage's log.
+    - `known_topics` are the topics of the files that were read so far.
+    - `not_asked` says why the storage was not read; None: it was. `missing` then has the objects that are only in the
+      storage, and are left out.
 
-    `not_asked` is why the storage could not be asked, None: it was. `missing` are then the objects of the range that
-    lie in the storage alone, and are left out.
-
-    A batch raises `CorruptFile` or `StorageUnavailable` where a file can't be read, and `IndexClosed` where the
-    index was closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow take it by
-    `__arrow_c_stream__`.
+    A batch raises `CorruptFile` or `StorageUnavailable` if a file can't be read, and `IndexClosed` if the index was
+    closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow can read it through `__arrow_c_stream__`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Export(Iterator[pa.RecordBatch]):
         held: contextlib.ExitStack,
         not_asked: str | None = None,
     ) -> None:
-        """`held` ends with the export: what keeps its files as they are. The other arguments are of the index."""
+        """Begin an export; use `Lookups.export`. `held` keeps the files unchanged, and is closed with the export."""
         assert state.genesis is not None
         self._pid = os.getpid()
         self._wanted, self._state = wanted, state
@@ -129,16 +129,16 @@ class Export(Iterator[pa.RecordBatch]):
         self.entries = self.checksum = 0
         self.known_topics: set[str] = set()
         self._batches = self._all()
-        # one that is dropped half-way must not keep a writer from deleting files
+        # an export that is garbage-collected must not keep a writer from deleting files
         weakref.finalize(self, held.close)
 
     def __next__(self) -> pa.RecordBatch:
         try:
             if self._pid != os.getpid():
-                raise IndexClosed("a parent process began this export, and this process is its fork: begin it again")
+                raise IndexClosed("the parent of this forked process began the export: begin it again")
             self._check_open()
             batch = next(self._batches)
-        except BaseException as error:  # whatever it is, the end among it: nothing more is read
+        except BaseException as error:  # also for the end of the iteration and for an interrupt
             self.close()
             if not isinstance(error, MissingObject):
                 raise
@@ -152,7 +152,7 @@ class Export(Iterator[pa.RecordBatch]):
         return batch
 
     def close(self) -> None:
-        """Let go of the files. Idempotent."""
+        """Release the files. Idempotent."""
         self._batches.close()
         self._held.close()
 
@@ -167,12 +167,12 @@ class Export(Iterator[pa.RecordBatch]):
         return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
 
     def _chosen(self, found: Sequence[Handle]) -> Iterator[_File]:
-        """Yield what holds the entries, each once. Raises the error of a file that can't be read."""
+        """Yield the files that have the entries, each entry once. Raises the error of a file that can't be read."""
         files, copies = self._state.files, dict[str, CompactedFile]()
         for handle in found:
             if isinstance(handle, DamagedFile):
                 raise handle.error.with_traceback(None)
-            # what is in the storage comes from the log's state; the buffer was flushed before
+            # stored objects come from the log's state below, and the buffer was flushed before
             if isinstance(handle, WindowTable) or handle.place == "buffer":
                 continue
             if isinstance(handle, CompactedFile):
@@ -202,7 +202,7 @@ class Export(Iterator[pa.RecordBatch]):
         assert copy.local is not None
         source: FileBytes = copy.local
         try:
-            verify_runs(copy)  # all of it, before an entry is given
+            verify_runs(copy)  # the whole file, before its first entry
         except (CorruptFile, StorageUnavailable):
             source = StorageBytes(self._cold, self._state.files[copy.file_id])
         return self._of(source)
@@ -268,9 +268,9 @@ def export_schema(schema: Schema) -> Any:
 
 
 def entries_checksum(batch: pa.RecordBatch, schema: Schema) -> int:
-    """Return the sum (u64) of one mixed hash of each exported entry: equal for equal multisets, in whatever order.
+    """Return the sum (u64) of a mixed hash of each exported entry: equal for the same entries in any order.
 
-    All columns take part but topic_id, which differs between files: the topic's name does.
+    It covers all columns except topic_id, which differs between files; it covers the topic's name.
     """
     items = np.zeros(len(batch), schema.item)
     for name in schema.item.names or ():
@@ -286,20 +286,20 @@ def entries_checksum(batch: pa.RecordBatch, schema: Schema) -> int:
 
 
 def _topics(ids: Array, names: Mapping[int, str]) -> pa.Array:
-    """Return the name of each topic id, null for one without. Raises `InvalidArgument` for what Arrow can't hold."""
+    """Return the name of each topic id, null if it has none. Raises `InvalidArgument` for a lone surrogate."""
     used, places = np.unique(ids, return_inverse=True)
     known = [names.get(topic_id) for topic_id in used.tolist()]
     try:
         texts = pa.array(known, pa.string())
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"topic {error.object!r:.80} has half a character (a lone surrogate), which no exported text can hold"
+            f"topic {error.object!r:.80} has a lone surrogate, which can't be exported as text"
         ) from error
     return texts.take(pa.array(places))
 
 
 def topics_of(topics: str | Iterable[str] | None) -> list[str] | None:
-    """Return the topics that are given, None for all. Raises `InvalidArgument` for anything but text."""
+    """Return the topics of an argument; None: all. Raises `InvalidArgument` for anything except text."""
     if topics is None or isinstance(topics, str):
         return None if topics is None else [topics]
     try:

@@ -32,7 +32,7 @@ _EPOCH = dt.date(1970, 1, 1)
 _QUARANTINE = "quarantine"
 _GROUPS = ("topic", "day", "state")
 _SUMS = ("entries", "bytes", "usd_a_month")
-# a topic, a day since the epoch, how many entries, and whether that is an estimate
+# a topic, a day since the epoch, the number of entries, and whether that is an estimate
 Piece = tuple[str | None, int | None, int, bool]
 
 
@@ -47,8 +47,10 @@ class _Unsealed(Handle, Protocol):
 
 
 class Leftovers:
-    """Finds local files whose objects a record has removed: what they were merged into has their entries. Where a
-    writer died in between, only the records since a file was begun say so: a request each, once. Threads: any.
+    """Finds local files that were merged: records removed their objects, and tables have their entries.
+
+    After a crash of the writer, only the log shows this. Each record since the file was created is read once. Threads:
+    any.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -56,7 +58,7 @@ class Leftovers:
         self._lock = threading.Lock()
 
     def without(self, found: Sequence[Handle], state: LogState) -> Sequence[Handle]:
-        """Return those of `found` that are none of them at a state of the log. Raises as the storage."""
+        """Return the handles in `found` without merged files, as of a state of the log. Raises storage errors."""
         over: set[str] = set()
         begun: dict[str, int] = {}
         for handle in found:
@@ -76,7 +78,7 @@ class Leftovers:
 
 
 def describe_handle(handle: Handle) -> dict[str, Any]:
-    """Return what is known of a file without reading its entries, JSON-ready."""
+    """Return a JSON-ready description of a file, without reading its entries."""
     known: dict[str, Any] = dict.fromkeys(("entries", "bytes", "path", "object", "table", "error"))
     if isinstance(handle, CompactedFile):
         known["entries"] = handle.count
@@ -111,8 +113,9 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
 def files_document(
     index_id: str, log_number: int, handles: Iterable[Handle], archived: Iterable[ArchivedSegment]
 ) -> dict[str, Any]:
-    """Return what an index's files are, their sums, and what is archived, JSON-ready; ``partial`` where one can't be
-    read.
+    """Return a JSON-ready document of an index's files, their totals, and archived segments.
+
+    Its status is ``partial`` if a file can't be read.
     """
     handles = list(handles)
     listed = [describe_handle(handle) for handle in handles]
@@ -129,8 +132,8 @@ def files_document(
 
 
 def files_table(handles: Iterable[Handle]) -> pa.Table:
-    """Return `describe_handle` of each file as a row; `table` is a struct, null for what is no window table."""
-    # loaded when used: commands that show files need no Arrow
+    """Return a table with one row per file, as `describe_handle`. `table` is a struct, null but for window tables."""
+    # imported here, because commands that list files need no Arrow
     import pyarrow as pa
 
     text, number = pa.string(), pa.int64()
@@ -141,7 +144,7 @@ def files_table(handles: Iterable[Handle]) -> pa.Table:
 
 
 def du_table(stats: Sequence[tuple[Handle, NamedStats]], state: LogState, prices: PriceTable) -> pa.Table:
-    """Return what files take and cost, as `Lookups.du` says; `stats` is what each holds of each topic."""
+    """Return the table of `Lookups.du`. `stats` has the topic stats of each file."""
     import pyarrow as pa
 
     rows = []
@@ -167,7 +170,7 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], state: LogState, prices
 
 
 def _summed(table: pa.Table, by: list[str]) -> pa.Table:
-    """Return the sums of rows by some columns, in their order; `estimated` where one of them is."""
+    """Return the sums of rows, grouped and sorted by some columns. A sum is `estimated` if one of its rows is."""
     sums = [(name, "sum") for name in _SUMS]
     table = table.group_by(by).aggregate([*sums, ("estimated", "any")])
     table = table.select([*by, *(f"{name}_sum" for name in _SUMS), "estimated_any"])
@@ -175,20 +178,18 @@ def _summed(table: pa.Table, by: list[str]) -> pa.Table:
 
 
 def du_groups(text: str) -> list[str]:
-    """Return the columns that rows of `du_document` are of, as people list them. Raises `InvalidArgument`."""
+    """Parse a list of columns for `du_document`, such as ``topic,day``. Raises `InvalidArgument`."""
     groups = [name.strip() for name in text.split(",")]
     if len(set(groups)) < len(groups) or not set(groups) <= set(_GROUPS):
-        raise InvalidArgument(
-            f"by {text!r:.80}: give some of {', '.join(_GROUPS)}, each once, with commas between them"
-        )
+        raise InvalidArgument(f"by {text!r:.80}: give some of {', '.join(_GROUPS)}, each once, separated by commas")
     return groups
 
 
 def du_document(table: pa.Table, by: list[str], index_id: str, log_number: int, prices: PriceTable) -> dict[str, Any]:
-    """Return `Lookups.du`'s table summed up `by` some of its columns, JSON-ready: rows in their order, and totals."""
+    """Return the table of `Lookups.du`, summed `by` some of its columns, as a JSON-ready dict of rows and totals."""
     rows = _summed(table, by).to_pylist()
     for row in rows:
-        # of whole files only the days are a guess
+        # only days are estimated
         row["estimated"] = bool(row["estimated"]) and "day" in by
         if row.get("day") is not None:
             row["day"] = row["day"].isoformat()
@@ -205,9 +206,9 @@ def du_document(table: pa.Table, by: list[str], index_id: str, log_number: int, 
 
 
 def _pieces(handle: Handle, named: NamedStats) -> Iterator[Piece]:
-    """Yield how many entries a file has of each topic and day."""
+    """Yield the number of entries of a file for each topic and day."""
     if any(stats is None for _, stats in named) or not named:
-        # a file of an older version doesn't say; which of its entries are whose is not known then
+        # files of older versions have no stats, so the topics of their entries are unknown
         topic = named[0][0] if len(named) == 1 else None
         yield from _days(handle, topic, describe_handle(handle)["entries"] or 0, handle.second_min, handle.second_max)
         return
@@ -220,7 +221,7 @@ def _days(handle: Handle, topic: str | None, entries: int, second_min: int, seco
     first, last = second_min // _DAY_S, second_max // _DAY_S
     if first == last:
         yield topic, first, entries, False
-    elif handle.lane == _QUARANTINE:  # clocks that are wrong by years say nothing of days
+    elif handle.lane == _QUARANTINE:  # an interval of implausible times can't be split into days
         yield topic, None, entries, False
     else:
         edges = np.clip(np.arange(first, last + 2) * _DAY_S, second_min, second_max + 1)
@@ -230,7 +231,7 @@ def _days(handle: Handle, topic: str | None, entries: int, second_min: int, seco
 
 
 def _shared(total: int, weights: Sequence[int]) -> list[int]:
-    """Return whole shares of `total` by weights; their sum is `total`."""
+    """Return integer shares of `total` by weights. Their sum is `total`."""
     reached = np.cumsum(np.asarray(weights, np.float64))
     if not len(reached) or not reached[-1]:
         return [total, *[0] * (len(weights) - 1)] if weights else []

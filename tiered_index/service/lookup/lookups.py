@@ -1,4 +1,4 @@
-"""Base of a writer and its readers: lookups, and the state of the storage's log.
+"""The base class of writers and readers: lookups, and the state of the storage's log.
 
 Threads: every method from any thread.
 """
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NO_LIMITS = LookupLimits()
-"""Of a lookup that has no bound."""
+"""The limits of a lookup without a bound."""
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
 def _bounds(limits: Limits) -> LookupLimits:
     bounds = LookupLimits(**limits) if limits else NO_LIMITS
-    # one object for all calls without a bound, which take a shorter way
+    # calls without a bound share one object, which selects the fast path
     return NO_LIMITS if bounds == NO_LIMITS else bounds
 
 
@@ -61,7 +61,7 @@ def _span_attributes(answer: Any) -> dict[str, Any]:
 
 
 class Lookups(ABC, Generic[ItemT]):
-    """Base of `IndexService` and `IndexReader`, which supply the files."""
+    """Base class of `IndexService` and `IndexReader`: lookups, exports and inventory."""
 
     config: IndexConfig
     _engine: QueryEngine
@@ -181,7 +181,7 @@ class Lookups(ABC, Generic[ItemT]):
                 ).run()
 
     def cursor_after(self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, item: IndexItem) -> str:
-        """Return the cursor for the page that begins behind `item`, an entry of the answer to this lookup."""
+        """Return the cursor of the page behind `item`, an entry of the answer to this lookup."""
         second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
         return encode_cursor(self._engine.order_key(item), query_digest(topic, key, second_min, second_max))
 
@@ -228,7 +228,7 @@ class Lookups(ABC, Generic[ItemT]):
         export says why. `missing` names the objects that only the storage has: they raise `PartialAnswer` unless
         `allow_partial` is given.
         """
-        # loaded when used: a lookup of one key needs no Arrow
+        # imported here, because a lookup of one key needs no Arrow
         from tiered_index.service.lookup.export import Export, ExportRange, topics_of
 
         self._check_open()
@@ -242,7 +242,7 @@ class Lookups(ABC, Generic[ItemT]):
                 before = self._log_states()[0]
                 found = self._once(self._begin(), second_min, second_max)
                 not_asked = found.freshness.not_asked if isinstance(found, RootOnly) else None
-                # else local files may have become objects, or these others, in between
+                # if the log has changed, local files may have been published or merged meanwhile
                 if self._log_states()[0] is before:
                     storage, schema = self._cold_paths[0].storage, self.schema
                     own = self._check_open, self._read_log, held.pop_all()
@@ -254,7 +254,7 @@ class Lookups(ABC, Generic[ItemT]):
                             f"not be asked ({not_asked}): {made.missing[0]} first"
                         )
                     return made
-        raise StorageUnavailable(f"the log moved on during {LOG_RETRIES} looks at the files; try again")
+        raise StorageUnavailable(f"the log changed in each of {LOG_RETRIES} tries to read the list of files; try again")
 
     def files_table(self) -> pa.Table:
         """Return an Arrow table with a row for each file and window table, without reading entries. One index only."""
@@ -296,7 +296,7 @@ class Lookups(ABC, Generic[ItemT]):
         return self._log_states()[0]
 
     def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
-        """Return the archived segments of `store`, or of all for None, by store and start. Of one index only."""
+        """Return the archived segments of `store` (None: of all stores), by store and start. One index only."""
         state = self.log_state
         return tuple(
             segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
@@ -327,7 +327,7 @@ class Lookups(ABC, Generic[ItemT]):
             raise InvalidArgument(f"file_id must be text, not {file_id!r:.80}")
         cached = [
             cold.fetch_filter(stored)
-            # an index may appear meanwhile, behind the others
+            # not strict, because an index may appear meanwhile, behind the others
             for cold, state in zip(self._cold_paths, self._log_states(), strict=False)
             for stored in [*state.tables.get(file_id, ()), state.files.get(file_id)]
             if stored is not None
@@ -370,13 +370,13 @@ class Lookups(ABC, Generic[ItemT]):
         if limits is NO_LIMITS and (files := self._ready()) is not None:
             return LookupRun(files, allow_partial, None, *known).run(self._catalogs, answer)
         with LookupBudget(self._prices, limits).open() as budget:
-            # before the catalogs: an index that has appeared has one more
+            # before the catalogs are read, because an index may appear
             files = self._begin()
             return LookupRun(files, allow_partial, budget, *known).run(self._catalogs, answer)
 
     @abstractmethod
     def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
-        """Raise `IndexClosed` where it is closed, after `_check_process`."""
+        """Call `_check_process`, and raise `IndexClosed` if the index is closed."""
 
     @abstractmethod
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
@@ -385,7 +385,7 @@ class Lookups(ABC, Generic[ItemT]):
     def _once(self, files: Files, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the files of inclusive epoch seconds, without local ones that a record has removed."""
         found = files.handles(second_min, second_max)
-        # of several indexes no root is read
+        # several indexes are read without roots
         if len(self._catalogs) > 1 or isinstance(found, RootOnly):
             return found
         if self._leftovers is None:
@@ -393,26 +393,24 @@ class Lookups(ABC, Generic[ItemT]):
         return self._leftovers.without(found, self._log_states()[0])
 
     def _check_one_index(self) -> None:
-        """Raise `InvalidArgument` where several indexes are read as one."""
+        """Raise `InvalidArgument` if this reads several indexes as one."""
 
     def _whole_view(self) -> tuple[LocalView, About] | None:
-        """Return a view of all files, and what is to be said of an answer; None: a lookup takes more than one view."""
+        """Return a view of all files, and the state of the logs; None: a lookup needs more than a view."""
         return None
 
     @abstractmethod
     def _ready(self) -> Files | None:
-        """Return what a lookup reads; None where something is due before it, or finding files may make requests, which
-        a budget of the lookup counts.
-        """
+        """Return the files for a lookup; None: use `_begin`, because a refresh is due or requests may be needed."""
 
     @abstractmethod
     def _begin(self) -> Files:
-        """Do what is due before a lookup; return what it reads."""
+        """Run due refreshes, and return the files for a lookup."""
 
     @abstractmethod
     def _log_states(self) -> Sequence[LogState]:
-        """Return the log of each index as far as it was read, in the order of `_cold_paths`."""
+        """Return the present log state of each index, in the order of `_cold_paths`."""
 
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:
-        """Read what the log of the storage `uri` has gained, and show it in its catalog."""
+        """Read new records of the log of storage `uri`, update its catalog, and return the state."""

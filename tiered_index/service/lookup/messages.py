@@ -1,10 +1,9 @@
-"""Messages as the answer: those that a lookup's entries point to, fetched and checked against the real key.
+"""Lookups of messages: fetches the messages of a lookup's entries, and checks the real key.
 
-Every entry is accounted for, by a message or by its state and a reason, except for entries of other keys with an equal
-hash (counted) and of overwritten messages whose successor has an entry. A rewritten log has several entries of one
-place and queue, each of another second: its message is answered by its own entry, at that entry's position in the
-order, looked up where a newer one hides it. Threads: any; values are immutable; a `MessageLookup` belongs to one
-thread.
+Every entry has a message, or a state and a reason. Exceptions are entries of other keys with an equal hash, which are
+counted, and entries of overwritten messages if the new message has an entry. If a log was rewritten, several entries
+with different seconds have the same place and queue. The message is then answered by its own entry, at that entry's
+place in the order; if a newer entry hides it, it is looked up. Threads: any; a `MessageLookup` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -23,17 +22,22 @@ from tiered_index.storage.context import check_deadline
 from tiered_index.types import MAX_TIMESTAMP_MS, Answer, Explain, FileReport, IndexItem, Lookup, QueryResult
 
 MessageState = Literal["local", "archived", "expired", "erased", "missing"]
-"""``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has
-deleted it, and no archive has it. ``erased``: it was overwritten in its archived segment. ``missing``: it should be
-there and isn't, is damaged, or could not be read.
+"""The state of a message:
+
+- ``local``: read from the source's own files.
+- ``archived``: read from an archived segment.
+- ``expired``: the source has deleted it, and no archived segment has it.
+- ``erased``: it was overwritten in its archived segment.
+- ``missing``: it should exist, but it does not, is damaged, or could not be read.
 """
 
 _WITHHELD_S = 0.2
 
 
 def pause_s(passed_s: float) -> float:
-    """Return how long an answer waits that withholds a place: until the next step, each twice as long as the last. So
-    the time does not tell what is at the place.
+    """Return the time to wait before an answer that withholds a place: until the next step, each twice the last.
+
+    So the response time does not reveal what is at the place.
     """
     step_s = _WITHHELD_S
     while step_s < passed_s:
@@ -42,10 +46,10 @@ def pause_s(passed_s: float) -> float:
 
 
 class FoundMessage(Protocol):
-    """A message of any system."""
+    """A message of any source."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
+        """Return the message as a JSON-ready dict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,28 +64,27 @@ class Fetched:
     state: MessageState
     message: FoundMessage | None = None
     carries_key: bool = True
-    """False: a whole message of another key or topic, whose hash is equal."""
+    """False: the message has another key or topic with an equal hash."""
     read_from: str | None = None
-    """Path or object's name that was read, or tried last."""
+    """Path or object name that was read, or tried last."""
     problem: str | None = None
     error: TieredIndexError | None = None
-    """Why the place could not be read; trying again may help."""
+    """Why the place could not be read. Trying again may help."""
     damaged: bool = False
-    """What is at the place contradicts its checksum or its structure, and no other copy was found."""
+    """The bytes contradict their checksum or structure, and there is no other copy."""
     instead: IndexItem | None = None
-    """Where another message of the key is in the entry's place, of another second: the entry that one would have."""
+    """If the place has another message of the key, with another second: the entry of that message."""
     is_near: bool = False
-    """`message` is the one of `instead`, whose second is so near that this may be its entry, where the index has no
-    other for it.
+    """`message` is that of `instead`, and its second is so near that this may be its entry, if the index has no other.
     """
     withheld: bool = False
-    """The place is kept secret: the caller sees some topics only, and no message of these begins there."""
+    """The caller may see only some topics, and no message of these begins at the place."""
     requests: int = 0
     bytes: int = 0
-    """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""
+    """Requests and bytes of the storage. If one request fetched neighbours, the first of them has the cost."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
+        """Return the fields as a JSON-ready dict."""
         return {
             "state": self.state,
             "item": self.item.to_dict() if self.item is not None else None,
@@ -98,12 +101,12 @@ class MessageSource(Protocol):
     """
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return the outcome for each of `items`, in order, looked up under `key` of `topic`. No single item raises."""
+        """Return the result for each of `items`, in order, for `key` of `topic`. An item's error is in its result."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MessagesResult(Answer[Fetched]):
-    """The answer to a lookup of messages: a sequence of them.
+    """The answer to a lookup of messages: a sequence of `Fetched`.
 
     `messages` has at most `max_count` messages in answer order, including those that can't be read. `status`, `cursor`
     and `lost` are as in `QueryResult`. `failed` names files of the index and places of messages that could not be read
@@ -120,25 +123,26 @@ class MessagesResult(Answer[Fetched]):
     message_bytes: int = 0
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
-        """As `Answer.to_dict`."""
+        """See `Answer.to_dict`."""
         document = super().to_dict(files=files)
         document["explain"] |= {"message_requests": self.message_requests, "message_bytes": self.message_bytes}
         return document
 
 
-# the timeout of a lookup whose time is up: it reports what it would have read
+# the timeout of a lookup whose time is up, so that it reports the files that it needs
 _MOMENT_S = 1e-6
-# how far an entry's second may be from its message's own, in order of preference
+# allowed differences between an entry's second and its message's, in order of preference
 _STEPS_S = (0, 1, -1)
-# least entries of a page after collisions have shown that pages hold others' entries, too
+# least entries of a page after the first, which had collisions
 _PAGE = 64
 
 
 @dataclass(eq=False)
 class MessageLookup:
-    """One lookup of messages: its pages, what was fetched, and the budget's refusal of a part of the index. `query` is
-    that of a service or reader, and `order_key` says where an entry is in its answers; `budget` is open and holds
-    the bounds of the whole call.
+    """One lookup of messages: its pages, its fetched messages, and the first budget error of a page.
+
+    `query` is that of a service or reader. `order_key` returns the order key of an entry. `budget` is open and has the
+    bounds of the whole call.
     """
 
     query: Callable[..., QueryResult]
@@ -158,7 +162,7 @@ class MessageLookup:
         self._message_bytes, self._is_full = 0, False
 
     def run(self) -> MessagesResult:
-        """Look up, fetch, and page past collisions. Raises as `query`, and the first `Fetched.error` unless partial."""
+        """Look up, fetch, continue past collisions. Raises as `query`, and the first `Fetched.error` unless partial."""
         started = time.perf_counter()
         lookup = self.lookup
         found: list[Fetched] = []
@@ -207,7 +211,7 @@ class MessageLookup:
         raise BudgetExceeded(str(exceeded), failed=result.failed, result=result) from exceeded
 
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
-        """Return what became of `items`, in answer order, other keys' messages included, overwritten entries left out.
+        """Return the fetched `items` in answer order, with other keys' messages, without overwritten entries.
 
         `ahead` are the entries behind them on their page. An entry that comes later and that one of these hides is
         inserted there if it is before the page's end, which there is unless the page `is_last`; else it comes by
@@ -241,7 +245,7 @@ class MessageLookup:
         return [one for _, one in sorted(resolved, key=itemgetter(0))]
 
     def _fitting(self, items: Sequence[IndexItem]) -> int:
-        """Return how many of `items` the bytes that are left have room for: of all that are fetched at least one."""
+        """Return how many of `items` fit the remaining message bytes; at least 1 for the first message."""
         if self.max_message_bytes is None:
             return len(items)
         for number, item in enumerate(items):
@@ -252,12 +256,12 @@ class MessageLookup:
         return len(items)
 
     def _order(self, item: IndexItem) -> tuple[int, ...]:
-        """Return what entries are ordered by, ascending."""
+        """Return an ascending sort key of entries."""
         second, offset, *more = self.order_key(item)
         return (-second, -offset, *more)
 
     def _look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
-        """Return a page of the index, as far as the budget reaches."""
+        """Return a page of the index; only a part if the budget is exceeded."""
         topic, key, left_s = self.lookup.topic, self.lookup.key, self.budget.remaining_s()
         limits = {} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}
         try:
@@ -269,13 +273,13 @@ class MessageLookup:
         return answer
 
     def _own_entry(self, there: IndexItem) -> IndexItem | None:
-        """Return the index's entry, of any time, of the message that would have the entry `there`, if there is one."""
+        """Return the index's entry, of any time, for the message whose entry would be `there`; None: there is none."""
         second, *place = self.order_key(there)
         for step in _STEPS_S:
             own = second + step
             if not 0 <= own <= MAX_TIMESTAMP_MS // 1000:
-                continue  # a time that was damaged
-            # the cursor just before it: no other entry is between
+                continue  # a damaged time
+            # the cursor directly before it
             digest = query_digest(self.lookup.topic, self.lookup.key, own, own)
             before = encode_cursor((own, *place[:-1], place[-1] - 1), digest)
             for item in self._look_up(own * 1000, own * 1000, 1, before).items:
@@ -284,7 +288,7 @@ class MessageLookup:
         return None
 
     def _fetch(self, items: Sequence[IndexItem]) -> list[Fetched]:
-        """Return what became of each of `items`, in their order."""
+        """Return the result for each of `items`, in order."""
         try:
             check_deadline("fetching messages")
         except BudgetExceeded as error:
@@ -292,12 +296,12 @@ class MessageLookup:
         else:
             fetched = self.source.fetch(items, self.lookup.topic, self.lookup.key)
         if [one.item for one in fetched] != list(items):
-            raise AssertionError("a message source answers for every item, in order")
+            raise AssertionError("a message source must return a result for each item, in order")
         self.fetched += fetched
         return fetched
 
     def _reports(self) -> list[FileReport]:
-        """Return what was read of each archived segment, or other place that cost a request or failed."""
+        """Return a report for each archived segment, and for other places that cost a request or failed."""
         groups: dict[tuple[str | None, str, bool], list[Fetched]] = {}
         for one in self.fetched:
             if one.item is not None and (one.requests or one.error is not None or one.state == "archived"):
@@ -325,7 +329,7 @@ class MessageLookup:
         return reports
 
     def _failures(self, reports: Sequence[FileReport]) -> dict[tuple[str | None, str], FileReport]:
-        """Return the failed reports; raises their error unless the budget refused it or partial answers are allowed."""
+        """Return the failed reports. Raises their error, unless it is of the budget or partial answers are allowed."""
         failed = {(report.source, report.file): report for report in reports if report.outcome == "failed"}
         errors = [one.error for one in self.fetched if one.error is not None]
         hard = [error for error in errors if not isinstance(error, BudgetExceeded)]
@@ -338,12 +342,12 @@ class MessageLookup:
         return failed
 
     def _refusal(self) -> BudgetExceeded | None:
-        """Return the error of the first message that the budget did not reach for, saying how many those were."""
+        """Return an error if the budget was exceeded before all messages were read, with their number."""
         errors = [one.error for one in self.fetched if isinstance(one.error, BudgetExceeded)]
         return BudgetExceeded(f"{errors[0]}; {len(errors)} of the messages were not read") if errors else None
 
     def _explain(self, reports: Sequence[FileReport], started: float) -> Explain:
-        """Return the sum of it all; what the budget counted beyond lookups and messages is the log's."""
+        """Return the total cost. Requests besides those of lookups and messages are reads of the log."""
         explains = [answer.explain for answer in self.pages]
         usage = self.budget.usage
         total = RequestStats(usage.requests, usage.bytes_read, usage.cost_usd)

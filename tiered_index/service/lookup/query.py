@@ -1,8 +1,8 @@
-"""Lookups over many files: prepare, search, and one deterministic answer with its cost and its missing files.
+"""Lookups over many files: prepare, search, and make one deterministic answer with its cost and missing files.
 
-A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends
-on which thread was faster. `scan` reads the files. A spent budget stops requests only: local files are still searched,
-and `BudgetExceeded` carries the partial answer.
+A file is skipped only if `max_count` answers are strictly newer than its greatest second, so the answer does not depend
+on the order of threads. `scan` reads the files. A spent budget only stops requests: local files are still searched, and
+`BudgetExceeded` has the partial answer.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ if TYPE_CHECKING:
 
     from tiered_index._views import Answers, ViewRows
 
-# of a view that makes no requests
+# for a view, which makes no requests
 _NO_PRICES = PriceTable()
 R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 
 class Logs(NamedTuple):
-    """The parts that answers lack by the logs of indexes, each with the URI of its index; None where one is read."""
+    """Lost objects and expired entries by the logs of indexes, with the URI of each index (None: only one index)."""
 
     lost: Sequence[tuple[str | None, LostObject]] = ()
     expired: Sequence[tuple[str | None, Expired]] = ()
 
     @classmethod
     def of(cls, indexes: Iterable[tuple[str | None, Mapping[str, LostObject], Expired]]) -> Logs:
-        """Return the record of what was given up, and what has expired, of each index."""
+        """Make it from the URI, the lost objects and the expired entries of each index."""
         told = [one for one in indexes if one[1] or (one[2] is not NOTHING_EXPIRED and one[2])]
         if not told:
             return NO_LOGS
@@ -96,14 +96,15 @@ class Logs(NamedTuple):
         second_max: int,
         *hashes: int,
     ) -> Provenance:
-        """Return the provenance of an answer of inclusive epoch seconds: of `topic` and the hashes of a key, or of
-        all topics and keys.
+        """Return the provenance of an answer for inclusive epoch seconds.
+
+        It is for `topic` and the hashes of a key, or for all topics (None) and keys (no hashes).
         """
         if not self.lost and not self.expired:
             return Provenance(freshness, unknown_topics)
         lost = [one.told(source) for source, one in self.lost if one.concerns(second_min, second_max, *hashes)]
         times = [one.latest_ms if topic is None else one.before_ms(topic) for _, one in self.expired]
-        # of several indexes the latest; 0: nothing has expired, though entries may be older than the epoch
+        # the latest of several indexes; 0 means that nothing has expired, because entries may be older than the epoch
         expired_before_ms = max([ms for ms in times if ms and ms // 1000 > second_min], default=None)
         return Provenance(freshness, unknown_topics, tuple(lost), expired_before_ms)
 
@@ -113,24 +114,24 @@ NO_LOGS = Logs()
 
 @dataclass(eq=False)
 class QueryEngine:
-    """Runs lookups over handles of one index, or of several (`sources`: names by number). Safe under threads."""
+    """Runs lookups over handles of one index, or of several (`sources`: names by number). Any thread."""
 
     schema: Schema
     item_type: type[IndexItem]
     threads: int
     prices: PriceTable
     sources: Mapping[int, str] | None = None
-    # asked after the handles, which show no later record of a log than this
+    # called after the handles are read, so that its state is not earlier than theirs
     logs: Callable[[], Logs] = lambda: NO_LOGS
 
     def __post_init__(self) -> None:
         self.form = AnswerForm(self.schema, self.item_type, self.sources)
         self._files = FileReader(self.threads, self.prices)
-        # entries that lookups folded though their content differs, counted at each lookup
+        # number of entries that lookups folded although their content differs, counted for each lookup
         self.folded = 0
         self._counted: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
-        # of lookups that one view answers whole; None: the compiled core is missing
+        # answers lookups that need only a view; None: there is no compiled core
         self.plain: Answers | None = None
         if (core := compiled_views()) is not None:
             fields = ViewFields(self.schema, self.form, self.item_type, self.prices)
@@ -138,12 +139,12 @@ class QueryEngine:
             self.plain = core.Answers(QueryResult, fields, *bounds)
 
     def read_of(self, sources: Mapping[int, str]) -> None:
-        """Answer of these indexes from now on; call it before their files are seen."""
+        """Set the indexes by number. Call it before lookups see files of a new one."""
         self.form = AnswerForm(self.schema, self.item_type, sources)
         self.sources = sources
 
     def order_key(self, item: IndexItem) -> OrderKey:
-        """Return where an entry that was answered is in the order."""
+        """Return the order key of an entry of an answer."""
         more: list[int] = []
         names = self.schema.identity_extra
         if self.sources is not None:
@@ -158,13 +159,13 @@ class QueryEngine:
         )
 
     def close(self, until_s: float | None = None) -> None:
-        """As `FileReader.close`."""
+        """See `FileReader.close`."""
         self._files.close(until_s)
 
     def prepare(
         self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
     ) -> PreparedLookup:
-        """Return the validated lookup. Raises `InvalidArgument`, `InvalidCursor`."""
+        """Return the validated lookup. Raises `InvalidArgument` and `InvalidCursor`."""
         check_topic(topic)
         check_key(key)
         second_min, second_max, max_count = check_range(begin_ms, end_ms, max_count)
@@ -175,10 +176,10 @@ class QueryEngine:
         return PreparedLookup(topic, key, *lookup_numbers(topic, key), second_min, second_max, max_count, after)
 
     def query(self, run: LookupRun, lookup: PreparedLookup, elsewhere: RequestStats = NOTHING) -> QueryResult[Any]:
-        """Answer one lookup; `elsewhere` is spent already. Errors as `IndexService.query`."""
+        """Answer one lookup. `elsewhere` is the cost before it. Raises the errors of `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self.schema, lookup.max_count)
-        # by index and hash rule, where something has expired
+        # the lookups by index and hash rule, if an index has expired entries
         kept: dict[tuple[str | None, HashRule], list[PreparedLookup]] = {}
 
         def look(handle: Handle) -> int:
@@ -199,7 +200,7 @@ class QueryEngine:
             reason = handle.excludes(first)
             return reason if not more or all(map(handle.excludes, more)) else None
 
-        # what is newer than the cursor was answered on the pages before
+        # entries newer than the cursor are on earlier pages
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         files, viewed = run.files, None
         handles, view = files.viewed(lookup.second_min, lookup.second_max)
@@ -239,22 +240,22 @@ class QueryEngine:
         return _within_budget(run, scan, result)
 
     def page(self, view: LocalView, about: About, lookup: PreparedLookup) -> QueryResult[Any] | None:
-        """Answer a lookup whose files one view has whole; None: the caller has to search some of them."""
+        """Answer a lookup from a view. None: the caller has to search some files."""
         found = view.find(lookup)
         if self.plain is None or found is None or found.has_left:
             return None
         return self.plain.answer(found, lookup.key, lookup.second_max, about)  # type: ignore[no-any-return]
 
     def query_many(self, run: LookupRun, lookups: Sequence[Lookup]) -> QueryResults[Any]:
-        """Answer many lookups; arguments and errors as `query`. No file is skipped for the answers of others."""
+        """Answer many lookups. Raises the errors of `query`. Unlike for `query`, newer answers don't skip files."""
         started = time.perf_counter()
         files = run.files
         batch = LookupBatch(lookups, allow_partial=run.allow_partial)
         matches = MatchAccumulator(batch, self.schema)
-        # by file, where only some lookups need what could not be read of it
+        # by file: the lookups that need its unreadable parts
         lacking: dict[tuple[str | None, str], set[int]] = {}
         kept: dict[tuple[str | None, HashRule], list[LookupBatch]] = {}
-        # of files that a view has searched for the other lookups
+        # files that a view has searched for some of the lookups
         partly: dict[int, Partly] = {}
 
         def look(handle: Handle) -> int:
@@ -272,7 +273,7 @@ class QueryEngine:
                 damage += found.damage
             if damage:
                 lacking[handle.source, handle.file_id] = {at for places, _ in damage for at in places.tolist()}
-                # the log tells whether a missing object was removed or lost, so this error comes first
+                # a missing object first, because the log has to be read for it
                 raise min([error for _, error in damage], key=lambda error: not isinstance(error, MissingObject))
             return matched
 
@@ -280,7 +281,7 @@ class QueryEngine:
             reasons = [handle.excludes_all(one) for one in batch.under(handle.hash)]
             return reasons[0] if all(reasons) else None
 
-        # a lookup with a cursor is answered by itself
+        # lookups with a cursor are answered one by one
         pages, short = self._pages(run, {number: lookups[number] for number in batch.continued})
         scan = Scan(look, excludes)
         handles: Sequence[Handle] = ()
@@ -295,7 +296,7 @@ class QueryEngine:
                 handles = needed = files.handles(*within)
                 logs = self.logs()
                 for source, gone in logs.expired:
-                    # of all rules: what takes the place of an object that is gone may have another one
+                    # for all rules, because an object that replaces a removed one may have another rule
                     for rule in HASH_RULES:
                         kept[source, rule] = [one.without(gone) for one in batch.under(rule)]
             else:
@@ -336,7 +337,7 @@ class QueryEngine:
     def _pages(
         self, run: LookupRun, lookups: Mapping[int, Lookup]
     ) -> tuple[dict[int, QueryResult[Any]], BudgetExceeded | None]:
-        """Return the answers of lookups, one by one, and the first one's error that the budget did not reach for."""
+        """Return the answers of lookups, one by one, and the first budget error."""
         pages: dict[int, QueryResult[Any]] = {}
         short: BudgetExceeded | None = None
         for number, one in lookups.items():
@@ -352,7 +353,7 @@ class QueryEngine:
         return pages, short
 
     def topics(self, run: LookupRun, handles: Sequence[Handle], second_min: int, second_max: int) -> TopicsResult:
-        """List the topics of files that overlap the inclusive epoch seconds; errors as `query`."""
+        """Return the topics of files that overlap the inclusive epoch seconds. Raises the errors of `query`."""
         started = time.perf_counter()
         logs = self.logs()
         expired = dict(logs.expired)
@@ -383,7 +384,7 @@ class QueryEngine:
         return _within_budget(run, scan, result)
 
     def file_stats(self, run: LookupRun, handles: Sequence[Handle]) -> list[tuple[Handle, NamedStats]]:
-        """Return what each file holds of each topic; errors as `query`."""
+        """Return the topic stats of each file. Raises the errors of `query`."""
         found: list[tuple[Handle, NamedStats]] = []
 
         def look(handle: Handle) -> int:
@@ -399,12 +400,12 @@ class QueryEngine:
             self._counted[kind, status] += 1
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """Return how many lookups have ended, by kind and status."""
+        """Return the number of lookups that have ended, by kind and status."""
         with self._lock:
             counted = self._counted.copy()
         if self.plain is not None:
             counted.update({("query", "complete"): self.plain.complete, ("query", "truncated"): self.plain.truncated})
-        # without statuses that there were none of
+        # without zeros
         return +counted
 
     def _fold(self, count: int) -> int:
@@ -414,13 +415,13 @@ class QueryEngine:
         return count
 
     def _read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search the handles; raise what can't be passed over, except a spent budget (see `_within_budget`)."""
+        """Search the handles. Raises errors that fail the lookup, except a spent budget (see `_within_budget`)."""
         self._files.read(run, scan, handles)
         if scan.errors:
             run.resolve(scan)
         if scan.errors and run.fails(scan):
             error = _error(scan)
-            # an error that is kept by a frame of its own trace keeps all that the frames name, maps among it
+            # break the cycle of error, traceback and frame, which would keep memory maps open
             scan.errors.clear()
             try:
                 raise error
@@ -429,13 +430,13 @@ class QueryEngine:
 
 
 class ViewFields:
-    """Makes the fields of answers that one view has whole, when they are looked at. Their `about` is an `About`."""
+    """Makes the fields of answers of a view on first access. Their `about` is an `About`."""
 
     def __init__(self, schema: Schema, form: AnswerForm, item_type: type[IndexItem], prices: PriceTable) -> None:
         self._schema, self._form, self._item_type, self._prices = schema, form, item_type, prices
 
     def field(self, found: ViewRows, name: str) -> Any:
-        """As `LaterFields.field`."""
+        """See `LaterFields.field`."""
         match name:
             case "items":
                 form = self._form
@@ -458,7 +459,7 @@ class ViewFields:
         raise AttributeError(name)
 
     def table(self, found: ViewRows) -> pa.Table:
-        """As `LaterFields.table`."""
+        """See `LaterFields.table`."""
         return self._form.table(found.topic, self._rows(found))
 
     def _rows(self, found: ViewRows) -> Array:
@@ -472,8 +473,8 @@ class ViewFields:
 def _explain(
     run: LookupRun, scan: Scan, started: float, elsewhere: RequestStats, folded: int, viewed: Noted | None = None
 ) -> Callable[[], Explain]:
-    """Return what tells what a pass did since `started`; what it spent beyond files and `elsewhere` went to the log."""
-    # counted now: a search that was given up may still make a request
+    """Return a function that makes the `Explain` of a pass. Cost besides files and `elsewhere` is that of the log."""
+    # counted now, because an abandoned search may still make a request
     total, elapsed_s = run.spent() - elsewhere, time.perf_counter() - started
     return partial(_explained, tuple(scan.notes), scan.outdated, total, elapsed_s * 1000, folded, viewed)
 
@@ -509,7 +510,7 @@ def _explained(
 
 
 def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | None = None) -> tuple[str, ...]:
-    """Return which of the topics none of the files has, nor a view; none where the topics of a file are not known."""
+    """Return the topics that no file and no view has. Empty if the topics of a file are not known."""
     if viewed is not None and (viewed.knows_topic or (not handles and not reports_of(viewed, _NO_PRICES))):
         return ()
     unknown = tuple(topics) if handles or viewed is not None else ()
@@ -521,7 +522,7 @@ def _unknown(topics: Sequence[str], handles: Sequence[Handle], viewed: Noted | N
 
 
 def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicSummary:
-    """Return a topic's summary with what one more file, of several ids or shards, says of it."""
+    """Add one more file to a topic's summary. `stats` are those of its ids or shards."""
     said = [one for one in stats if one is not None]
     begins = [one.second_min * 1000 for one in said] + [ms for ms in (before.begin_ms,) if ms is not None]
     ends = [one.second_max * 1000 for one in said] + [ms for ms in (before.end_ms,) if ms is not None]
@@ -536,7 +537,7 @@ def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicS
 
 
 def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
-    """Return the answer; raise `BudgetExceeded` with it where the budget was spent and partial answers are refused."""
+    """Return the answer, or raise `BudgetExceeded` with it if files were not read and it may not be partial."""
     if not scan.errors or run.allow_partial:
         return result
     report, error = scan.errors[0]
@@ -546,7 +547,7 @@ def _within_budget(run: LookupRun, scan: Scan, result: R) -> R:
 
 
 def _error(scan: Scan) -> TieredIndexError:
-    """Return what to raise: the one error where there is one kind, so that the caller's next action is clear."""
+    """Return the error to raise: the first one if all are of one kind, otherwise a `PartialAnswer`."""
     hard = [(report, error) for report, error in scan.errors if not isinstance(error, BudgetExceeded)]
     first = hard[0][1]
     one_kind = all(type(error) is type(first) for _, error in hard)

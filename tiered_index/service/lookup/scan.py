@@ -1,9 +1,8 @@
-"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side.
+"""A pass over files: newest first, local ones in the caller's thread, stored ones in parallel.
 
-A file is skipped when the answer can't change by it any more, or when its cached filter or topic table exclude it.
-`_Pace` says how many stored files are searched at once. `LookupRun` decides what a missing object means: removed by a
-later record of the log, or lost. Threads: one scan belongs to one lookup; the pool is shared by all lookups of an
-index.
+A file is skipped if it can't change the answer, or its cached filter or topic table excludes the key. `_Pace` decides
+how many stored files are searched at the same time. `LookupRun` decides whether a later log record has removed a
+missing object, or whether it is lost. Threads: a scan belongs to one lookup; all lookups of an index share the pool.
 """
 
 from __future__ import annotations
@@ -39,39 +38,39 @@ from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 from tiered_index.types import FileReport, Freshness
 
-# requests, and about how many bytes, of a search in a file whose directory is in no cache
+# estimated requests and bytes of a search in a file whose directory is not cached
 _REQUESTS = 2
 _BYTES = 256 << 10
-# cores, and lookups of a batch that are worth another one
+# cores, and least lookups of a batch for each core
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _LOOKUPS_A_PART = 500
-# stored files that are searched at first
+# stored files that are searched first
 _FIRST_FILES = 2
-# files whose filters are asked at once
+# files whose filters are tested together
 _LOOK_AHEAD = 32
 LOG_RETRIES = 100
-"""How often a lookup starts again because objects vanish; each time the log has moved on."""
-# refuses every request, and so never counts one: all lookups share it
+"""Most restarts of a lookup whose objects a log record removes meanwhile."""
+# refuses every request, so it never changes, and all lookups share it
 _NO_REQUESTS = Usage(max_requests=0)
 T = TypeVar("T")
 
 
 FileNote: TypeAlias = "partial[FileReport]"
-"""The outcome of a lookup for one file, which makes its report when it is asked for."""
+"""Makes the report of one file when it is called."""
 
 
 class Files(NamedTuple):
     """The files that a lookup reads."""
 
     handles: Callable[[int, int], Sequence[Handle]]
-    """Returns the files that may hold answers in an inclusive range of epoch seconds."""
+    """Returns the files that may have answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
-    """How far the storages that are read alone were filled before `handles` was called."""
+    """The freshness of storages that are read without a root, before `handles` was called."""
     viewed: Callable[[int, int], Viewed] = lambda *_: ((), None)
-    """Returns the same with a view; None: there is none."""
+    """Returns the files that are not in a view, and the view (None: there is none)."""
 
     def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
-        """Return the freshness of an answer from `found`, which `handles` returned."""
+        """Return the freshness of an answer from `found`, a result of `handles`."""
         return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
 
 
@@ -81,7 +80,7 @@ class Scan:
 
     - `look` searches a file, keeps its rows and returns their number.
     - `excludes` returns the reason why a file needs no search, or None.
-    - `top` has the answers so far; None: no file is skipped for those of others.
+    - `top` has the answers so far; None: answers don't skip files.
     - `newest` is the last second that an answer may have.
     - `outdated` has the reports of earlier passes of the lookup.
     """
@@ -96,15 +95,15 @@ class Scan:
     outdated: Sequence[FileReport] = ()
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    # gets each search that ends in another thread
+    # receives each search that ends in another thread
     done: queue.SimpleQueue[Future[None]] | None = None
 
     def can_skip(self, second_max: int) -> bool:
-        """Return whether a file with this greatest second can't change the answer any more."""
+        """Return whether a file with this greatest second can no longer change the answer."""
         return self.top is not None and self.top.can_skip(second_max)
 
     def missing(self) -> int:
-        """Return the number of answers that are missing before a file can be skipped; 0: none is skipped."""
+        """Return the number of answers that are missing before files can be skipped; 0: files are never skipped."""
         return 0 if self.top is None else self.top.missing()
 
     def note(
@@ -117,7 +116,7 @@ class Scan:
         spent: RequestStats = NOTHING,
         error: TieredIndexError | None = None,
     ) -> None:
-        """Note what was done with a file, and its error."""
+        """Note the outcome of a file, and its error."""
         note = partial(
             FileReport,
             file=handle.file_id,
@@ -139,7 +138,7 @@ class Scan:
 
 
 class _Search:
-    """The search of one file. Its thread or the impatient lookup ends it; the first to do so makes its report."""
+    """The search of one file. Its thread or the lookup ends it; the first of both makes its report."""
 
     def __init__(self, run: LookupRun, scan: Scan, handle: Handle) -> None:
         self.run, self.scan = run, scan
@@ -151,7 +150,7 @@ class _Search:
         self._ended = False
 
     def count(self, usage: Usage) -> None:
-        """Count the requests by `usage`, which refuses them once the search has ended."""
+        """Count the requests with `usage`, which refuses them after the search has ended."""
         with self.scan.lock:
             self.usage = usage
             if self._ended:
@@ -176,18 +175,18 @@ class _Search:
 
 
 class _Pace:
-    """The number of stored files that one scan searches at once, as far as answers can spare the search of later files.
+    """Decides how many stored files one scan searches at the same time, so that answers can skip later files.
 
-    The two newest files come first: where the key is frequent, they have the whole answer. The answers that a file had
-    then tell how many files hold those that are missing. Each file that had none makes it four times as many, up to a
-    file for each missing answer, and then twice as many. So a rare key costs a round trip more. It costs none where
-    filters exclude at least half of the files.
+    The two newest files come first, because for a frequent key they have the whole answer. Their number of answers then
+    gives an estimate of the files that are needed. Each file without an answer multiplies the number by four, up to a
+    file for each missing answer, and then by two. So a rare key costs one more round trip; none if filters exclude at
+    least half of the files.
     """
 
     def __init__(self, scan: Scan, ordered: Sequence[Handle]) -> None:
         self._scan = scan
         self._ordered = ordered
-        # the last second that an answer of these files may have
+        # the last second of any answer in these files
         self.newest = min(scan.newest, ordered[0].second_max) if ordered else 0
         self._reasons: list[str | None] = []
         self._stored = self._excluded = 0
@@ -208,13 +207,13 @@ class _Pace:
         return reasons[place]
 
     def room(self, missing: int, under_way: int) -> int:
-        """Return how many searches may run at once while `missing` answers are missing."""
+        """Return how many searches may run at the same time while `missing` answers are missing."""
         if self._searched:
             estimate = -(-missing * self._searched // self._matched) if self._matched else 0
             return max(self._width, min(self._fast, missing), estimate)
         if under_way < _FIRST_FILES:
             return min(_FIRST_FILES, missing)
-        # looked at while the first requests travel
+        # test filters while the first requests are under way
         self.excluded(min(len(self._reasons) + _LOOK_AHEAD, len(self._ordered)) - 1)
         return missing if 2 * self._excluded >= self._stored else _FIRST_FILES
 
@@ -228,7 +227,7 @@ class _Pace:
 
 
 class FileReader:
-    """Scans files with a bounded number of searches in the storage at once. One per index; safe under threads."""
+    """Scans files, with a bounded number of parallel searches in the storage. One per index; any thread."""
 
     def __init__(self, threads: int, prices: PriceTable) -> None:
         self._threads = threads
@@ -237,22 +236,20 @@ class FileReader:
         self._closed = False
 
     def close(self, until_s: float | None = None) -> None:
-        """Stop the pool; running lookups end with an answer or `IndexClosed`. As `DaemonPool.close`."""
-        # queued searches run and find the engine closed: a cancelled one would leave its lookup waiting permanently
+        """Stop the pool. Running lookups end with an answer or `IndexClosed`. See `DaemonPool.close`."""
+        # queued searches still run, and notice the close: a cancelled one would make its lookup wait permanently
         self._closed = True
         self._pool.close(until_s)
 
     def in_parts(self, find: Callable[[int, int], T], count: int) -> list[T]:
-        """Return `find(start, stop)` for all of `count` lookups: of the parts of a large batch, which run side by side
-        where `find` lets other threads run.
-        """
+        """Return the results of `find(start, stop)` for all parts of `count` lookups. The parts run in parallel."""
         parts = max(1, min(_CORES, self._threads, count // _LOOKUPS_A_PART))
         ends = [count * number // parts for number in range(parts + 1)]
         with active_context().with_threads(self._pool.submit).active():
             return side_by_side([partial(find, *part) for part in itertools.pairwise(ends)])
 
     def read(self, run: LookupRun, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search those of `handles` that need it. `scan` then has a report of each file looked at, and every error."""
+        """Search the handles that need it. `scan` then has a report of each file, and every error."""
         run.begin(scan)
         ordered = (
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
@@ -264,7 +261,7 @@ class FileReader:
             for place, handle in enumerate(ordered):
                 if scan.errors and run.fails(scan):
                     break
-                # before the first one is read there are no answers
+                # there are no answers before the first file is read
                 if place and scan.can_skip(handle.second_max):
                     scan.note(handle, "skipped_budget", handle.place)
                 elif timed and run.remaining_s() == 0:
@@ -274,7 +271,7 @@ class FileReader:
                 elif not handle.is_local and (excluded := (pace := pace or _Pace(scan, ordered)).excluded(place)):
                     scan.note(handle, f"skipped_{excluded}", handle.place)
                 elif not timed and (handle.is_local or (handle is ordered[-1] and not searching)):
-                    # the only one in the storage: nobody to share the work with
+                    # the only stored file, so no thread is needed
                     self._search(_Search(run, scan, handle))
                 else:
                     pace = pace or _Pace(scan, ordered)
@@ -286,14 +283,14 @@ class FileReader:
         finally:
             scan.stop = True
             for future, search in searching.items():
-                # its request may be under way; nobody waits for it any more
+                # its request may be under way, but the lookup does not wait for it
                 future.cancel()
                 search.end("skipped_budget")
 
     def _wait_for_turn(
         self, run: LookupRun, scan: Scan, pace: _Pace, handle: Handle, searching: dict[Future[None], _Search]
     ) -> None:
-        """Wait until one more search may begin, or nobody needs it any more."""
+        """Wait until one more search may begin, or is no longer needed."""
         while True:
             missing = 0 if handle.second_max >= pace.newest else scan.missing()
             room = min(self._threads, pace.room(missing, len(searching))) if missing else self._threads
@@ -306,7 +303,7 @@ class FileReader:
                 return
 
     def _begin(self, search: _Search, searching: dict[Future[None], _Search]) -> None:
-        """Have a file searched in another thread, if it is still needed and there is time."""
+        """Search a file in another thread, if it is still needed and there is time."""
         run, scan = search.run, search.scan
         if scan.can_skip(search.handle.second_max):
             search.end("skipped_budget")
@@ -326,11 +323,11 @@ class FileReader:
             future.add_done_callback(scan.done.put)
 
     def _collect(self, run: LookupRun, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
-        """Wait until a search ends, and return all that have. When the time is up, give all up and return none."""
+        """Wait until a search ends, and return all that have ended. If the time is up, end all and return none."""
         ended: list[_Search] = []
         assert scan.done is not None
         try:
-            # a queue, not `wait`, which takes the locks of all futures for each that ends and holds up others
+            # a queue, because `wait` takes the locks of all futures each time
             future = scan.done.get(timeout=run.remaining_s())
             while True:
                 future.result()
@@ -359,7 +356,7 @@ class FileReader:
     def _search(self, search: _Search) -> None:
         deadline_s, usages, listeners, submit = request_context.get()
         if not search.is_local:
-            submit = self._pool.submit  # a local file has no parts for other threads
+            submit = self._pool.submit  # only a stored file has parts for other threads
         usage = Usage(self._prices)
         search.count(usage)
         token = request_context.set(RequestContext(deadline_s, (*usages, (None, usage)), listeners, submit))
@@ -374,7 +371,7 @@ class FileReader:
 
 
 def _affordable(run: LookupRun, under_way: int) -> bool:
-    """Return whether the budget allows one more search, items included, lest directories of many files use it up."""
+    """Return whether the budget allows one more whole search, so that directories alone don't use it up."""
     if run.budget is None or not under_way:
         return True
     requests, size, searches = run.budget.usage.requests_left, run.budget.usage.bytes_left, under_way + 1
@@ -382,7 +379,7 @@ def _affordable(run: LookupRun, under_way: int) -> bool:
 
 
 def _look(scan: Scan, handle: Handle) -> bool:
-    """Search a local file in the caller's thread, with nobody to race with; return False where that needs a request."""
+    """Search a local file in the caller's thread. Return False if that needs a request."""
     started = time.perf_counter()
     try:
         if handle.asks_storage:
@@ -400,29 +397,29 @@ def _look(scan: Scan, handle: Handle) -> bool:
 
 
 class _MovedOn(Exception):
-    """Internal: the log no longer names an object that a pass over the files has missed."""
+    """Internal: the log no longer names an object that a pass did not find."""
 
 
 @dataclass(eq=False)
 class LookupRun:
-    """One call of a caller: the files that it reads, its bounds, what it has spent, and the objects that it missed.
-    Threads: one lookup's.
+    """One call: its files, its bounds, its cost, and the objects that it did not find. Threads: one lookup's.
 
-    A later record may have removed a missing object, or the storage has lost it. At the end of a pass the log of each
-    storage that lacks objects is read on. If it still names all of them, the pass counts, and they could not be read.
-    Otherwise the lookup starts again over the present files, and reports the cost of the earlier passes.
+    A later record may have removed a missing object, or the storage lost it. At the end of a pass, new log records of
+    each storage that lacks objects are read. If the log still names all objects, the pass counts, and the objects are
+    reported as unreadable. Otherwise the lookup starts again with the present files, and reports the cost of earlier
+    passes.
     """
 
     files: Files
     allow_partial: bool
     budget: LookupBudget | None
     prices: PriceTable
-    read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
-    # the passes of the present try: their cost is reported if it is given up
+    read_log: Callable[[str], LogState]  # reads new records of the log of a storage, by URI, into its catalog
+    # the passes of the present try; their cost is reported if the lookup starts again
     scans: list[Scan] = field(default_factory=list)
-    # reports of the earlier tries
+    # reports of earlier tries
     outdated: tuple[FileReport, ...] = ()
-    # of reading logs, if any was read
+    # the cost of reading logs, if any was read
     _log_usage: Usage | None = None
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
 
@@ -432,15 +429,15 @@ class LookupRun:
         return self.budget is not None and self.budget.deadline_s is not None
 
     def remaining_s(self) -> float | None:
-        """Return the seconds left to the lookup; None: no bound."""
+        """Return the seconds left for the lookup; None: no bound."""
         return self.budget.remaining_s() if self.budget is not None else None
 
     def fails(self, scan: Scan) -> bool:
-        """Return whether an unreadable file ends the lookup; a spent budget doesn't."""
+        """Return whether an unreadable file fails the lookup. A spent budget doesn't."""
         return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in scan.errors)
 
     def spent(self) -> RequestStats:
-        """Return the cost of the lookup so far, reads of the log included."""
+        """Return the cost of the lookup so far, with reads of the log."""
         if self.budget is not None:
             return RequestStats.of_usage(self.budget.usage)
         usages = [usage for scan in self.scans for usage in scan.usages]
@@ -449,7 +446,7 @@ class LookupRun:
         return RequestStats.of(RequestStats.of_usage(*usages), *self.outdated) if usages else NOTHING
 
     def run(self, catalogs: Sequence[Catalog], answer: Callable[[LookupRun], T]) -> T:
-        """Return the result of `answer`, which starts again if the log has removed an object. Raises as `resolve`."""
+        """Return the result of `answer`, repeated if the log has removed an object. Raises the errors of `resolve`."""
         uri = ""
         for _ in range(LOG_RETRIES):
             try:
@@ -461,15 +458,17 @@ class LookupRun:
                 outdated = [replace(report, outcome="outdated", matched=0) for report in given_up if report.requests]
                 self.outdated = (*self.outdated, *outdated)
                 self.scans = []
-        raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+        raise StorageUnavailable(
+            f"{uri}: log records removed objects during each of {LOG_RETRIES} tries of one lookup; try again"
+        )
 
     def begin(self, scan: Scan) -> None:
-        """Note a pass; the first one reports the earlier tries."""
+        """Note a pass. The first pass of a try reports earlier tries."""
         scan.outdated = () if self.scans else self.outdated
         self.scans.append(scan)
 
     def resolve(self, scan: Scan) -> None:
-        """Replace the error of each missing object by the log's finding. Raises `CorruptFile`, as reading the log."""
+        """Replace the error of each missing object after reading the log. Raises `CorruptFile`, the log's errors."""
         unknown: dict[str, list[MissingObject]] = {}
         for _, error in scan.errors:
             if isinstance(error, MissingObject) and (error.uri, error.name) not in self._known:
@@ -483,7 +482,7 @@ class LookupRun:
                 scan.errors[number] = (replace(report, error=str(meant)), meant)
 
     def _were_removed(self, uri: str, missing: Sequence[MissingObject]) -> bool:
-        """Read the log on; return whether it has removed any of a storage's missing objects, and note the others."""
+        """Read new log records. Return whether they removed any of the missing objects, and note the others."""
         meant: TieredIndexError | None = None
         try:
             self._log_usage = self._log_usage or Usage(self.prices)
@@ -494,7 +493,7 @@ class LookupRun:
         except (StorageError, CorruptFile) as unread:
             if not self.allow_partial:
                 raise
-            meant = unread  # nobody knows what became of it
+            meant = unread  # unknown whether they were removed or lost
         if meant is not None:
             self._known |= {(uri, error.name): meant for error in missing}
             return False
