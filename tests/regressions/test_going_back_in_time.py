@@ -506,7 +506,7 @@ def test_a_file_with_more_entries_than_the_published_one_of_its_id_is_not_droppe
         index.run_lifecycle()
     for path in (life.folder / "grown" / "unsealed").iterdir():
         shutil.copy(path, life.root / "unsealed")
-    with pytest.raises(RootBehind, match="another file of this id"):
+    with pytest.raises(RootBehind, match="another file with this id"):
         life.open()
     assert life.begin_anew().entries == 15
     with life.open() as index:
@@ -532,7 +532,7 @@ def test_a_file_with_fewer_entries_is_dropped_where_the_published_one_has_them(l
     for path in (life.folder / "copy/unsealed").iterdir():
         shutil.copy(path, life.root / "unsealed")
     if own:
-        with pytest.raises(RootBehind, match="another file of this id"):
+        with pytest.raises(RootBehind, match="another file with this id"):
             life.open()
         assert life.begin_anew().entries == 13
     with life.open() as index:
@@ -573,7 +573,7 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
             copy.run_lifecycle()
             assert [handle.place for handle in copy.files()] == ["uploaded"]
         else:
-            with pytest.raises(RootBehind, match="another file of this id"):
+            with pytest.raises(RootBehind, match="another file with this id"):
                 copy.run_lifecycle()
             assert life.found(copy) >= set(range(21, 26))
         copy.abandon()
@@ -584,7 +584,7 @@ def test_a_file_counts_as_published_by_count_and_checksum(life: Life, place: str
     for path in (life.folder / "copy" / place).glob(f"{stored.file_id}*"):
         shutil.copy(path, life.root / place)
     if not is_same:
-        with pytest.raises(RootBehind, match="another file of this id"):
+        with pytest.raises(RootBehind, match="another file with this id"):
             life.open()
         assert life.begin_anew().entries == 15
     with life.open() as index:

@@ -88,7 +88,7 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
         assert len(state.objects) == len(shards)
     else:
         # an error of the storage: nobody takes the objects back
-        with pytest.raises(StorageUnavailable, match="not known"):
+        with pytest.raises(StorageUnavailable, match="is unknown"):
             publish_tables(shards, "error", storage, log)
     assert count(inner, clock) == 900
     assert left_over(inner, clock) == 0

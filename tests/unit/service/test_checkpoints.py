@@ -305,7 +305,7 @@ def test_changes_since_a_checkpoint_of_another_history_are_refused():
     data = state.encode_since(base)
     assert LogState.decode(data, "changes", bases[0]) == state
     for other in (None, bases[1], state):
-        with pytest.raises(CorruptFile, match="since another state"):
+        with pytest.raises(CorruptFile, match="base is another state"):
             LogState.decode(data, "changes", other)
 
 

@@ -146,7 +146,7 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
         assert any("held 45 entries" in problem for problem in findings())
     with monkeypatch.context() as forged:
         forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), expired=NOTHING))
-        assert any("nothing has expired by then" in problem for problem in findings())
+        assert any("nothing had expired by then" in problem for problem in findings())
 
 
 def test_a_merge_of_nothing_but_expired_entries_leaves_no_table(life):

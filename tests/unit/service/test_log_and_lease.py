@@ -212,7 +212,7 @@ def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_
     other = StorageLog(faulty, clock)
     epoch = other.claim_epoch() if other.open() else 0
     faulty.fail("put_if_absent", when="after", error=error)
-    with pytest.raises(StorageUnavailable, match="not known"):
+    with pytest.raises(StorageUnavailable, match="is unknown"):
         publish(other, epoch, (an_object(1),))
     assert list(log.refresh().objects) == [an_object(1).name]
     number = log.state.number
@@ -397,7 +397,7 @@ def test_a_lease_that_can_not_be_read_locks_nobody_out(data, caplog):
     storage = MemoryStorage()
     storage.put("lease/00000000000000000001/00000000000000000001", data)
     claim(storage, "b")
-    assert "is not a lease" in caplog.text
+    assert "is not a valid lease" in caplog.text
 
 
 DAY_S = 86_400
