@@ -1,11 +1,10 @@
 """Archived segments: closed files of a source's log, each uploaded once, which outlive the source.
 
-One log record adds an upload. Its object carries the CRC32 of every 16 KiB behind the segment's bytes, and who reads a
-part checks it. Names carry the writer's epoch. A writer sweeps leftovers of its own and earlier epochs, so a writer
-that was taken over cannot delete the uploads of its successor. A start recognises a segment by its first MiB. It
-compares the whole segment only if the file changed after its upload began. A columnar segment, a Parquet file of
-records, is compared with nothing: its source reads on behind the last archived record. Threads: uploads of one process
-are serialised by a lock that nothing else takes; reading from any thread.
+A log record adds each segment. Behind the segment's bytes the object has the CRC32 of every 16 KiB, for readers of a
+part. Names have the writer's epoch: a writer deletes leftovers of its own and of earlier epochs, so a fenced writer
+can't delete uploads of its successor. A known segment is recognised by its first MiB. It is compared as a whole only if
+its file changed after the upload began. A columnar segment (a Parquet file of records) is never compared: its source
+continues after the last archived record. Threads: a lock serialises the uploads of one process; any thread may read.
 """
 
 from __future__ import annotations
@@ -66,16 +65,15 @@ class SegmentArchive:
         return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
 
     def read(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
-        """Return bytes of a segment from `position` in it, unchecked. Raises `ObjectNotFound` (removed since),
-        `CorruptFile`.
-        """
+        """Return unchecked bytes of a segment from `position` on. Raises `ObjectNotFound`, `CorruptFile`."""
         if not 0 <= position <= position + length <= segment.size_bytes:
             raise InvalidArgument(f"bytes {position} to {position + length} are not within {segment.name}")
         return b"".join(self._range(segment, *one) for one in segment.ranges(position, length))
 
     def verified(self, segment: ArchivedSegment, position: int, length: int) -> bytes:
-        """Return bytes of a segment as `read` does, once the pieces that cover them match their CRC32. A segment whose
-        table is known costs one request. Raises `CorruptFile` for a piece that does not match.
+        """Return bytes of a segment as `read` does, but check the CRC32 of their pieces.
+
+        One request if the segment's table is known. Raises `CorruptFile` for a piece with a different CRC32.
         """
         table = self.table(segment)
         begin, end = table.whole_pieces(position, position + length)
@@ -107,8 +105,9 @@ class SegmentArchive:
         return self.tables.get((self.storage.uri, segment.name))
 
     def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """Return the CRC32 of a segment's pieces, and the footer of a columnar one, by a request unless they were
-        fetched before. Raises `ObjectNotFound` (removed since), and `CorruptFile` where the log contradicts them.
+        """Return a segment's table: the CRC32 of its pieces, and a columnar segment's footer. One request, or none.
+
+        Raises `ObjectNotFound` (removed), and `CorruptFile` if it contradicts the log.
         """
         if (known := self.known_table(segment)) is not None:
             return known
@@ -170,8 +169,9 @@ class SegmentUploads:
         queues: QueuesOf | None = None,
         columns: tuple[int, int] | None = None,
     ) -> bool:
-        """Upload a segment unless it is archived; return whether it was uploaded. As `IndexService.archive`; `columns`
-        as in `ArchivedSegment`.
+        """Upload a segment unless it is archived. Return whether it was uploaded.
+
+        Arguments as in `IndexService.archive`; `columns` as in `ArchivedSegment`.
         """
         end = start + (size_bytes if columns is None else columns[0])
         if start < 0 or size_bytes <= 0:
@@ -189,10 +189,10 @@ class SegmentUploads:
             state = session.refreshed()
             self._sweep(store, state)
             if end <= state.expired.segments.get(store, 0):
-                return False  # it was archived long enough
+                return False  # it has expired
             known = state.segment_at(store, start)
             if known is not None and columns is not None:
-                return False  # an earlier try's record, of unknown outcome, came first
+                return False  # an earlier try appended the record, but its outcome was unknown
             if known is not None:
                 stale = (
                     rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
@@ -254,7 +254,7 @@ class SegmentUploads:
         instead_of: str | None = None,
         columns: tuple[int, int] | None = None,
     ) -> bool:
-        """Append a segment's record, which removes `instead_of` if it is there; return whether it is in its place."""
+        """Append a segment's record, which removes object `instead_of`. Return false if another one was first."""
         segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read, queues, columns)
 
         def make(state: LogState) -> LogRecord | None:

@@ -46,11 +46,12 @@ from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
 LOG_VERSION = 6
-"""The newest, of documents that have columnar segments. Others have version 4 where they name digests or roots, 3 where
-they say what was erased, 2 where they say what has expired, else 1.
+"""The newest version, of documents with columnar segments.
+
+Others: 4 with digests or roots, 3 with tombstones, 2 with horizons, else 1.
 """
 OF_ROWS = 5
-"""The version of checkpoints of many objects, and of those of changes since another one."""
+"""The version of checkpoints with many objects, and of those with changes."""
 _CHAINED = 4
 _MARK = b"\n#crc32 "
 # cached texts of objects, about 350 bytes each, for small checkpoints
@@ -63,7 +64,7 @@ def digest_of(data: bytes) -> str:
 
 
 def document_version(expired: Expired, archive: Iterable[ArchivedSegment], *digests: object) -> int:
-    """Return the version of a document that has `expired`, `archive`, and `digests` of records or marks of roots."""
+    """Return the version of a document with `expired`, `archive`, and with `digests` of records or marks of roots."""
     columnar = any(segment.columns is not None for segment in archive)
     return LOG_VERSION if columnar else max(expired.log_version, _CHAINED if any(digests) else 1)
 
@@ -181,9 +182,9 @@ class ArchivedSegment(Stored):
     published_ms: int
     """The time before the segment was read, by the writer's clock."""
     source: tuple[int, int] | None = None
-    """`crc32` and `head_crc32` of the source's own file, where messages of the segment were erased."""
+    """`crc32` and `head_crc32` of the source's file, if messages of the segment were erased."""
     columns: tuple[int, int] | None = None
-    """Of a columnar segment: how many numbers of records it covers, and how many of its bytes are the footer."""
+    """The number of record numbers and the footer's bytes of a columnar segment; None: not columnar."""
 
     @property
     def end(self) -> int:
@@ -201,7 +202,7 @@ class ArchivedSegment(Stored):
         return queues_bytes_of(self.size_bytes, self.object_bytes)
 
     def ranges(self, position: int, length: int) -> list[tuple[int, int]]:
-        """Return the ranges (start, length) of the object that hold `length` bytes of the segment from `position`."""
+        """Return the object's ranges (start, length) with the segment's `length` bytes from `position` on."""
         footer_at = self.size_bytes - self.footer_bytes
         before = max(min(length, footer_at - position), 0)
         moved = position + before + self.object_bytes - self.size_bytes

@@ -204,9 +204,7 @@ class LogState:
 
     @classmethod
     def decode(cls, data: bytes, file: str, base: LogState | None = None) -> LogState:
-        """Return the state in a checkpoint, of which `base` is the state of the one in its name; raises
-        `CorruptFile`.
-        """
+        """Return the state in a checkpoint. `base` is the state of its base checkpoint. Raises `CorruptFile`."""
         document = decode_document(data, file)
         if "since" in document:
             since = checked(_SINCE, document["since"], file, "checkpoint")

@@ -1,5 +1,5 @@
-"""Merge: uploaded files become window tables.
+"""Merges uploaded files into window tables.
 
-`plan` decides from the log's state, `pieces` reads, `writing` makes the shards of a task, `run` does it all in this
-process and publishes. May import lifecycle and what is below it.
+`plan` decides from the log's state. `task` reads the inputs of one task and writes its shards. `run` runs all tasks
+in this process and publishes. May import lifecycle and the folders below it.
 """

@@ -1,10 +1,10 @@
-"""The plan of a merge, from the log's state alone: inputs, windows, tasks. Pure.
+"""Plans a merge from the log's state alone: inputs, windows, tasks. Pure.
 
-Inputs are whole objects: every entry goes to the table of its window in the same log record that removes the input.
-Files that share a window belong to one job; a window with a table gets a further, small one, until these are worth
-folding. Entries of builds, of writers and of unknown origin never meet in one job, so that a build can replace what
-builds made and nothing else. A task is a run of base slots and a group of neighbouring windows: it holds two parts of
-an upload for each window that it writes, and 8 bytes an entry.
+Inputs are whole objects: the log record that removes an input adds all its entries in tables of their windows. Files
+that share a window belong to one job. A window that has a table gets a second, small table; later a job merges both.
+A job never mixes entries of builds, of writers and of unknown origin, so that a build replaces only entries of builds.
+A task is a run of base slots and a group of neighbouring windows. Its memory: two parts of an upload for each window
+that it writes, and 8 bytes per entry.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tiered_index.service.log.records import IndexDescriptor, Origin, StoredObje
 from tiered_index.service.log.state import LogState
 
 FULL_WINDOWS = 8
-"""Windows of one task whose uploads have parts of full size; of more windows the parts are smaller."""
+"""The uploads of a task with at most this many windows have parts of full size; more windows have smaller parts."""
 _MOST_WINDOWS = 48
-# of a task: with the smallest parts (5 MiB) they hold 480 MiB, however wrong the estimates are
+# of a task: with the smallest parts (5 MiB) they need 480 MiB, even with wrong estimates
 _HELD_BYTES = FULL_WINDOWS * (32 << 20)
-# what the uploads of a task may hold; where all that there is is less, windows need not be counted
+# memory for the uploads of a task; if all windows need less, their number has no limit
 _MOST_READ = 1.5
-# times that a byte of the inputs is read, on average, before there are more runs of slots
+# if a byte of the inputs is read more often than this, on average, the slots are split into more runs
 _LEAST_BYTES = 4 << 20
-# of a shard, on average, that is made to read less
+# the smallest shard, on average, that such a split may make
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
@@ -43,7 +43,7 @@ Span = tuple[int, int, int]
 
 
 def window_seconds(window: str | int) -> int:
-    """Return the length of ``90s``, ``15m``, ``1h``, ``1d`` or of a number of seconds. Raises `InvalidArgument`."""
+    """Return the seconds of ``90s``, ``15m``, ``1h``, ``1d`` or of a plain number. Raises `InvalidArgument`."""
     found = _LENGTH.fullmatch(str(window).strip().lower())
     seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
     if not 1 <= seconds <= _LONGEST_S:
@@ -54,7 +54,7 @@ def window_seconds(window: str | int) -> int:
 def cut_windows(
     sizes: Mapping[int, int], spans: Sequence[Span], shard_bytes: int, most_runs: int
 ) -> tuple[int, list[list[int]]]:
-    """Return the number of runs of slots (at most `most_runs`) and the groups of windows; `sizes`: bytes a window."""
+    """Return the number of runs of slots (at most `most_runs`) and the groups of windows; `sizes`: bytes per window."""
     runs = min(most_runs, -(-max(sizes.values()) // shard_bytes))
     groups = _groups(sizes, runs, shard_bytes)
     least = len(sizes) * _LEAST_BYTES
@@ -90,21 +90,22 @@ def _read(groups: Sequence[Sequence[int]], spans: Sequence[Span]) -> float:
 
 _DAY_S = 86400
 _MAX_WINDOWS = 400
-# of one file: one that is spread over more (a bad clock) stays as it is
+# of one file; a file with more windows (a wrong clock) is not merged
 _FOLD_RATIO = 4
-# a table is merged again once what is new is at least this part of it
+# a table is merged again if it has at most this many times the new entries
 _MAX_TABLES = 8
-# of one window, before they are folded whatever their size
+# of one window; more are merged whatever their size
 _STEP_ENTRIES = 1 << 17
-# of a job, in one slot of its coarsest window, about
+# about this many entries of a job are in one slot of its coarsest window
 _ENTRIES_PER_SLOT = 4
-# as `SlotMap.for_count` makes them
+# as `SlotMap.for_count` chooses
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A table to write, of [`begin_s`, `begin_s` + `window_s`) epoch seconds; `entries` is an estimate, `origin` that
-    of all its inputs.
+    """A table to write, for epoch seconds [`begin_s`, `begin_s` + `window_s`).
+
+    `entries` is an estimate. `origin` is the origin of all its inputs.
     """
 
     table: str
@@ -117,9 +118,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Base slots [`base_low`, `base_high`) and a group of windows, of every input that may have entries of both. A
-    shard is written for each window that has some, except for entries that have `expired`. `sequence` is the greatest
-    of the job's inputs.
+    """One part of a job: base slots [`base_low`, `base_high`) of a group of windows.
+
+    `inputs` are the objects that may have such entries. The task writes one shard for each window with entries that
+    have not `expired`. `sequence` is the greatest of the job's inputs.
     """
 
     number: int
@@ -139,7 +141,7 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeJob:
-    """Inputs that one log record removes, and windows that it adds."""
+    """Inputs that one log record removes, and the windows that it adds."""
 
     inputs: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
@@ -147,7 +149,7 @@ class MergeJob:
 
     @property
     def entries(self) -> int:
-        """Entries that are read, and written unless they have expired."""
+        """Entries to read; those that have not expired are written."""
         return sum(stored.count for stored in self.inputs)
 
     @property
@@ -158,7 +160,7 @@ class MergeJob:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Jobs that can run in any order, and why other objects stay: (name, reason) pairs."""
+    """Jobs that can run in any order; `left` are the objects that stay, as (name, reason) pairs."""
 
     jobs: tuple[MergeJob, ...]
     left: tuple[tuple[str, str], ...] = field(default=())
@@ -166,9 +168,13 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """The options of a merge. Its windows have `window_s` seconds (aligned to the epoch, UTC) and ended `min_age_s` or
-    more ago. It takes files whose seconds lie within [`begin_s`, `end_s`), and tables of shorter windows; `skip_lost`:
-    but none with objects that the storage lost.
+    """The options of a merge.
+
+    - `window_s`: the length of a window in seconds. Windows are aligned to the epoch (UTC).
+    - `min_age_s`: a window is merged once it ended this many seconds ago.
+    - `shard_bytes`: the size of a shard, about.
+    - `begin_s`, `end_s`: only files and shorter tables with all seconds in [`begin_s`, `end_s`) are merged.
+    - `skip_lost`: skip files and tables with objects that the storage lost, instead of raising `CorruptFile`.
     """
 
     window_s: int = 86400
@@ -180,11 +186,12 @@ class MergeOptions:
 
 
 def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Container[str] = ()) -> MergePlan:
-    """Return what to merge, but none of an object that is among the names `lost`. Raises `InvalidArgument`."""
+    """Return the plan of a merge without the objects named in `lost`. Raises `InvalidArgument`."""
     window_s, shard_bytes, min_age_s = options.window_s, options.shard_bytes, options.min_age_s
     if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
         raise InvalidArgument(
-            f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: no plan can be made of these"
+            f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: window_s must be at least 1, "
+            f"shard_bytes at least {1 << 20}, min_age_s at least 0"
         )
     assert state.genesis is not None
     left: list[tuple[str, str]] = []
@@ -223,8 +230,9 @@ def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Cont
 
 
 def plan_rewrite(state: LogState, names: Container[str], *, shard_bytes: int = 1 << 30) -> MergePlan:
-    """Return what to merge so that objects of those `names` are written again without what has expired or was erased:
-    files into tables of a day, or longer where they span many days, tables into those of their windows.
+    """Return a plan that writes the objects `names` again, without expired and erased entries.
+
+    Files become tables of one day each, or of longer windows if a file spans many days. Tables keep their windows.
     """
     assert state.genesis is not None
     lengths: dict[int, list[list[StoredObject]]] = {}
@@ -253,11 +261,11 @@ def _job(
     *,
     expired: Expired,
 ) -> MergeJob:
-    # entries keep their hashes, since their keys are not known: a table of files of both rules is of both
+    # entries keep their hashes, since their keys are unknown: files of both rules make a table of both rules
     layout = replace(descriptor.layout, hash=joint_rule(stored.hash for stored in inputs))
     descriptor = replace(descriptor, layout=layout)
     base, item_size = layout.slots, layout.schema.item.itemsize
-    # a piece holds whole slots of every window: no slot of a small one may have too many of a large one
+    # a piece has whole slots of every window: a slot of a small window must not have too many entries of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
     origin = inputs[0].origin
     for stored in inputs:
@@ -285,7 +293,7 @@ def _job(
         begin_s, end_s = group[0] * window_s, (group[-1] + 1) * window_s
         inside = [stored for stored in ordered if stored.second_min < end_s and stored.second_max >= begin_s]
         for low, high in itertools.pairwise(cuts):
-            # a directory is read once for each task that needs it: of large tables only those of neighbouring shards
+            # each task reads the directories of its inputs: of a large table only those of the shards that it needs
             has = tuple(stored for stored in inside if _has(stored, low, high))
             tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor, expired))
     return MergeJob(ordered, windows, tuple(tasks))
@@ -301,9 +309,9 @@ def _has(stored: StoredObject, low: int, high: int) -> bool:
 
 
 def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[list[list[StoredObject]]]:
-    """Return the groups of one origin that share windows together, in order of time."""
+    """Return the groups, joined if they have one origin and share windows, in order of time."""
     components: list[list[list[StoredObject]]] = []
-    # the last component of each origin, and the window up to which it reaches
+    # the last component of each origin, and its last window
     latest: dict[Origin | None, tuple[list[list[StoredObject]], int]] = {}
     for objects in sorted(groups, key=_interval):
         low, high = _interval(objects)
@@ -316,7 +324,7 @@ def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[lis
 
 
 def _estimates(inputs: Iterable[StoredObject], window_s: int) -> dict[int, int]:
-    """Return how many entries (at least 1) each window may get, if each input's are even over its seconds."""
+    """Return an estimate of the entries per window, at least 1, as if each input's were spread evenly in time."""
     counts: dict[int, int] = {}
     for stored in inputs:
         first, last = stored.second_min // window_s, stored.second_max // window_s

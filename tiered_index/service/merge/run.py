@@ -1,9 +1,9 @@
-"""A merge in this process: plan, tasks in threads, proof, one log record; and its estimated cost.
+"""Runs a merge in this process: plan, tasks in threads, check of the results, one log record. Estimates its cost.
 
-Repeating it is harmless: what was merged is no input any more. A job that another merge has overtaken is planned again,
-a bounded number of times; whatever fails before its record leaves the index as it was. Estimates take entries to be
-spread evenly over tasks: small jobs cost less, a hot key more. Threads: several merges at once are safe, the log
-decides.
+You can repeat a merge: merged files are no longer inputs. If another merge was faster with an input, the job is planned
+again, a bounded number of times. A failure before a job's record leaves the index unchanged. Estimates assume that
+entries are spread evenly over tasks: small jobs cost less, a hot key costs more. Threads: several merges at once are
+safe, because the log accepts only one of them for an input.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class MergeOvertaken(TieredIndexError):
-    """Another job has merged or removed an input meanwhile; nothing was changed. Plan again."""
+    """Another job has merged or removed an input; this job changed nothing. Plan again."""
 
     exit_code = 3
 
 
 def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
-    """Prove, complete and publish a job. Raises `CorruptFile` (no proof), `MergeOvertaken`, `JobOverdue`."""
+    """Check, complete and publish a job. Raises `CorruptFile` (wrong results), `MergeOvertaken`, `JobOverdue`."""
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
     publication = Publication(storage, log, [shard.sent for shard in shards])
@@ -52,7 +52,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     def make(state: LogState) -> LogRecord | None:
         gone = [name for name in names if name not in state.objects]
         if added <= state.objects.keys() and (added or len(gone) == len(names)):
-            return None  # an earlier try got as far as the log
+            return None  # an earlier try appended the record
         if gone:
             raise MergeOvertaken(
                 f"{storage.uri}: {len(gone)} of {len(names)} sources were removed from the log, {gone[0]} first"
@@ -67,9 +67,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
-    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the inputs, except
-    for those that have expired.
-    """
+    """Raise `CorruptFile` unless each task has one result, and the inputs' entries were all written or had expired."""
     numbers = sorted(result.number for result in results)
     if numbers != [task.number for task in job.tasks]:
         raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
@@ -93,7 +91,7 @@ RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """The result of a merge, in objects, entries and bytes. `expired` of the `entries` read were left out."""
+    """The result of a merge, in objects, entries and bytes. It left out `expired` of the `entries` that it read."""
 
     jobs: int = 0
     sources: int = 0
@@ -111,7 +109,7 @@ class MergeReport:
 
 
 def plan(log: StorageLog, clock: Clock, options: MergeOptions, lost: Container[str] = ()) -> MergePlan:
-    """Return what a merge would do now; `lost` are names of objects that are known to be gone."""
+    """Return the plan of a merge now; `lost` are names of objects that the storage is known to lack."""
     return plan_merge(log.refresh(), options, now_s=clock.now_ms() // 1000, lost=lost)
 
 
@@ -126,15 +124,16 @@ def merge(
     progress: Callable[[int], None] = lambda entries: None,
     make_plan: Callable[[Container[str]], MergePlan] | None = None,
 ) -> MergeReport:
-    """Merge what there is, or do what `make_plan` plans without lost objects. Raises `CorruptFile` (a lost object,
-    too), `SchemaMismatch`, as the storage; published jobs stay.
+    """Run a merge, planned by `make_plan` if given: it is called with the names of lost objects.
+
+    Raises `CorruptFile` (also for a lost object), `SchemaMismatch`, errors of the storage. Published jobs stay.
     """
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
         futures: list[Future[TaskResult]] = []
 
         def take_back() -> None:
-            # the pool has ended: whatever finished is known
+            # the pool has ended, so no future is still running
             done = [future for future in futures if not future.cancelled() and future.exception() is None]
             abandon([shard.sent for future in done for shard in future.result().shards], storage)
 
@@ -142,7 +141,7 @@ def merge(
             undo.callback(take_back)
             with ThreadPoolExecutor(threads, "tiered-index-merge") as pool, contextlib.ExitStack() as cancelling:
                 cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
-                for task in job.tasks:  # there may be no thread for one, and those before it have begun
+                for task in job.tasks:  # not a comprehension: a submit may fail after earlier ones
                     futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
                 results = [future.result() for future in futures]
                 cancelling.pop_all()
@@ -182,7 +181,7 @@ def merge(
             report += replace(done, expired=expired)
         if not overtaken:
             return report
-    raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row")
+    raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row; try again later")
 
 
 def merge_index(
@@ -195,20 +194,19 @@ def merge_index(
     clock: Clock | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
-    """Merge uploaded files and shorter tables of the index at a storage URI into tables of `window` (``1h``, ``1d``,
-    seconds).
+    """Merge uploaded files and shorter tables of the index at a storage URI into tables of `window`.
 
-    `options` are further options of the merge (their `window_s` is ignored). `threads` tasks run at a time; each calls
-    `progress` with the number of entries read since its last call. You may repeat the call, or run two at once, beside
-    writers and readers. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`,
-    `StorageMisconfigured`; jobs published before stay.
+    `window` is ``1h``, ``1d`` or a number of seconds. `options` has the other options; its `window_s` is ignored.
+    `threads` tasks run at once; each calls `progress` with the number of entries read since its last call. You can
+    repeat the call, and run it at the same time as other merges, writers and readers. Raises `InvalidArgument`,
+    `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`; jobs that were published stay.
     """
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     present = clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3)) as opened:
         log = StorageLog(opened, present)
         log.open()
-        # a server that accepts two records of one number would let two jobs merge the same files
+        # with a server that accepts two records of one number, two jobs could merge the same files
         probe_put_if_absent(opened)
         return merge(opened, log, present, chosen, threads=threads, progress=progress)
 
@@ -225,12 +223,12 @@ def _lost_error(names: Collection[str]) -> CorruptFile:
 _SPAN_BYTES = 8 << 20
 _PART_BYTES = 16 << 20
 RECORD_REQUESTS: Mapping[str, int] = {"get": 3, "put_if_absent": 1, "put": 2, "list": 1}
-"""Of one log record: look for the end, is the last one there, append, checkpoint, and the summary of directories."""
+"""Requests per log record: find the end, check the last record, append, checkpoint, summary of directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeCost:
-    """Estimates. `requests` by operation; bytes are of items, without directories and filters (some 5%)."""
+    """Estimates. `requests` by operation; bytes are those of items, without directories and filters (about 5%)."""
 
     shards: int
     requests: dict[str, int]
@@ -240,7 +238,7 @@ class MergeCost:
 
 
 def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
-    """Return what a job will cost."""
+    """Return the estimated cost of a job."""
     schema = job.tasks[0].descriptor.layout.schema
     runs = len({task.base_low for task in job.tasks})
     readers = Counter(stored.name for task in job.tasks for stored in task.inputs)
@@ -250,7 +248,7 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     moved = sum(stored.count * times[stored.name] for stored in job.inputs)
     requests: Counter[str] = Counter(RECORD_REQUESTS)
     pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
-    # a task reads of each input that has entries for it the directory, and a range a piece
+    # a task reads the directory of each of its inputs, and one range per piece
     spans = sum(
         max(pieces * readers[stored.name], -(-stored.items_bytes(schema) * times[stored.name] // _SPAN_BYTES))
         for stored in job.inputs
@@ -258,20 +256,20 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     requests["get_range"] += readers.total() + spans
     shards = 0
     for window in job.windows:
-        # a window of few entries has no more shards than entries
+        # a window has at most as many shards as entries
         made = min(runs, window.entries)
         size = packed_bytes(schema, window.entries) // made
         shards += made
         requests += writing_requests(made, size)
-    # the directory of each, for the summary
+    # the summary needs each shard's directory
     requests["get_range"] += shards
     read = sum(stored.items_bytes(schema) * times[stored.name] for stored in job.inputs)
     return MergeCost(shards, dict(requests), read, packed_bytes(schema, job.entries), prices.cost_usd(requests, read))
 
 
 def writing_requests(shards: int, size: int) -> Counter[str]:
-    """Return the requests, by operation, to send `shards` objects of `size` bytes each and to see them there."""
+    """Return the requests, by operation, that upload `shards` objects of `size` bytes each and check them."""
     if size < 2 * _PART_BYTES:
         return Counter(put=shards, head=shards)
-    # the last part is what is left: less than two
+    # the last part has the rest: less than two parts
     return Counter(begin_upload=shards, upload_part=shards * (size // _PART_BYTES), complete_upload=shards, head=shards)

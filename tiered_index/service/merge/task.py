@@ -1,11 +1,10 @@
-"""One task of a merge: its slots and windows of every input, read in bounded pieces and written as shards, not
-published.
+"""Runs one task of a merge: reads its slots and windows of every input in bounded pieces, and uploads them as shards.
 
-A piece is neighbouring base slots of all inputs, cut by the directories, before an item is read. A base slot of too
-many entries (one hot key) comes in several pieces, each with a time of its own, newest first. Names are unique to the
-attempt, so a task may be repeated, run twice at once or die at any moment. Memory: the directories, some 100 bytes an
-entry of one piece, its sort, and for each window two parts of an upload and 8 bytes an entry. Threads: one a task and
-run.
+The shards are not published yet. A piece is a run of base slots of all inputs; directories give its size before items
+are read. A base slot with too many entries (one hot key) is split by time into several pieces, newest first. Names are
+unique to the attempt, so a task may be repeated, run twice at once or stop at any moment. Memory: the directories,
+about 100 bytes per entry of one piece, its sort, and for each window two parts of an upload and 8 bytes per entry.
+Threads: one per task.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ _ALWAYS = (-(2**62), 2**62)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Items (structured, n) of base slots [`low`, `high`) with their absolute seconds (i64, n), in no order. `part`
-    counts the pieces of a base slot that has several, from 0; None: the piece has all entries of its base slots.
+    """Items (structured, n) of base slots [`low`, `high`) with their epoch seconds (i64, n), in no order.
+
+    If a base slot has several pieces, `part` numbers them from 0. None: the piece has all entries of its base slots.
     """
 
     low: int
@@ -59,14 +59,14 @@ class Piece:
     part: int | None
 
     def without(self, expired: Expired, topics: Mapping[int, str]) -> Piece:
-        """Return the piece without what has expired or was erased; `topics` are names of ids that an index may lack."""
+        """Return the piece without expired and erased entries; `topics` has the names of topic ids."""
         kept = expired.keeps(self.items, self.seconds, topics)
         return self if kept.all() else replace(self, items=self.items[kept], seconds=self.seconds[kept])
 
 
 @dataclass(eq=False)
 class InputReader:
-    """Reads base slots [`low`, `high`) of every input, within inclusive `seconds`. Raises `SchemaMismatch`."""
+    """Reads base slots [`low`, `high`) of every input, within `seconds` (inclusive). Raises `SchemaMismatch`."""
 
     cold: ColdPath
     inputs: Sequence[StoredObject]
@@ -90,9 +90,9 @@ class InputReader:
         self.read_counts = dict.fromkeys((stored.name for stored in self.inputs), 0)
 
     def pieces(self, most: int) -> Iterator[Piece]:
-        """Yield everything in pieces of about `most` entries, in order of base slots."""
+        """Yield all items in pieces of about `most` entries, in order of base slots."""
         first, last = self.low // self.step, -(-self.high // self.step)
-        # of each group the steps that it is in; a slot of its own is one step
+        # the steps of each group; a group of one slot has one step
         groups = [np.concatenate(column) for column in zip(*map(self._spread, self._trailers), strict=True)]
         for begin, end, count in _even_cuts(*groups, first=first, last=last, most=most):
             low, high = begin * self.step, min(self.high, end * self.step)
@@ -103,7 +103,7 @@ class InputReader:
                 yield from self._giant(low, high, most)
 
     def _spread(self, trailer: Trailer) -> tuple[Int64, Int64, Int64]:
-        """Return where each group begins and ends, in steps, and how many entries it has."""
+        """Return the begin, the end (in steps) and the number of entries of each group."""
         slots = trailer.metadata.slot_map
         firsts = np.append(trailer.directory.groups["first_slot"].astype(np.int64), trailer.metadata.slot_range[1])
         begins = firsts[:-1] * slots.join if slots.join > 1 else firsts[:-1] // slots.split
@@ -112,7 +112,7 @@ class InputReader:
         return begins, np.maximum(begins + 1, -(-ends // self.step)), counts
 
     def _side_by_side(self, low: int, high: int, seconds: tuple[int, int]) -> list[tuple[Array, Int64]]:
-        """Return what `_read` does for each input; some are asked at once, since each is a request or a few."""
+        """Return the result of `_read` for each input, read in parallel: each needs a few requests."""
         with ThreadPoolExecutor(_READERS) as pool:
             return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._inputs))))
 
@@ -146,7 +146,7 @@ class InputReader:
         return Piece(low, high, items, np.concatenate([seconds for _, seconds in parts]), part)
 
     def _giant(self, low: int, high: int, most: int) -> Iterator[Piece]:
-        """Yield a run of one step that has too many entries by ranges of time, newest first."""
+        """Yield a step with too many entries, split by time, newest first."""
         runs = [
             run
             for trailer in self._trailers
@@ -156,7 +156,7 @@ class InputReader:
         ]
         oldest = max(self.seconds[0], min(trailer.metadata.second_min for trailer in self._trailers))
         newest = min(self.seconds[1], max(trailer.metadata.second_max for trailer in self._trailers))
-        # seconds with the sign turned: cuts go forwards, time goes back. A run may not say its time
+        # negated seconds, since the newest come first. The times of a run may be unknown
         begins = np.array([-min(run.second_max, newest) for run in runs], np.int64)
         ends = np.array([1 - max(run.second_min, oldest) for run in runs], np.int64)
         counts = np.array([run.count for run in runs], np.int64)
@@ -170,9 +170,9 @@ class InputReader:
 def _even_cuts(
     begins: Int64, ends: Int64, counts: Int64, *, first: int, last: int, most: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, about how many entries) of neighbouring ranges of [`first`, `last`) that have about `most`
-    entries each; a range of length 1 may have any number. The `counts` entries of each of the intervals [`begins`,
-    `ends`) are taken to be spread evenly over it.
+    """Yield (begin, end, estimated entries) of consecutive ranges of [`first`, `last`) with about `most` entries each.
+
+    A range of length 1 may have more. The `counts` entries of each interval [`begins`, `ends`) count as spread evenly.
     """
     densities = counts / (ends - begins)
     begins, ends = begins.clip(first, last), ends.clip(first, last)
@@ -182,7 +182,7 @@ def _even_cuts(
     total = np.append(0.0, np.maximum.accumulate(np.cumsum(np.cumsum(steepness)[:-1] * np.diff(edges))))
     begin, taken = first, 0.0
     while begin < last:
-        # as far as a range may reach, at least one step
+        # the range's greatest end, at least one step away
         reach = last if total[-1] <= taken + most else math.floor(np.interp(taken + most, total, edges))
         end = min(last, max(begin + 1, reach))
         reached = float(np.interp(end, edges, total))
@@ -191,7 +191,7 @@ def _even_cuts(
 
 
 def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
-    """Return the result's topic table and the changed ids of each input; none where an input has no table."""
+    """Return the result's topic table and the changed ids of each input; empty if an input has no topic table."""
     if any(not trailer.metadata.topics for trailer in trailers):
         return {}, [{} for _ in trailers]
     names: dict[int, str] = {}
@@ -214,7 +214,7 @@ def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[di
 
 @dataclass(frozen=True, slots=True)
 class FinishedShard(FinishedObject):
-    """A shard as it will stand in the log, and the checksum of its entries."""
+    """A shard as the log will name it, and the checksum of its entries."""
 
     checksum: int
 
@@ -229,9 +229,10 @@ class _OpenShard:
 
 @dataclass(eq=False)
 class TableRun:
-    """One window's run of base slots: the shard that is being written, and those that are finished. Pieces come in
-    order of base slots, a giant's parts newest first. `topics` are names of ids, `most` bounds the entries to come. The
-    more runs are written at once (`beside`), the smaller are the parts of their uploads.
+    """Writes one window's run of base slots, as one shard or several.
+
+    Add pieces in order of base slots, the parts of a split slot newest first. `topics` has the names of topic ids,
+    `most` bounds the entries to come. `beside` is the number of runs written at once: more runs have smaller parts.
     """
 
     descriptor: IndexDescriptor
@@ -249,14 +250,14 @@ class TableRun:
 
     def __post_init__(self) -> None:
         self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, self.beside)
-        # where the next shard's slots begin, and where the run ends, in base slots
+        # begin of the next shard, end of the run, in base slots
         self._low, self._high = self.base_slots
 
     def add(self, piece: Piece) -> None:
-        """Write those of the piece's items that lie in the window."""
+        """Write the piece's items of this window."""
         window = self.window
         mine = (piece.seconds >= window.begin_s) & (piece.seconds < window.begin_s + window.window_s)
-        # a giant's pieces are shards of their own: closed before, closed after
+        # each piece of a split slot is a shard of its own
         is_giant = piece.part is not None
         if is_giant:
             self._close(piece.low)
@@ -268,7 +269,7 @@ class TableRun:
         if not mine.all():
             items, seconds = items.compress(mine), seconds[mine]
         order = answer_sorted(items, seconds, window.slots, self.descriptor.layout.schema)
-        # `take` moves records whole: a tenth of the time of an index, which goes field by field
+        # `take` moves whole records, in a tenth of the time of an index, which moves field by field
         items, seconds = items.take(order), seconds[order]
         items["time_diff_s"] = seconds - window.begin_s
         if self._open is None:
@@ -281,11 +282,11 @@ class TableRun:
             self._close(piece.high)
 
     def finish(self) -> None:
-        """End the shard that is being written."""
+        """Finish the open shard."""
         self._close(self._high)
 
     def abandon(self) -> None:
-        """Take back every upload."""
+        """Abandon every upload."""
         for upload in self._uploads:
             upload.abandon()
 
@@ -302,7 +303,7 @@ class TableRun:
         return _OpenShard(writer, upload, file_id)
 
     def _close(self, high: int) -> None:
-        """End the open shard, whose slots end at base slot `high`."""
+        """Finish the open shard, whose slots end at base slot `high`."""
         shard, self._open = self._open, None
         low, self._low = self._low, high
         if shard is None:
@@ -323,13 +324,14 @@ class TableRun:
 
 
 PIECE_ITEMS = 1 << 20
-"""Entries of all inputs held at a time."""
+"""Entries of one piece, about: what a task holds in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The outcome of a task: entries read by input, left out as expired, and written. Checksums are sums of
-    `entry_checksum`.
+    """The result of a task: entries read per input, entries left out as expired, shards written.
+
+    Checksums are sums of `entry_checksum`.
     """
 
     number: int
@@ -343,7 +345,7 @@ class TaskResult:
 def run_task(
     task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None
 ) -> TaskResult:
-    """Read, sort and write one task; `progress` gets entries done. What was sent before an error is taken back."""
+    """Read, sort and upload one task; `progress` gets numbers of entries. An error abandons the task's uploads."""
     if not task.inputs:
         return TaskResult(task.number, {}, 0, ())
     schema = task.descriptor.layout.schema

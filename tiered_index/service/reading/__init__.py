@@ -1,1 +1,1 @@
-"""A reader's view of logs, roots and several indexes. May import lookup, files and the folders below."""
+"""A reader's view of logs, roots and several indexes. May import lookup, files and the folders below them."""

@@ -1,8 +1,8 @@
-"""The shared parts of one reader's indexes: caches, pools of threads, and one schema that tells their rows apart.
+"""Parts that one reader's indexes share: caches, thread pools, and a schema that says the index of each row.
 
-Where several indexes are read as one, rows have a last identity column, the number of their index: equal positions in
-the logs of two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on
-which others are read with it. Threads: every method from any thread, but none of `threads`' own.
+If several indexes are read as one, the number of the index is the last identity column: equal positions in the logs of
+two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on the other
+indexes. Threads: call every method from any thread, except from threads of the pool `threads`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReaderParts:
-    """Caches in memory, the one on disk if any, the pool of range reads, and the threads that read logs."""
+    """The caches in memory and on disk (None: no disk cache), the pool of range reads, the threads that read logs."""
 
     caches: Caches
     disk_cache: DiskCache | None
@@ -40,14 +40,14 @@ class ReaderParts:
     threads: DaemonPool
 
     def begin(self, read: Callable[[], T]) -> Future[T]:
-        """Have a log read in another thread, without the lookup's deadline; errors as `DaemonPool.submit`."""
+        """Read a log in another thread, without the lookup's deadline. Raises as `DaemonPool.submit`."""
         with active_context().without_deadline().active():
             return self.threads.submit(read)
 
     def begin_all(
         self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
     ) -> list[Future[T]]:
-        """Have each call run by `begin`, or in the caller's thread where there is no other."""
+        """Run each call by `begin`, or in the caller's thread if no thread can be started."""
         begun: list[Future[T]] = []
         for call in calls:
             try:
@@ -63,9 +63,10 @@ class ReaderParts:
     def in_time(
         self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None
     ) -> list[T]:
-        """Return what calls, each with what it does, return, in order; they run side by side until the deadline. Raises
-        the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all have
-        ended. What a call returned, or will return, is given to `late` then.
+        """Run calls in parallel until the deadline, and return their results in order.
+
+        Each call comes with a text for errors. Raises the first call's error, or `BudgetExceeded` with the text of an
+        unfinished call at the deadline. After an error, `late` gets each result, also of calls still running.
         """
         if len(calls) == 1 and remaining_s() is None:
             return [calls[0][1]()]
@@ -78,32 +79,32 @@ class ReaderParts:
                 if future in unfinished:
                     raise BudgetExceeded(f"timeout_s was reached while {doing}")
             return [future.result() for future in made]
-        except BaseException:  # an interrupted wait, too: nobody else would close what comes
+        except BaseException:  # also an interrupted wait: `late` closes the results
             for future in made:
                 if not future.cancel():
                     future.add_done_callback(partial(hand_over, late))
             raise
 
     def close(self, until_s: float | None = None) -> None:
-        """Release threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
+        """Release threads and memory; `until_s` as in `DaemonPool.close`. Idempotent."""
         self.threads.close(until_s)
         self.range_reads.close(until_s)
         self.caches.clear()
 
 
 def hand_over(late: Callable[[T], object], future: Future[T]) -> None:
-    """Give `late` what a call returned after all that nobody waits for any more."""
+    """Give `late` the result of a call that nobody waits for; an error is dropped."""
     if not future.cancelled() and future.exception() is None:
         late(future.result())
 
 
 def source_number(index_id: str) -> int:
-    """Return the number (63 bits) that represents an index in rows and cursors."""
+    """Return the number (63 bits) of an index in rows and cursors."""
     return int.from_bytes(hashlib.blake2b(index_id.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def sourced_schema(schema: Schema) -> Schema:
-    """Return the schema of rows that say which index they are of, in their last column."""
+    """Return the schema with one more column, the last: the number of the row's index."""
     name = "source_id"
     while any(column.name == name for column in schema.extra):
         name += "_"
@@ -111,7 +112,7 @@ def sourced_schema(schema: Schema) -> Schema:
 
 
 class SourcedFile:
-    """A file of one of several indexes: `schema` is the index's, `sourced` the one of the rows that are returned."""
+    """A file of one of several indexes: `schema` is the schema of the index, `sourced` that of the rows it returns."""
 
     def __init__(self, handle: Handle, source: str, number: int, schema: Schema, sourced: Schema) -> None:
         self._handle = handle
@@ -135,22 +136,22 @@ class SourcedFile:
 
     @property
     def known_topics(self) -> Collection[str] | None:
-        """As the file's."""
+        """As `Handle.known_topics`."""
         return self._handle.known_topics
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """As `Handle.search`, of sourced rows."""
+        """As `Handle.search`, with sourced rows."""
         after = lookup.after
         if after is not None:
             *place, last = after
             if self._number > last:
-                # what is at the very place, being of a later source, comes after: begin one step before it
+                # a row at the cursor's place comes after it if its source is later: begin one step earlier
                 place[-1] -= 1
             after = tuple(place)
         return self._sourced(self._handle.search(lookup._replace(after=after)))
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """As `Handle.search_many`, of sourced rows."""
+        """As `Handle.search_many`, with sourced rows."""
         found = self._handle.search_many(batch)
         return replace(found, rows=self._sourced(found.rows)) if len(found.rows) else found
 

@@ -1,7 +1,7 @@
-"""The indexes directly below a prefix, listed again at every refresh: one that appears is read without a restart.
+"""Finds the indexes directly below a prefix, again at every refresh: a new index is read without a restart.
 
-An index that was found stays; where its objects vanish, its own log says so. An index that can't be opened fails
-lookups until it can. Threads: every method from any thread.
+An index that was found stays; if its objects vanish, reading its log fails. While an index can't be opened, lookups
+fail. Threads: every method from any thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import child_storages
 
-# Most folders that a prefix may have
+# the most folders of a prefix
 _MAX_CHILDREN = 1000
 
 
 class Prefix(Refreshed):
-    """The prefix at which `shared` was opened. `adopt` opens the index of a child and has it read from then on, and
-    returns whether the child has one; it raises why it can't. `found` are the URIs of those that are read.
+    """The prefix of the storage `shared`.
+
+    `adopt` opens the index of a child storage, so that lookups read it. It returns whether the child has one. It raises
+    if it can't open it. `found` has the URIs of the indexes that are read.
     """
 
     def __init__(
@@ -38,13 +40,13 @@ class Prefix(Refreshed):
         self._adopt = adopt
         self._lock = threading.Lock()
         self._found = found
-        # folders that held no index when they were looked at
+        # URIs of folders without an index at the last look
         self._empty: set[str] = set()
-        # why indexes that are there could not be opened, by their URIs
+        # by URI, errors of indexes that could not be opened
         self._unopened: dict[str, TieredIndexError] = {}
 
     def refresh(self) -> None:
-        """List the prefix and open what is new. Raises what `children` does, else the first index's error."""
+        """List the prefix and open new indexes. Raises as `children`, else the first error of an index."""
         with self._lock:
             begun_s = self._clock.monotonic_s()
             unopened: dict[str, TieredIndexError] = {}
@@ -62,7 +64,7 @@ class Prefix(Refreshed):
 
     def _look(self, child: Storage) -> None:
         if child.uri in self._empty:
-            # one request: an index begins with its record 1, which stays
+            # one request: every index has record 1 of its log
             try:
                 MeteredStorage(child, self._prices).head(log_name(1))
             except ObjectNotFound:
@@ -81,20 +83,20 @@ class Prefix(Refreshed):
         begun_s = self._clock.monotonic_s()
         try:
             super()._try(read)
-        except ConfigError as error:  # of an index that can't be read with the others
+        except ConfigError as error:  # an index can't be read together with the others
             self._failed(error, begun_s)
 
     def problems(self, begun_s: float) -> list[Handle]:
-        """Return a file that fails for each index that could not be opened, or for the listing that is not known."""
+        """Return a failing file for each index that could not be opened, or for a list that could not be read."""
         error, refreshed_s, unopened = self._error, self._refreshed_s, self._unopened
         if unopened:
             return [file for uri, error in unopened.items() for file in unread(error, source=uri)]
-        return self._problem(begun_s, refreshed_s, error, f"the list of what is below {self.uri}")
+        return self._problem(begun_s, refreshed_s, error, f"the list of indexes below {self.uri}")
 
 
 def children(shared: Storage, listed: Storage | None = None) -> list[Storage]:
-    """Return the storages directly below one, which is listed through `listed`. Raises `ConfigError` for too many."""
+    """Return the storages directly below `shared`, listed through `listed`. Raises `ConfigError` for too many."""
     found = list(itertools.islice(child_storages(shared, listed), _MAX_CHILDREN + 1))
     if len(found) > _MAX_CHILDREN:
-        raise ConfigError(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant")
+        raise ConfigError(f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes themselves")
     return found

@@ -1,7 +1,7 @@
-"""A reader's state of a storage. One thread renews it every `refresh_interval_s` for all lookups.
+"""State of a storage that a reader refreshes every `refresh_interval_s`, in one thread for all lookups.
 
-What could not be read fails lookups until a later try succeeds. So does what has not been read for too long. A lookup
-does not fail by a try that began before it: it waits for a later one.
+After a failed refresh, lookups fail until a later one succeeds. They also fail if the last refresh is too old. A lookup
+never fails because of a refresh that began before the lookup: it waits for a later one.
 Threads: every method from any thread.
 """
 
@@ -21,9 +21,9 @@ from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.prices import PriceTable
 
-# a storage that did not answer is tried again after this time at the latest, also where lookups do without it
+# after an error the storage is tried again after this time at the latest, even if lookups don't need it
 _RETRY_S = 1.0
-# how late a refresh may be, or as long as the interval itself: after that no answer is complete
+# a refresh may be late by this time or by the interval, whichever is longer; after that no answer is complete
 _OVERDUE_S = 30.0
 
 
@@ -35,23 +35,24 @@ class Refreshed(ABC):
         self._interval_s = interval_s
         self._prices = prices
         self._beginning = threading.Lock()
-        # the newest refresh that was due; None: there was none
+        # the newest refresh; None: none yet
         self._refresh: Future[None] | None = None
         self._error: TieredIndexError | None = None
-        # when the reading began that ended with the error
+        # when the refresh began that ended with the error
         self._failed_s = clock.monotonic_s()
-        # it is as old as the beginning of its reading, however long that takes
+        # when the last successful refresh began: the state may be as old as that
         self._refreshed_s = clock.monotonic_s()
 
     @abstractmethod
     def refresh(self) -> object:
-        """Read what is new; `_refreshed_from` is called where that succeeds."""
+        """Read what is new, then call `_refreshed_from`."""
 
     def due_refresh(
         self, begun_s: float, begin: Callable[[Callable[[], None]], Future[None]]
     ) -> tuple[Future[None], bool] | None:
-        """Return the refresh that is due for a lookup that began at `begun_s`, and whether this call began it; None:
-        none is due. Raises as `begin`, which runs a call in another thread.
+        """Return the refresh that a lookup begun at `begun_s` needs, and whether this call began it; None: none is due.
+
+        `begin` runs a call in another thread. Raises as `begin`.
         """
         # on one line, as in `synchronized`
         with self._beginning: return self._due_refresh(begun_s, begin)  # noqa: E701  # fmt: skip
@@ -67,8 +68,9 @@ class Refreshed(ABC):
         return self._refresh, is_new
 
     def refresh_due(self) -> None:
-        """Refresh by at most half of the lookup's requests, but a listing and a record at least. Where that fails, or
-        is too expensive, lookups say so and the next one tries again.
+        """Refresh with at most half of the lookup's requests, but at least two: a listing and a record.
+
+        If that fails or needs more, lookups report it and the next one tries again.
         """
         context = active_context()
         left = context.requests_left
@@ -77,34 +79,34 @@ class Refreshed(ABC):
             self._try(self._read_due)
 
     def asks_before(self, begun_s: float) -> bool:
-        """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
+        """Return whether a lookup that begins at `begun_s` may send requests before it reads a file."""
         return begun_s - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
 
     def fails(self, begun_s: float) -> bool:
-        """Return whether a lookup that began at `begun_s` fails unless there is a refresh."""
+        """Return whether a lookup that began at `begun_s` fails without a refresh."""
         return self._is_too_old(begun_s) or self._error is not None
 
     def _is_due(self, begun_s: float) -> bool:
         return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s or self._fails_by_earlier(begun_s)
 
     def _fails_by_earlier(self, begun_s: float) -> bool:
-        """Return whether a lookup fails by the error of a reading that began before it."""
+        """Return whether a lookup would fail because of a refresh that began before it."""
         return self._error is not None and self._failed_s < begun_s and self.fails(begun_s)
 
     def _is_too_old(self, begun_s: float) -> bool:
-        """Return whether no answer to a lookup that began at `begun_s` is complete."""
+        """Return whether the state is too old for a complete answer to a lookup that began at `begun_s`."""
         return begun_s - self._refreshed_s > self._oldest_s()
 
     def _oldest_s(self) -> float:
-        """Return how long ago it may have been read for a complete answer."""
+        """Return the greatest age of the state for a complete answer."""
         return self._interval_s + max(self._interval_s, _OVERDUE_S)
 
     def _read_due(self) -> object:
-        """As `refresh`, for a refresh that is due."""
+        """As `refresh`, if it is due."""
         return self.refresh()
 
     def _try(self, read: Callable[[], object]) -> None:
-        """Call `read`; where it can't read, or what it reads is damaged, lookups say so until a later try succeeds."""
+        """Call `read`. After an error of the storage or damage, lookups fail until a later try succeeds."""
         begun_s = self._clock.monotonic_s()
         try:
             read()
@@ -112,26 +114,28 @@ class Refreshed(ABC):
             self._failed(error, begun_s)
 
     def _failed(self, error: TieredIndexError, begun_s: float) -> None:
-        # before the error, which is what others look at first
+        # before the error, which other threads read first
         self._failed_s = begun_s
         self._error = error
         self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._interval_s - _RETRY_S)
 
     def _refreshed_from(self, begun_s: float) -> None:
-        """Note a reading that succeeded and began at `begun_s`."""
+        """Note a successful refresh that began at `begun_s`."""
         self._refreshed_s = begun_s
 
     def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
-        """Return a file that fails with `error`, or with the age of `what` that was read at `refreshed_s`, if any."""
+        """Return a file that fails with `error`, or because `what`, read at `refreshed_s`, is too old; else nothing."""
         late_s = begun_s - refreshed_s
-        # what is too old is so by more than this
+        # a cheap test first
         if error is None and late_s > _OVERDUE_S and late_s > self._oldest_s():
-            error = BudgetExceeded(f"{what} was last read {late_s:.0f} s ago, and this lookup could not wait for it")
+            error = BudgetExceeded(
+                f"{what} was last read {late_s:.0f} s ago, and this lookup had no time to read it again"
+            )
         return unread(error)
 
 
 def unread(error: TieredIndexError | None, source: str | None = None) -> list[Handle]:
-    """Return a file that fails with an error, if there is one: no answer is complete then."""
+    """Return a file that fails with `error`, so that no answer is complete; nothing for None."""
     if error is None:
         return []
     file = DamagedFile(error.file if isinstance(error, CorruptFile) else "log", "storage", error)

@@ -1,8 +1,8 @@
-"""A root as another process sees it: the flushed entries, read without the writer's lock.
+"""A root as another process sees it: its flushed entries, read without the writer's lock.
 
-Folders are listed in the direction in which files move, so a moving file is seen at least once. One that vanished
-before it was opened restarts the look, a bounded number of times. Unsealed entries count as far as the journal confirms
-them and their CRC32 matches; they are found by a scan of the hash column. Threads: any.
+Folders are listed in the order in which files move through them, so each file is seen at least once. If a file vanishes
+before it is opened, the folders are listed again, a bounded number of times. Unsealed entries count if the journal
+confirms them and their CRC32 matches. A search scans their hash column. Threads: any.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tiered_index.service.root.files import LIST, FileList, ListedFile
 from tiered_index.storage.disk import taken_bytes
 
 _LOOKS = 20
-# the coarsest resolution of times among file systems in use
+# the coarsest resolution of file times in use
 _STEP_NS = 2_000_000_000
 
 
 class UnsealedView(LocalHandle):
-    """The durable entries of an unsealed file; `state` is inode, size and time of its journal before it was read."""
+    """The durable entries of an unsealed file; `state` is the journal's inode, size and time before it was read."""
 
     place = UNSEALED
 
@@ -59,18 +59,18 @@ class UnsealedView(LocalHandle):
         self._entries: npt.NDArray[Any] | None = None
 
     def entries(self) -> npt.NDArray[Any]:
-        """Return the verified entries (structured, over the map). Raises `CorruptFile`."""
+        """Return the verified entries (structured, on the mapped file). Raises `CorruptFile`."""
         if self._entries is None:
             self._entries = verified_entries(self._map, self.journal, str(self.path))
         return self._entries
 
     def snapshot(self) -> tuple[npt.NDArray[Any], int, dict[int, str]]:
-        """As that of `UnsealedFile`."""
+        """As `UnsealedFile.snapshot`."""
         return self.entries(), self.journal.begin_ms // 1000, dict(self.journal.topics)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file on disk, without its journal."""
+        """Bytes that the file takes on disk, without its journal."""
         try:
             return taken_bytes(self.path.stat())
         except OSError:
@@ -108,7 +108,7 @@ class UnsealedView(LocalHandle):
 
 
 class RootView:
-    """Reads a root. Keeps opened files until they change."""
+    """Reads a root. It keeps files open until they change."""
 
     def __init__(self, root: Root, *, checks_list: bool = True) -> None:
         self._root = root
@@ -117,7 +117,7 @@ class RootView:
         self._unsealed: dict[str, UnsealedView] = {}
 
     def changes(self) -> tuple[int, ...] | None:
-        """Return what differs once files have entered or left the folders; None: a change may have the same time."""
+        """Return a value that changes with each file that enters or leaves a folder; None: too recent to be sure."""
         try:
             times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
         except OSError as error:
@@ -125,22 +125,23 @@ class RootView:
         return times if max(times) < time.time_ns() - _STEP_NS else None
 
     def give_up(self) -> list[Handle]:
-        """Forget the open files; return them, whose mappings the caller must close."""
+        """Forget the open files and return them; the caller must close their mappings."""
         handles: list[Handle] = [*self._opened.values(), *self._unsealed.values()]
         self._opened, self._unsealed = {}, {}
         return handles
 
     def look(self) -> list[Handle]:
-        """Return handles of every file with durable entries, each in its latest state, unreadable ones included, and
-        those that the root's list has and no folder.
+        """Return a handle for every file with durable entries, in its latest state.
+
+        Unreadable files, and files that are in the root's list but in no folder, have handles that fail.
         """
         for left in reversed(range(_LOOKS)):
             self._root.refuse_links()
-            self.changes()  # a folder that is missing is no empty one
+            self.changes()  # raises for a missing folder, which is not an empty one
             try:
                 return self._look(last=not left)
             except FileNotFoundError:
-                continue  # it moved on to its next state
+                continue  # the file moved to its next state
             except OSError as error:
                 raise disk_error(error, f"reading {self._root.path}") from error
         raise StorageUnavailable(f"{self._root.path}: files kept changing their state during {_LOOKS} looks; try again")
@@ -150,7 +151,7 @@ class RootView:
         gone: dict[str, FileNotFoundError] = {}
         unsealed: dict[str, UnsealedView] = {}
         counts: dict[str, int] = {}
-        # before the folders: a file leaves the list before it is deleted
+        # read before the folders: a file leaves the list before it is deleted
         listed = self._listed(handles)
         for name in self._root.names(UNSEALED):
             file_id = file_id_of(name)
@@ -159,7 +160,7 @@ class RootView:
             try:
                 view = self._view(file_id)
             except FileNotFoundError as error:
-                # a kept trace would hold this frame, and so every mapping in it
+                # a traceback would keep this frame, and every mapping in it, alive
                 gone[file_id] = error.with_traceback(None)
                 continue
             except (TieredIndexError, ValueError) as error:
@@ -182,35 +183,35 @@ class RootView:
                 handles[file_id] = opened[state, file_id] = file
         for file_id, missing in gone.items():
             if file_id in handles:
-                continue  # a writer that died, or could not delete, left half of a file that has moved on
+                continue  # the rest of a file that has moved: a writer crashed or could not delete it
             if not last:
                 raise FileNotFoundError(str(missing))
-            handles[file_id] = _damaged(file_id, UNSEALED, missing)  # unless the storage has it
+            handles[file_id] = _damaged(file_id, UNSEALED, missing)  # a copy in the storage replaces it
         claims = [view.journal.predecessor for view in unsealed.values()]
         claims += [file.metadata().more.get("predecessor") for file in opened.values()]
         for file_id, claimed in (claim for claim in claims if claim):
             if counts.get(file_id, claimed) >= claimed or handles.get(file_id) not in (None, unsealed.get(file_id)):
                 continue
             if not last:
-                raise FileNotFoundError(f"{file_id} has grown since it was looked at")
+                raise FileNotFoundError(f"{file_id} has more entries than when it was read")
             journal_path = self._root.journal_path(file_id)
             short = CorruptFile(
                 str(journal_path),
-                "ends before entries that were durable when the next file was begun",
+                "ends before entries that were durable when the next file began",
                 expected=claimed,
                 found=counts[file_id],
             )
             handles[file_id] = _damaged(file_id, UNSEALED, short)
         absent = listed.keys() - handles.keys() - counts.keys()
         if absent and self._files is not None:
-            # again, behind the folders: whatever is in both lists should have been found between them
+            # read again after the folders: a file that is in both lists must be in a folder
             for file_id in absent & self._listed(handles, again=True).keys():
                 seconds = listed[file_id].seconds or ()
                 handles[file_id] = DamagedFile(
                     file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
                 )
         if (self._root.path / ASIDE).exists():
-            problem = "files were set aside by `tiered-index recover`, which was interrupted: run it again"
+            problem = "`tiered-index recover` set files aside and was interrupted: run it again"
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())
@@ -224,7 +225,7 @@ class RootView:
 
     def _view(self, file_id: str) -> UnsealedView | None:
         journal_path = self._root.journal_path(file_id)
-        status = journal_path.stat()  # before it is read: what is appended in between is seen at the next look
+        status = journal_path.stat()  # before the read: later appends are seen at the next look
         state = status.st_ino, status.st_size, status.st_mtime_ns
         known = self._unsealed.get(file_id)
         if known is not None and known.state == state:
@@ -233,7 +234,7 @@ class RootView:
         if journal is None or not journal.count:
             return None
         if known is not None and known.count == journal.count:
-            known.state, known.sealed = state, journal.sealed  # the entries are as they were
+            known.state, known.sealed = state, journal.sealed  # the same entries
             return known
         return UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
 

@@ -1,11 +1,10 @@
-"""One index as a reader sees it: the state of its storage's log, and the root beside its writer where there is one.
+"""One index as a reader sees it: the state of its storage's log, and its root if the reader was given one.
 
-A lookup with a deadline waits for the log at most half of its remaining time, and is then answered from what was read
-before, while the reading continues in a thread of its own; one without waits for the reading that another has begun.
-Where the log has been overdue for too long it is a file that the budget did not reach for. While the storage can't be
-asked, the root and the log that its writer has kept there are everything that the root's writer knows of: what is in
-the root is read, what is in the storage alone fails as it is needed, and the answer says so.
-Threads: every method from any.
+A lookup with a deadline waits for the log at most half of its remaining time. Then the state read before answers it,
+while the read continues in its own thread. A lookup without a deadline waits for the read. If the log's state is too
+old, the lookup fails as if a file exceeded its budget. While the storage doesn't answer, the view uses the root and the
+log that the writer keeps in the root. Files in the root are read. Files that are only in the storage fail if a lookup
+needs them, and the answer reports it. Threads: every method from any thread.
 """
 
 from __future__ import annotations
@@ -58,16 +57,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Away(NamedTuple):
-    """Why the storage could not be asked, and what the files of the root's own log say of it."""
+    """The error of the storage, and the freshness of the log that the root keeps."""
 
     error: StorageError
     freshness: Freshness
 
 
 class IndexView(Refreshed):
-    """An index that somebody else writes; a given `backend` is closed by the view. Raises as `IndexReader.open`.
+    """An index that another process writes. `close` closes a given `backend`. Raises as `IndexReader.open`.
 
-    With `with_writer` the lease is read beside the log, for the first `writer`.
+    `with_writer`: read the lease together with the log, for the first call of `writer`.
     """
 
     def __init__(
@@ -83,15 +82,15 @@ class IndexView(Refreshed):
         self._config = config
         self._lock = threading.Lock()
         self._parts = parts
-        # the state that the catalog shows; a reading that failed may have brought the log itself further
+        # the state that the catalog shows; after a failed read, the log's own state may be newer
         self._shown = LogState()
         self._joining = threading.Lock()
-        # a reading of the log that has not begun
+        # a read of the log that has not begun
         self._waiting: Future[LogState] | None = None
         self._closed = False
         self._root: Root | None = None
         self._root_view: RootView | None = None
-        # what of the root's log was read
+        # the bytes of the root's log that were read last
         self._kept: bytes | None = None
         self._changes: object = None
         self.catalog = Catalog()
@@ -111,14 +110,14 @@ class IndexView(Refreshed):
         if backend is None:
             uri = config.storage or (marker.storage if marker is not None else None)
             backend = opened = config.open_storage(uri)
-        # a root whose marker alone names the storage is read without it, as far as that goes
+        # if only the root's marker names the storage, the root is readable without the storage
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
-        # when the log was listed last
+        # when the log was last listed
         self._listed_s = clock.monotonic_s()
-        self._is_another = False  # the log was found to be another history, and is opened again
-        # of the storage as the catalog shows it; None: the root is read, too, which has what is not published
+        self._is_another = False  # whether the log has another history and must be opened again
+        # of the storage's state in the catalog; None: the root is also read, which has unpublished entries
         self.freshness: Freshness | None = None
         with contextlib.ExitStack() as undo:
             if opened is not None:
@@ -128,7 +127,7 @@ class IndexView(Refreshed):
             self.genesis = self._open_log(marker)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
-            # what represents the index in rows and cursors
+            # the index's number in rows and cursors
             self.number = source_number(index_id)
             self.cold = ColdPath(
                 self.storage,
@@ -144,7 +143,7 @@ class IndexView(Refreshed):
             undo.pop_all()
 
     def writer(self) -> Writer | None:
-        """Return the present or last writer; raises `StorageError`."""
+        """Return the current or last writer, None if there was none. Raises `StorageError`."""
         if not self._lease:
             return writer_of(self.storage)
         try:
@@ -153,7 +152,7 @@ class IndexView(Refreshed):
             raise BudgetExceeded(f"timeout_s was reached while reading the lease of {self.storage.uri}") from error
 
     def _use_summary(self) -> None:
-        """Take in the summary that was read with the log; a greater one is read when it is needed."""
+        """Use the summary that was read with the log; a larger one is read when needed."""
         log = self._log
         if log.summary is None:
             return
@@ -170,7 +169,7 @@ class IndexView(Refreshed):
         except StorageError as error:
             if self._must_answer or marker is None:
                 raise
-            # the root alone was asked for: what is only in the storage fails when a lookup needs it
+            # the caller named only the root: files that are only in the storage fail when a lookup needs them
             self._failed(error, self._clock.monotonic_s())
             self._recall(marker.index_id)
             return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
@@ -185,7 +184,7 @@ class IndexView(Refreshed):
         return stored
 
     def _read_in_time(self, marker: Marker | None) -> LogState:
-        """Read the log for the first time; where the root can do without it, by half of the time that is left."""
+        """Read the log for the first time; if the root is readable without it, within half of the remaining time."""
         left_s = remaining_s()
         if marker is None or left_s is None:
             return self._read_log()
@@ -199,8 +198,8 @@ class IndexView(Refreshed):
             raise StorageUnavailable(f"{self.storage.uri} did not answer within half of timeout_s") from error
 
     def _read_log(self, *, by_number: bool = False) -> LogState:
-        """Read the log, or on from where it was read to; again where it was another one the last time."""
-        # before the log: its writer notes a record once the storage has it
+        """Read the log's new records; read the whole log if it is the first time or the log has another history."""
+        # read before the log: the writer notes a record after the storage has it
         seen = self._seen()
         is_first = self._is_another or not self._log.state.number
         try:
@@ -209,12 +208,12 @@ class IndexView(Refreshed):
         except StorageBehind:
             self._is_another = True
             raise
-        # a storage of another index has an error of its own
+        # a storage of another index raises another error
         if self._root is not None and state.genesis is not None and state.genesis.index_id == self._root_index:
             if seen is not None:
                 self._log.check_seen(seen, deep=is_first)
-            # An older copy of the root has fewer entries of files that the storage has, too. Where `recover` set files
-            # aside, the view of the root tells that.
+            # An older copy of the root may have fewer entries of files that the storage also has. If `recover` set
+            # files aside, the root's view reports that instead.
             if (marker := self._root.read_marker()) is not None and not (self._root.path / ASIDE).exists():
                 self._log.check_own(marker.root_id, self._seen())
         return state
@@ -225,7 +224,7 @@ class IndexView(Refreshed):
     def _open_anew(self) -> LogState:
         log = StorageLog(self.storage, self._clock) if self._is_another else self._log
         try:
-            # a root knows which history it has seen
+            # for a root, `check_seen` compares the history instead
             with active_context().with_threads(self._parts.threads.submit).active():
                 state = log.open(checks=self._root is None, with_summary=self._root is None)
         except NotAnIndex as error:
@@ -235,28 +234,28 @@ class IndexView(Refreshed):
         if self._is_another:
             assert state.genesis is not None
             check_descriptor(state.genesis, self.genesis, self.storage.uri)
-            _log.warning("%s was restored, or is another history of its index: it was opened again", self.storage.uri)
+            _log.warning("%s was restored, or has another history of the index: opened it again", self.storage.uri)
         self._log, self._is_another = log, False
         return state
 
     @property
     def log_state(self) -> LogState:
-        """The storage's log as far as lookups see it: records that a spent budget left unshown are not in it."""
+        """The state of the storage's log that lookups see; a spent budget may leave out newer records."""
         return self._shown
 
     def refresh(self) -> LogState:
-        """Read what the log has gained; return its state."""
+        """Read the log's new records and return its state."""
         with self._lock:
             return self._read()
 
     def _read_due(self) -> LogState:
-        """As `Refreshed`. Where that is often, a GET for the next record represents most listings, which cost more."""
+        """As `Refreshed`. With a short interval, a GET of the next record replaces most listings, which cost more."""
         with self._lock:
             is_listed = self._clock.monotonic_s() - self._listed_s < LIST_EVERY_S and 0 < self._interval_s < 1
             return self._read(by_number=is_listed and self._root is None and self._error is None)
 
     def read_on(self) -> LogState:
-        """Refresh for a lookup, beginning after this call; `BudgetExceeded` where its time is too short."""
+        """Refresh by a read that begins after this call. Raises `BudgetExceeded` if the lookup's time is too short."""
         left_s = remaining_s()
         if left_s is None:
             return self.refresh()
@@ -272,23 +271,23 @@ class IndexView(Refreshed):
             except BudgetExceeded:
                 if mine:
                     raise
-                # of the lookup that began it: this one has a budget of its own
+                # the budget of the lookup that began the read: this one has its own
             except TimeoutError as error:
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
     def asks_before(self, begun_s: float) -> bool:
-        """As `Refreshed`; beside a root always, since its folders may have changed."""
+        """As `Refreshed`; always for a root, since its folders may have changed."""
         return self._root_view is not None or super().asks_before(begun_s)
 
     def fails(self, begun_s: float) -> bool:
-        """As `Refreshed`; a root is read without the storage."""
+        """As `Refreshed`; an error of the storage does not count for a root."""
         away = self._root_view is not None and isinstance(self._error, StorageError)
         return self._is_too_old(begun_s) or (self._error is not None and not away)
 
     def _read_for_all(self) -> LogState:
         with self._lock:
             with self._joining:
-                self._waiting = None  # callers that come now need a later reading
+                self._waiting = None  # later callers need a later read
             return self._read()
 
     def _read(self, *, by_number: bool = False) -> LogState:
@@ -301,16 +300,16 @@ class IndexView(Refreshed):
             raise IndexClosed("the index was closed while its log was read")
         self._show(state)
         self._refreshed_from(begun_s)
-        # behind the files: a lookup beside this one would take the earlier files for what was just read
+        # after the files: else another lookup would take the earlier files for new ones
         self._error = None
         return state
 
     def _show(self, state: LogState) -> None:
-        """Bring the catalog up to `state`; nobody else changes it."""
+        """Update the catalog to `state`; only this method changes it."""
         before = self._shown
         if state is before:
             return
-        # before the files: what has expired in between is in no answer
+        # before the files, so that no answer has entries that expired in between
         self._shown = state
         try:
             apply_changes(self.catalog, before, state, self.cold)
@@ -321,15 +320,15 @@ class IndexView(Refreshed):
             self.freshness = self._published(state)
 
     def _published(self, state: LogState, away: StorageError | None = None) -> Freshness:
-        """Return what the storage has at `state`; `away` is why it could not be asked for a later one."""
+        """Return the storage's freshness at `state`; `away` is the error that prevented a later state."""
         not_asked = None if away is None else str(away)
         uri, as_of_ms = self.storage.uri, state.newest_ms
         return Freshness(source=uri, as_of_ms=as_of_ms, positions=state.positions, not_asked=not_asked)
 
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
-        """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""
+        """Return the files that may have entries in [`second_min`, `second_max`], for a lookup begun at `begun_s`."""
         if self._root_view is None:
-            # before the files: a refresh that ends in between vouches for later ones
+            # before the files: a refresh that ends in between is for later files
             error, refreshed_s = self._error, self._refreshed_s
             found = self.catalog.overlapping(second_min, second_max)
         else:
@@ -344,8 +343,9 @@ class IndexView(Refreshed):
         return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
 
     def whole(self, begun_s: float) -> tuple[LocalView, About] | None:
-        """Return a view of all files for a lookup that began at `begun_s`, and what is to be said of its answers; None:
-        the log is due, or could not be read, or something has expired, or there is a root.
+        """Return a view of all files for a lookup that began at `begun_s`, and the facts for its answers.
+
+        None if a refresh is due, the log could not be read, entries have expired, or there is a root.
         """
         freshness = self.freshness
         if freshness is None or self._error is not None or begun_s - self._refreshed_s >= self._interval_s:
@@ -360,7 +360,7 @@ class IndexView(Refreshed):
         return view, ((freshness,), [(None, one) for one in state.lost.values()] if state.lost else ())
 
     def all_handles(self) -> list[Handle]:
-        """Return the handles of all files; the caller must check afterwards that the view is still open."""
+        """Return the handles of all files; the caller must then check that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
         found, error, away = self._local_and_stored(self._root_view, self.catalog.all)
@@ -369,11 +369,12 @@ class IndexView(Refreshed):
     def _local_and_stored(
         self, root_view: RootView, in_storage: Callable[[], list[Handle]]
     ) -> tuple[list[Handle], TieredIndexError | None, _Away | None]:
-        """Return the root's files and those that are found `in_storage`, why the log could not be read where that was
-        necessary, and what is to be said where the storage could not be asked and the root's own log had to do.
+        """Return the files of the root and of `in_storage`, an error of the log, and the use of the root's own log.
+
+        The error is None if the log was read or not needed. The last is None unless the root's own log replaced it.
         """
-        # Local files first, then the log: a file that leaves the root in between is in at least one of them. It needn't
-        # be read again where the folders, after the look, are as they were before it was last read.
+        # Local files first, then the log: a file that leaves the root in between is in at least one of them. If the
+        # folders have not changed since the log was last read, it need not be read again.
         local = {handle.file_id: handle for handle in root_view.look()}
         changes = root_view.changes()
         unread: TieredIndexError | None = self._error
@@ -382,12 +383,12 @@ class IndexView(Refreshed):
                 self._try(self.read_on)
                 unread = self._error
             except BudgetExceeded as error:
-                unread = error  # of this lookup only
+                unread = error  # only for this lookup
             self._changes = changes if unread is None else None
         away: _Away | None = None
-        # after the look: what left the root before it is named by the log that is kept there now
+        # after the look: the log that is kept now names each file that left the root before
         if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
-            # before the files: they may be of a later state, never of an earlier one
+            # before the files: they may belong to a later state, never to an earlier one
             away = _Away(unread, self._published(self._shown, unread))
             unread = None
         given_up = {one.file_id for one in self._log.state.lost.values()}
@@ -397,7 +398,7 @@ class IndexView(Refreshed):
         return handles + stored, unread, away
 
     def _recall(self, index_id: str, *, show: bool = False) -> bool:
-        """Go to the log that the root's writer has kept there, where that is later; return whether there is one."""
+        """Use the log that the writer keeps in the root, if it is newer; return whether there is one."""
         assert self._root is not None
         kept = self._root.kept_log()
         if kept is None or kept == self._kept:
@@ -424,10 +425,10 @@ class IndexView(Refreshed):
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:
-    """Return a root's file with its stored copy, which replaces a damaged local one."""
+    """Return a local file with its stored copy; if the local file is damaged, return the stored copy."""
     if isinstance(local, DamagedFile) and stored is not None:
         return stored
     if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile):
-        # the root view keeps its handles, and a repair may have put another object in the place of theirs
+        # the root view keeps its handles, and a repair may have replaced the stored object
         local.stored = stored.stored
     return local
