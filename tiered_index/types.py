@@ -386,9 +386,9 @@ class QueryResult(Answer[ItemT]):
     (nothing is missing), ``truncated`` (not proven complete: continue with `cursor`; the last page may be empty), or
     ``partial`` (only with `allow_partial`: `failed` names each file that could not be read, and why).
 
-    Of entries of one identity the newest is the answer; within a second the one with the greatest `size`, then the
-    greatest further columns. Each page is folded by itself, so an identity that was put at two times can be on two
-    pages; `query_all` answers it once. `seen` is the provenance.
+    If several entries have the same identity, only the newest is in the answer; within a second, the one with the
+    greatest `size`, then the greatest further columns. This holds for each page by itself: an identity that was put at
+    two times can be on two pages. `query_all` gives it once. `seen` is the provenance.
     """
 
     rows_field = "items"
@@ -429,8 +429,8 @@ class QueryResult(Answer[ItemT]):
 class TopicSummary(_Record):
     """The number of entries of one topic, the bytes of their messages, and the first and last time.
 
-    `entries`, the `bytes` of their messages (a message with two keys counts twice), and the first and last entry's time
-    in inclusive epoch milliseconds.
+    A message with two keys counts twice in `bytes`. `begin_ms` and `end_ms` are the times of the first and last entry,
+    in epoch milliseconds.
 
     An entry that was put twice counts twice until its files are merged. `uncounted_files` counts files of an older
     version that have the topic but no number of entries. Their entries are not in the sums. `begin_ms` and `end_ms` are
@@ -449,7 +449,7 @@ class TopicSummary(_Record):
 class TopicsResult(Answer[TopicSummary]):
     """The topics of an index by name, as a sequence. Other fields are as in `QueryResult`.
 
-    `expired_before_ms` is that of the topics that expire first. Other topics may have older entries.
+    `expired_before_ms` is the latest such time of any topic. Other topics may have older entries.
     """
 
     rows_field = "topics"

@@ -32,7 +32,7 @@ def test_somebody_elses_folder_is_refused_and_nothing_is_touched(make_world, nam
     path.parent.mkdir(parents=True)
     path.write_text("mine")
     before = sorted(world.root.rglob("*"))
-    with pytest.raises(NotAnIndex, match="nothing was touched"):
+    with pytest.raises(NotAnIndex, match="nothing was changed"):
         world.open()
     assert sorted(world.root.rglob("*")) == before
     assert not list(world.storage.list())

@@ -225,8 +225,8 @@ class IndexService(Lookups[ItemT]):
         - `topic_id` is assigned if you do not give it.
         - `extra` are further columns of the schema by name.
 
-        The identity of an entry is (topic, queue_id, offset) and the schema's identity columns. Of entries of one key
-        with the same identity only the newest is an answer, so putting a message again is harmless. Within a second the
+        The identity of an entry is (topic, queue_id, offset) and the schema's identity columns. If entries of one key
+        have the same identity, only the newest is in the answer, so you can put a message again. Within a second the
         greatest `size` wins, not the last put. A message without a position needs a unique number as `offset`, or an
         identity column (`column(identity=True)`): otherwise it hides earlier entries.
 
@@ -330,8 +330,8 @@ class IndexService(Lookups[ItemT]):
     def archive_columns(self, store: str, start: int, count: int, file: bytes) -> bool:
         """Upload records of a source's log unless they are archived already. Return whether they were uploaded.
 
-        `file` is a Parquet file of the records from number `start` on, up to `count` numbers of them. A segment that
-        begins at `start` already stays as it is: ask `segment_archive` for the next number.
+        `file` is a Parquet file of the records with numbers [`start`, `start + count`). If a segment begins at
+        `start`, nothing changes: ask `segment_archive` for the next number.
 
         Raises `CorruptFile` if the numbers overlap those of another segment, `StorageUnavailable` (repeat the call),
         `WriterFenced`.

@@ -224,7 +224,7 @@ class IndexReader(Lookups[ItemT]):
         return views[0].log_state
 
     def files(self) -> list[Handle]:
-        """Return the handles of all files, local ones in their present state."""
+        """Return the handles of all files, local files in their current state."""
         self._check_process()
         handles = [] if self._prefix is None else self._prefix.problems(self._clock.monotonic_s())
         handles += [handle for view in self._views for handle in view.all_handles()]
@@ -237,7 +237,7 @@ class IndexReader(Lookups[ItemT]):
         return tuple([view.storage.uri for view in self._views])
 
     def writers(self) -> dict[str, Writer | None]:
-        """Return the present or last writer of each index, by URI; None: no writer, or no response from the storage.
+        """Return the current or last writer of each index, by URI; None: no writer, or no response from the storage.
 
         The call costs at least two requests per index.
         """

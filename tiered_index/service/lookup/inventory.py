@@ -132,7 +132,7 @@ def files_document(
 
 
 def files_table(handles: Iterable[Handle]) -> pa.Table:
-    """Return a table with one row per file, as `describe_handle`. `table` is a struct, null but for window tables."""
+    """Return a table with one row per file, as `describe_handle`. Only window tables have the struct `table`."""
     # imported here, because commands that list files need no Arrow
     import pyarrow as pa
 

@@ -140,8 +140,8 @@ class Lookups(ABC, Generic[ItemT]):
         """Answer many lookups, in their order; each file is read once for all of them.
 
         A lookup is a `Lookup`, or a tuple (topic, key) for the newest `max_count` entries. The result is a sequence of
-        `QueryResult`, each built on access. The bounds apply to the whole call. With `allow_partial` only those lookups
-        are partial that need an unreadable part. Other arguments and errors: see `query`.
+        `QueryResult`, each built on access. The bounds apply to the whole call. With `allow_partial`, only lookups that
+        need an unreadable file are partial. Other arguments and errors: see `query`.
         """
         bounds = _bounds(limits)
         self._check_open(bounds)
@@ -181,7 +181,7 @@ class Lookups(ABC, Generic[ItemT]):
                 ).run()
 
     def cursor_after(self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, item: IndexItem) -> str:
-        """Return the cursor of the page behind `item`, an entry of the answer to this lookup."""
+        """Return the cursor of the page after `item`, an entry of the answer to this lookup."""
         second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
         return encode_cursor(self._engine.order_key(item), query_digest(topic, key, second_min, second_max))
 
@@ -315,9 +315,9 @@ class Lookups(ABC, Generic[ItemT]):
     def fetch_filter(self, file_id: str) -> bool:
         """Fetch the filter of a stored file now. Return whether it is cached then.
 
-        `file_id` is an id of `files()`; of a window table the filter of each shard is fetched. A cached filter costs no
-        request. Another one costs one request, and one more if the file's directory is not cached. Filters used longest
-        ago make room. False: the file has no filter, or the caches are too small for it. Any thread.
+        `file_id` is an id of `files()`; for a window table, each shard's filter is fetched. A cached filter costs
+        no request. Another one costs one request, and one more if the file's directory is not cached. Least recently
+        used filters are evicted. False: the file has no filter, or the caches are too small for it. Any thread.
 
         Raises `InvalidArgument` if no stored file has the id; `StorageUnavailable`, `CorruptFile`; `ObjectNotFound` if
         the log has removed the file meanwhile.

@@ -1,18 +1,18 @@
-"""The local root: its folders, its marker, and the lock that one writer at a time holds.
+"""The local root: its folders, its marker, and the lock of its single writer.
 
 ```
-root/tiered_index.json   which index this is, its layout, its storage
-root/seen                the newest record of the storage's log that the root knows of
+root/tiered_index.json   the index's id, its layout, its storage
+root/seen                the newest record of the storage's log that the root knows
 root/files               the unpublished files with entries, which the root must still have
-root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
+root/log                 the state of the storage's log before the last deletion, for when the storage doesn't answer
 root/lock                locked by the writer (flock); names its pid and host
-root/unsealed|compacted|uploaded/   the folder is the state
-root/aside/              files of a root that is begun again, until their entries are put in again
+root/unsealed|compacted|uploaded/   the files; the folder is the file's state
+root/aside/              files that `recover` set aside, until their entries are put again
 root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
-root/followers/          what adapters remember of the logs that they follow
+root/followers/          state of adapters that follow logs
 ```
-The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes
-through no link. Threads: any. Imports no other folder of the service.
+The root and its cache may be symbolic links, but nothing else below the root: a writer refuses such folders and never
+writes through a link. Threads: any. Imports no other folder of the service.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
 CACHE = "cache"
-"""Folder of the local cache of directories and filters; made when it is needed."""
+"""Folder of the local cache of directories and filters; created when needed."""
 ASIDE = "aside"
-"""Folder in which `service.again` keeps the files of a root that it has begun to put in again."""
+"""Folder of the files that `recover` set aside, until their entries are put again."""
 FOLLOWERS = "followers"
-"""Folder in which adapters keep what they know of the logs that they follow; made when it is needed."""
+"""Folder of the state of adapters that follow logs; created when needed."""
 
 MARKER_VERSION = 1
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 def disk_error(error: OSError, what: str) -> TieredIndexError:
-    """Return the typed error for a failed call on a local file; `what` says what was being done."""
+    """Return the typed error for a failed call on a local file; `what` names the action, as "reading PATH"."""
     message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in _FULL:
         return DiskFull(message)
@@ -73,7 +73,7 @@ def disk_error(error: OSError, what: str) -> TieredIndexError:
 
 @dataclass(frozen=True)
 class Marker:
-    """The contents of `tiered_index.json`. `storage` is the URI as given, without credentials."""
+    """The content of `tiered_index.json`. `storage` is the given URI, without credentials."""
 
     index_id: str
     root_id: str
@@ -88,12 +88,12 @@ class Marker:
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> Marker:
-        """Return the marker in `data`; raises `NotAnIndex` where it isn't one."""
+        """Return the marker in `data`. Raises `NotAnIndex` if it isn't one."""
         try:
             document = load(data, file, "marker")
             version = checked(_VERSION, document, file, "marker")
             if version != MARKER_VERSION:
-                raise NotAnIndex(f"{file}: a root of version {version}; this program knows version {MARKER_VERSION}")
+                raise NotAnIndex(f"{file}: the root has version {version}; this program reads version {MARKER_VERSION}")
             return checked(_MARKER, document, file, "marker")
         except CorruptFile as error:
             raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
@@ -106,7 +106,7 @@ _MARKER = record(
 
 
 class Root:
-    """Paths below one root. It may be shared freely."""
+    """Paths and checks of one root. Any thread may use it."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -116,11 +116,11 @@ class Root:
         self._keeping = threading.Lock()
 
     def remember(self) -> None:
-        """Note which folder this is, for `check`."""
+        """Note the folder's identity, for `check`."""
         self._identity = self._look()
 
     def check(self) -> None:
-        """Raise a typed error where the folder is gone, is another one, or can't be written any more."""
+        """Raise a typed error if the folder is missing, was replaced, or is now read-only."""
         if self._identity is None:
             return
         if self._look() != self._identity:
@@ -136,7 +136,7 @@ class Root:
         self.refuse_links()
 
     def refuse_links(self) -> None:
-        """Raise `StorageMisconfigured` where a folder in which files are made and deleted leads elsewhere."""
+        """Raise `StorageMisconfigured` if a folder of the root is a symbolic link."""
         for folder in map(self.folder, (*STATES, FOLLOWERS)):
             if folder.is_symlink():
                 raise StorageMisconfigured(
@@ -144,8 +144,10 @@ class Root:
                 )
 
     def names(self, state: str) -> list[str]:
-        """Return the names of a state's files. Raises `StorageMisconfigured` for a link in the place of one: what it
-        leads to would be missing from every answer, without a word. `OSError` as the disk.
+        """Return the names of a state's files.
+
+        Raises `StorageMisconfigured` if a file is a symbolic link, since answers would miss its entries.
+        Raises `OSError`.
         """
         names = self.disk.names(self.folder(state))
         with contextlib.suppress(FileNotFoundError), os.scandir(self.folder(state)) as entries:
@@ -165,28 +167,30 @@ class Root:
 
     @property
     def marker_path(self) -> Path:
-        """Path of `tiered_index.json`."""
+        """The path of `tiered_index.json`."""
         return self.path / "tiered_index.json"
 
     def folder(self, state: str) -> Path:
-        """Folder of a state, or of the followers."""
+        """Return the folder of a state, or of the followers."""
         return self.path / state
 
     def index_path(self, state: str, file_id: str) -> Path:
-        """Path of a file in a state."""
+        """Return the path of a file in a state."""
         return self.path / state / (file_id + INDEX_SUFFIX)
 
     def journal_path(self, file_id: str) -> Path:
-        """Path of an unsealed file's journal."""
+        """Return the path of an unsealed file's journal."""
         return self.path / "unsealed" / (file_id + JOURNAL_SUFFIX)
 
     def temporary(self, state: str) -> Path:
-        """A fresh temporary path in a state's folder."""
+        """Return a new temporary path in a state's folder."""
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
     def keep_log(self, number: int, encode: Callable[[], bytes]) -> None:
-        """Keep the storage's log up to record `number`, durably: what the root lacks and this doesn't name is nowhere.
-        Where that fails none is kept: it may never be older than a deletion.
+        """Write the state of the storage's log at record `number` to the root, durably, before a deletion.
+
+        A file that is neither in the root nor in this state is in no storage. If the write fails, the old state is
+        deleted, since it must never be older than a deletion.
         """
         path = self.path / "log"
         with self._keeping:
@@ -195,21 +199,21 @@ class Root:
             try:
                 self.write_file(path, [encode()], f"writing {path}")
             except TieredIndexError as error:
-                _log.warning("readers can't do without the storage for now: %s", error)
-                # a disk that refuses this, too, deletes nothing else
+                _log.warning("until the log is written to the root, readers need the storage: %s", error)
+                # if this also fails, the disk deletes no other file
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
             self._kept = number
 
     def kept_log(self) -> bytes | None:
-        """Return what `keep_log` has kept; None: nothing, or it can't be read."""
+        """Return the state that `keep_log` wrote; None: there is none, or it can't be read."""
         try:
             return (self.path / "log").read_bytes()
         except OSError:
             return None
 
     def read_marker(self) -> Marker | None:
-        """Return the marker, None for an empty or absent root. Raises `NotAnIndex` for somebody else's folder."""
+        """Return the marker; None: the root is empty or missing. Raises `NotAnIndex` for a folder with other files."""
         try:
             return Marker.decode(self.marker_path.read_bytes(), str(self.marker_path))
         except FileNotFoundError:
@@ -223,9 +227,7 @@ class Root:
             strangers = [name for name in found if name != "lock" and not name.startswith(TEMPORARY_PREFIX)]
             strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
             if strangers:
-                raise NotAnIndex(
-                    f"{self.path} has no tiered_index.json but holds {strangers[0]!r}: nothing was touched"
-                )
+                raise NotAnIndex(f"{self.path} has no tiered_index.json but has {strangers[0]!r}: nothing was changed")
         return None
 
     def make_folders(self) -> None:
@@ -241,18 +243,18 @@ class Root:
             raise disk_error(error, f"creating {self.path}") from error
 
     def write_file(self, path: Path, pieces: Iterable[Bytes], what: str) -> None:
-        """Create or replace a file durably, under its name once it is whole; `what` is for the error's text."""
+        """Create or replace a file durably: a crash leaves the old or the new file. `what` is for the error's text."""
         temporary = path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
         try:
             self.disk.write_file(temporary, pieces)
             self.disk.publish(temporary, path)
         except OSError as error:
-            with contextlib.suppress(OSError):  # each try makes one again
+            with contextlib.suppress(OSError):  # the next try creates another one
                 self.disk.unlink(temporary)
             raise disk_error(error, what) from error
 
     def temporaries(self) -> list[Path]:
-        """Return half-made work. Only the holder of the lock may delete it."""
+        """Return the temporary files. Only the lock's holder may delete them."""
         folders = (self.path, *(self.folder(name) for name in (*STATES, FOLLOWERS)))
         return [
             folder / name for folder in folders for name in self.disk.names(folder) if name.startswith(TEMPORARY_PREFIX)
@@ -260,10 +262,10 @@ class Root:
 
 
 class RootLock:
-    """Exclusive lock of a root, held by open descriptors: it ends with the process, however that ends.
+    """The exclusive lock of a root, held by open descriptors: it ends with the process.
 
-    The folder itself is locked, too: a lock file can be deleted, and then another process would lock a new one. A
-    forked child closes its copies of the descriptors, or the root would stay locked for as long as the child runs.
+    The folder itself is also locked, because someone may delete the lock file, and another process could lock a new
+    one. A forked child closes its copies of the descriptors, else the root would stay locked while the child runs.
     """
 
     def __init__(self, root: Root) -> None:
@@ -271,7 +273,7 @@ class RootLock:
         root.remember()
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            # a file object: closing it is one step that may be repeated
+            # a file object, since it may be closed twice
             self._file = open(  # noqa: SIM115 - it is held until `release`
                 self._path, "rb+", buffering=0, opener=lambda path, _: os.open(path, flags, 0o644)
             )
@@ -284,7 +286,7 @@ class RootLock:
             self._take_folder()
             self._name_holder(self._file.fileno())
         except BaseException:
-            self.release()  # or the root would stay locked for as long as somebody keeps the error
+            self.release()  # else the root would stay locked while the error is referenced
             raise
 
     def _take(self, descriptor: int) -> None:
@@ -297,7 +299,7 @@ class RootLock:
             raise disk_error(error, f"locking {self._path}") from error
 
     def _take_folder(self) -> None:
-        """Lock the folder, where its file system can lock folders: a network's often can't."""
+        """Lock the folder, if its file system can: network file systems often can't."""
         try:
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -307,22 +309,20 @@ class RootLock:
             _log.debug("%s can't be locked itself: %s", self._path.parent, error)
 
     def _name_holder(self, descriptor: int) -> None:
-        """Write down who holds the lock. It is held also where a full disk has no room for that."""
+        """Write the holder's pid and host to the lock file. The lock also holds if the disk is full."""
         holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
         try:
-            # cut after it is written: bytes that are there already can be replaced on a full disk
+            # truncate after the write: a full disk can still replace existing bytes
             os.pwrite(descriptor, holder, 0)
             os.ftruncate(descriptor, len(holder))
         except OSError as error:
-            _log.warning("%s does not name its holder: %s", self._path, error)
+            _log.warning("cannot write the lock's holder to %s: %s", self._path, error)
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
 
     @property
     def place(self) -> str:
-        """What tells this lock from those of copies of the root, and of other hosts: the folder itself, and this start
-        of the host's system.
-        """
+        """A text that differs for copies of the root and for other hosts: host, boot id, and the folder's identity."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
@@ -334,8 +334,8 @@ class RootLock:
         return f"{socket.gethostname()}/{boot}/{found.st_dev}:{found.st_ino}"
 
     def release(self) -> None:
-        """Give the lock up. Idempotent."""
-        # unlocked first: a child that was forked just now may not have closed its copies yet
+        """Release the lock. Idempotent."""
+        # unlock first: a new forked child may not have closed its copies yet
         if not self._file.closed:
             _unlock(self._file.fileno())
         if self._folder is not None:
@@ -343,7 +343,7 @@ class RootLock:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors alone: in a forked child, whose copies are of the parent's lock."""
+        """Close the descriptors without unlocking, as in a forked child, since the parent has the lock."""
         self._file.close()
         folder, self._folder = self._folder, None
         if folder is not None:
@@ -351,7 +351,7 @@ class RootLock:
 
 
 def _unlock(descriptor: int) -> None:
-    # closing it ends the lock, too
+    # if this fails, closing the descriptor ends the lock
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -368,7 +368,7 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 def _holder(data: bytes, file: str) -> tuple[int | None, str | None]:
-    """Return the process and host that a lock file names, as far as it does."""
+    """Return the pid and host in a lock file; None for each: it has none."""
     try:
         return checked(_HOLDER, load(data, file, "lock"), file, "lock")
     except CorruptFile:
@@ -379,8 +379,9 @@ _HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=
 
 
 class Deletions:
-    """The pending deletions of one root. Give it only files whose names are never used again. `before` is called before
-    each deletion.
+    """Deletes files of one root, and retries failed deletions.
+
+    The names of these files must never be used again. Each deletion first calls `before`.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -390,7 +391,7 @@ class Deletions:
         self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:
-        """Delete files in this order, each durably before the next; what can't be deleted is left for `again`."""
+        """Delete files in order, each durably before the next. After a failure, `again` retries the rest."""
         if not paths:
             return
         try:
@@ -409,24 +410,24 @@ class Deletions:
                 return
 
     def again(self) -> None:
-        """Try again what could not be deleted."""
+        """Retry the failed deletions."""
         with self._lock:
             undeleted, self._undeleted = self._undeleted, []
         for paths, _ in undeleted:
             self.unlink(paths)
 
     def errors(self) -> dict[str, TieredIndexError]:
-        """Return why what is left could not be deleted, by file name."""
+        """Return the errors of failed deletions, by file name."""
         with self._lock:
             return {paths[0].name: error for paths, error in self._undeleted}
 
 
-# as many as Linux allows mappings a process; an open file takes a descriptor, usually of 1,024
+# Linux allows this many mappings per process; each open file needs a descriptor, and the usual limit is 1,024
 _WANTED = 1 << 16
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files towards the hard one, where it is low and that is allowed."""
+    """Raise the soft limit of open files to 65,536 or the hard limit, if that is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,11 +1,10 @@
-"""`root/files`: the unpublished files with entries, which the root must still have.
+"""`root/files`: the list of unpublished files with entries, which the root must still have.
 
-The folders decide what a root holds, and this list is a check of them: without it a file that somebody deletes would
-never be missed. A file enters the list once its first entries are durable, and leaves it before it is deleted. So after
-a crash a file may be there that is not listed, but a listed file is never gone without a reason. The file has the list
-twice. Where both copies are damaged, nobody knows which files are missing: lookups fail until `recover` forgets it. A
-list that can't be written is no list. Threads: any, by a lock; only the holder of the root's lock may call `note` and
-`forget`.
+The folders have the root's files. The list detects a file that someone deleted. A file is added after its first entries
+are durable, and removed before it is deleted. So after a crash the root may have a file that is not in the list, but
+never lacks a file that is. The list is stored twice. If both copies are damaged, missing files are unknown: lookups
+fail until `recover` deletes the list. If the list can't be written, the root has none. Threads: any; a lock protects
+it. Only the holder of the root's lock may call `note` and `forget`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ LIST = "files"
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file as it was when the list was written. `seconds` are its first and its last, inclusive; None: it may have
-    taken more entries since.
+    """A file when the list was written.
+
+    `seconds` are those of its first and last entry, inclusive. None: it may have more entries since.
     """
 
     lane: str
@@ -53,13 +53,14 @@ class FileList:
         self._root = root
         self.path = root.path / LIST
         self._lock = threading.Lock()
-        self._last: dict[str, ListedFile] | None = {}  # None: both copies are damaged
-        self._state: tuple[int, int, int] | None = None  # inode, size and time of what was read last
-        self._damage: CorruptFile | None = None  # of a copy, or of both
+        self._last: dict[str, ListedFile] | None = {}  # None: both copies damaged
+        self._state: tuple[int, int, int] | None = None  # the file's inode, size and time at the last read
+        self._damage: CorruptFile | None = None  # of one copy or both
 
     def read(self, *, again: bool = False) -> dict[str, ListedFile]:
-        """Return the list, by file id; `again`: even where it looks as it did. Raises `CorruptFile` where both copies
-        are damaged, and typed errors of the disk.
+        """Return the list, by file id; `again`: read the file even if it looks unchanged.
+
+        Raises `CorruptFile` if both copies are damaged, and typed errors of the disk.
         """
         try:
             status = self.path.stat()
@@ -77,13 +78,13 @@ class FileList:
             raise disk_error(error, f"reading {self.path}") from error
 
     def check(self) -> None:
-        """Raise `CorruptFile` where a copy of the list is damaged, and typed errors of the disk."""
+        """Raise `CorruptFile` if a copy of the list is damaged, and typed errors of the disk."""
         self.read(again=True)
         if self._damage is not None:
             raise self._damage.with_traceback(None)
 
     def forget(self) -> CorruptFile | None:
-        """Delete a list if both copies are damaged; return the damage. Raises typed errors of the disk."""
+        """Delete the list if both copies are damaged, and return the damage. Raises typed errors of the disk."""
         try:
             self.read(again=True)
         except CorruptFile as error:
@@ -105,7 +106,7 @@ class FileList:
         if self._last is None:
             self._damage = CorruptFile(
                 str(self.path),
-                "the list of the root's files is damaged: nobody knows whether one of them was deleted. Put it back, "
+                "the list of the root's files is damaged, so a deleted file would go unnoticed. Restore the list, "
                 f"or do without it: `tiered-index recover --root {self._root.path}`",
             )
         elif data not in (line := _encoded(self._last), line * 2):
@@ -113,12 +114,13 @@ class FileList:
             self._damage = CorruptFile(str(self.path), problem)
 
     def note(self, listed: Callable[[], dict[str, ListedFile]]) -> None:
-        """Make the list what `listed` returns, durably, where other files are among them; leave a list that can't be
-        read as it is. Call it before a file is deleted. Raises typed errors of the disk where a file that is no longer
-        listed would stay in the list.
+        """Write the files that `listed` returns as the list, durably, if it has other files.
+
+        An unreadable list stays unchanged. Call this before you delete a file. Raises typed errors of the disk if the
+        list would keep a file that `listed` no longer has.
         """
         with self._lock:
-            # under the lock: a list that was made before another one must not replace it
+            # under the lock, so that an older list never replaces a newer one
             wanted = listed()
             if self._last is None or (wanted.keys() == self._last.keys() and self._damage is None):
                 return
@@ -126,9 +128,9 @@ class FileList:
                 self._root.write_file(self.path, [_encoded(wanted) * 2], f"writing {self.path}")
                 self._last, self._damage = wanted, None
             except TieredIndexError as error:
-                _log.warning("a file that somebody deletes may go unnoticed: %s", error)
+                _log.warning("cannot write the list of files; a deleted file may go unnoticed: %s", error)
                 if self._last.keys() <= wanted.keys():
-                    return  # what is listed is there
+                    return  # the root has all listed files
                 try:
                     self._root.disk.unlink(self.path)
                 except OSError as failed:
@@ -136,25 +138,25 @@ class FileList:
                 self._last = {}
 
     def gone(self) -> dict[str, ListedFile]:
-        """Return the listed files that no folder of the root has. Raises typed errors of the disk."""
+        """Return the listed files that are in no folder of the root. Raises typed errors of the disk."""
         listed = self.read()
         try:
             there = {file_id_of(name) for state in STATES for name in self._root.names(state)}
         except OSError as error:
             raise disk_error(error, f"reading {self._root.path}") from error
-        # again, behind the folders: a file leaves the list before it is deleted
+        # read again after the folders: a file leaves the list before it is deleted
         return {file_id: listed[file_id] for file_id in (listed.keys() - there) & self.read(again=True).keys()}
 
     def last(self, file_id: str) -> ListedFile | None:
-        """Return a file of the list as it was read or written last. For `listed` of `note`, which holds the lock."""
+        """Return a file of the list that was last read or written. For `listed` of `note`, which has the lock."""
         return (self._last or {}).get(file_id)
 
     def missing(self, file_id: str, listed: ListedFile) -> CorruptFile:
-        """Return the error of a listed file that is in none of the root's folders."""
+        """Return the error for a listed file that is in no folder of the root."""
         return CorruptFile(
             str(self._root.index_path(UNSEALED, file_id)),
-            f"{self.path} lists this file, of {listed.count} entries or more, and the root has it no more: it, or its "
-            f"journal, was deleted by hand, or the root was copied in part. Put it back, or give it up: "
+            f"{self.path} lists this file, with {listed.count} entries or more, but the root no longer has it. Someone "
+            f"deleted it or its journal, or copied only a part of the root. Restore it, or give it up: "
             f"`tiered-index recover --root {self._root.path} --lost {file_id}`",
         )
 

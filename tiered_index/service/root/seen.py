@@ -1,9 +1,9 @@
-"""`root/seen`: the newest record of the storage's log that this root knows of, and its own last attempt to append one.
+"""`root/seen`: the newest record of the storage's log that this root knows, and the root's last attempt to append one.
 
-It is what tells a root that its storage went back in time, or that the root itself did. It is written before each
-append, and before anything local is deleted or taken for published. Two places of 512 bytes take turns, each with its
-CRC32: a crash tears one at most, and a full disk has room for both. Threads: the log's appender and deletions, by a
-lock.
+With it a root detects that an older copy of its storage, or of the root itself, was restored. It is written before each
+append, and before a local file is deleted or counts as published. Writes alternate between two slots of 512 bytes, each
+with a CRC32: a crash damages at most one, and a full disk can still replace them. Threads: the log's appender and the
+deletions, by a lock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`digest` is that of record `number`; empty: it was never read. `attempt`: the last own one, whatever came of it.
+    """The newest known record of the log: its number and digest.
 
-    `serial` orders what was noted.
+    `digest` is empty if the record was never read. `attempt` identifies the root's last append, successful or not.
+    `serial` orders the notes.
     """
 
     number: int = 0
@@ -36,14 +37,14 @@ class Seen:
     serial: int = 0
 
     def encode(self) -> bytes:
-        """Return the bytes of one place."""
+        """Return the bytes of one slot."""
         document = asdict(self)
         crc32 = zlib.crc32(json.dumps(document).encode())
         return json.dumps({**document, "crc32": crc32}).encode().ljust(_PLACE_BYTES - 1) + b"\n"
 
     @classmethod
     def decode(cls, place: bytes, file: str) -> Seen:
-        """Return what a place holds. Raises `CorruptFile`."""
+        """Return the content of a slot. Raises `CorruptFile`."""
         crc32, seen = checked(_PLACE, load(place, file, "what was seen of the log"), file, "what was seen of the log")
         CorruptFile.unless_equal(file, "does not match its CRC32", crc32, zlib.crc32(json.dumps(asdict(seen)).encode()))
         return seen
@@ -67,10 +68,10 @@ class SeenFile:
         self.path = root.path / SEEN
         self._lock = threading.Lock()
         self.last = Seen()
-        self._place = 0  # which is written next
+        self._place = 0  # the slot to write next
 
     def read(self) -> Seen | None:
-        """Return what was noted last; None: nothing, or it is damaged. Raises typed errors of the disk."""
+        """Return the last note; None: there is none, or it is damaged. Raises typed errors of the disk."""
         try:
             data = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -93,9 +94,9 @@ class SeenFile:
         return self.last
 
     def note(self, number: int, digest: str, attempt: str | None = None) -> None:
-        """Make durable that record `number` was seen, or a later one before; `attempt`: an append is about to begin.
+        """Note durably that record `number` was seen, unless a later one is known. `attempt`: the append that begins.
 
-        Raises typed errors of the disk; then the same place is written again the next time.
+        Raises typed errors of the disk; the next call then writes the same slot.
         """
         with self._lock:
             known = self.last

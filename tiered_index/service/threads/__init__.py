@@ -1,14 +1,14 @@
-"""Threads of the service: workers, which run whatever changes state while the caller waits, and threads that read.
+"""Threads of the service: workers, which change state while the caller waits, and pools, which read.
 
 Python runs signal handlers in the main thread, between any two instructions, and a handler may raise
-(`KeyboardInterrupt`). So nothing of more than one step runs in a caller's thread: a `Worker` runs it, and finishes it
-where the caller's wait is interrupted. A background worker also calls its `run_once` every so often. An error of a
-round is logged once and kept in `error`; the next rounds wait longer, up to a bound.
+(`KeyboardInterrupt`). So a change of several steps never runs in the caller's thread: a `Worker` runs it, and completes
+it even if the caller's wait is interrupted. A background worker also calls its `run_once` at an interval. It logs an
+error of a round once and keeps it in `error`; the next rounds wait longer, up to a bound.
 
-A `DaemonPool` reads a storage: neither a close nor the interpreter's end waits long for a request that hangs. In a
-forked child it has no thread and no lock of its parent's.
-`side_by_side` runs the parts of one piece of work in it. The caller runs the parts that no thread has begun, so it
-never waits for a free thread, and parts may have parts. Threads: every function and method from any.
+A `DaemonPool` reads a storage: `close` and the end of the interpreter wait only briefly for a hanging request. In a
+forked child it starts with no threads and a new lock. `side_by_side` runs the parts of a call in the pool. The caller
+runs the parts that no thread has begun, so it never waits for a free thread, and parts may have parts.
+Threads: every function and method from any thread.
 Imports no other folder of the service.
 """
 
@@ -40,23 +40,23 @@ _Item = tuple[Future[Any], Callable[[], Any]]
 
 
 def close_until_s() -> float:
-    """Return until when a close that begins now waits for what is under way, by `time.monotonic()`."""
+    """Return the time (`time.monotonic()`) until which a close that begins now waits for running calls."""
     return time.monotonic() + _CLOSE_S
 
 
 class NoThread(StorageUnavailable):
-    """The process can't start a thread for a request, and the pool has none; retry later."""
+    """The process can't start a thread and the pool has none; retry later."""
 
 
 class _Work:
-    """The state that a pool shares with its threads. It has no reference to the pool, so that a forgotten pool ends."""
+    """The state that a pool shares with its threads, without a reference to the pool, so that it can be collected."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        # those that were started
+        # the started threads
         self.threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        # calls that were submitted and have not ended
+        # submitted calls that have not ended
         self._left = 0
 
     def count(self, more: int) -> int:
@@ -65,7 +65,7 @@ class _Work:
             return self._left
 
     def end(self) -> None:
-        """Have each thread end after what is queued."""
+        """Let each thread end after the queued calls."""
         for _ in self.threads:
             self.queue.put(None)
 
@@ -88,7 +88,7 @@ class _Work:
 
 
 class DaemonPool:
-    """Runs calls in up to `threads` threads, started when needed; they end with the pool, closed or forgotten."""
+    """Runs calls in up to `threads` threads, started when needed. They end when the pool is closed or collected."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
@@ -101,7 +101,7 @@ class DaemonPool:
         _pools.add(self)
 
     def _begin_anew(self) -> None:
-        """Forget the threads, which a fork has not copied, and a lock that one of them may have held."""
+        """Reset the pool in a forked child, which has no copy of the threads; one may have held the lock."""
         self._lock = threading.Lock()
         self._end.detach()
         self._work = _Work()
@@ -109,9 +109,10 @@ class DaemonPool:
         self._end.atexit = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have `call(*arguments)` run in a copy of the caller's context, so that its requests count to the lookup.
-        Where no further thread can be started the call waits for an existing one. Raises `IndexClosed` where the
-        pool is closed, `NoThread` where it has no thread and can't start one; then nothing was queued.
+        """Run `call(*arguments)` in a copy of the caller's context, so that its requests count for the lookup.
+
+        If no more threads can be started, the call waits for an existing one. Raises `IndexClosed` if the pool is
+        closed, and `NoThread` if the pool has no thread and can't start one. An error queues nothing.
         """
         future: Future[T] = Future()
         work = self._work
@@ -132,10 +133,10 @@ class DaemonPool:
         work = self._work
         thread = threading.Thread(target=work.run, name=f"{self._name}_{len(work.threads)}", daemon=True)
         thread.start()
-        work.threads.append(thread)  # only now: one that was not started is neither ended nor waited for
+        work.threads.append(thread)  # after the start: `close` must not join a thread that did not start
 
     def close(self, until_s: float | None = None) -> None:
-        """Refuse further calls and wait for running ones until `until_s` (`time.monotonic()`). Idempotent."""
+        """Refuse new calls and wait for running ones until `until_s` (`time.monotonic()`). Idempotent."""
         with self._lock:
             self._closed = True
             self._end()
@@ -157,17 +158,17 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Return the results of the parts, in order; raise the first error, and `BudgetExceeded` at the deadline.
+    """Run parts in parallel; return their results in order. Raises the first error, `BudgetExceeded` at the deadline.
 
-    The calling thread runs each part that no other thread has begun. It may itself be a thread of the pool, so waiting
-    for a free one could deadlock.
+    The caller runs each part that no other thread has begun. It may be a thread of the pool itself, so to wait for a
+    free thread could deadlock.
     """
     submit = active_context().submit
     if submit is None or len(parts) < 2:
         return [part() for part in parts]
     futures: list[Future[T]] = []
     with contextlib.suppress(NoThread):
-        # the parts that are left are run here
+        # the caller runs the rest
         futures += map(submit, parts[1:])
     try:
         found = [parts[0]()]
@@ -188,31 +189,31 @@ def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
 P = ParamSpec("P")
 S = TypeVar("S")
 _MAX_BACKOFF_S = 30.0
-# a wait that every system can make; after it comes a round
+# the longest wait that every system supports; a round follows it
 _LONGEST_S = 86_400.0
 _log = logging.getLogger(__name__)
 
 
 def synchronized(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Run a method under its object's `_lock`, for callers that may be interrupted at any line."""
+    """Run a method under the object's `_lock`, safely if the caller is interrupted at any line."""
 
     @functools.wraps(method)
     def locked(self: S, *arguments: P.args, **named: P.kwargs) -> T:
-        # on one line: a handler that ran between the end of a longer block and the lock's release would leave it locked
+        # on one line: else a signal handler that raises just before the release would leave the lock locked
         with self._lock: return method(self, *arguments, **named)  # type: ignore[attr-defined]  # noqa: E701  # fmt: skip
 
     return cast(Callable[Concatenate[S, P], T], locked)
 
 
 class _Task(Generic[T]):
-    """A call that a worker is asked for."""
+    """A call for a worker."""
 
     def __init__(self, action: Callable[[], T]) -> None:
         self._action = action
         self._context = copy_context()
         self._result: T | None = None
         self._error: BaseException | None = None
-        # a bare lock: waiting for it is one call, which an interrupt leaves without a trace
+        # a bare lock: an interrupted wait changes no state
         self._ended = threading.Lock()
         self._ended.acquire()
 
@@ -224,7 +225,7 @@ class _Task(Generic[T]):
         self._ended.release()
 
     def fail(self, error: BaseException) -> None:
-        """End it without having run it."""
+        """End the task with an error, without running it."""
         self._error = error
         self._ended.release()
 
@@ -235,16 +236,16 @@ class _Task(Generic[T]):
             try:
                 raise self._error
             finally:
-                self._error = None  # the error's traceback holds this frame: no cycle
+                self._error = None  # the error's traceback refers to this frame: avoid a cycle
         return self._result
 
 
-FORKED = "a parent process opened the index, and this process is its fork: open it again in this process"
-"""The message of the error that a forked child gets from its parent's index."""
+FORKED = "a parent process opened the index and forked this process: open the index again in this process"
+"""The message of the error in a forked child that uses its parent's index."""
 
 
 class Worker:
-    """One thread that makes calls in order, and `run_once` every `interval_s` seconds; a fork can't use it."""
+    """One thread that runs calls in order, and `run_once` every `interval_s` seconds. A forked child can't use it."""
 
     def __init__(
         self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None
@@ -256,8 +257,8 @@ class Worker:
         self._interval_s = interval_s
         self._tasks: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running = threading.Lock()  # held by the one thread that makes the calls
-        self._thread: threading.Thread | None = None  # that one
+        self._running = threading.Lock()  # held by the thread that runs the calls
+        self._thread: threading.Thread | None = None  # this thread
         self._pid = os.getpid()
         self._started = False
         self._stopping = False
@@ -265,12 +266,12 @@ class Worker:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a fork of the process that made the worker: its thread isn't here."""
+        """Whether this process is a fork of the worker's process, without its thread."""
         return os.getpid() != self._pid
 
     @synchronized
     def start(self) -> None:
-        """Start the thread, unless it was. Raises `NoThread` where the process can't have another one."""
+        """Start the thread if it is not started. Raises `NoThread` if the process can't start another one."""
         if not self._started:
             thread = threading.Thread(target=self._run, name=f"tiered-index-{self.name}", daemon=True)
             try:
@@ -282,20 +283,20 @@ class Worker:
             self._started = True
 
     def call(self, action: Callable[[], T]) -> T:
-        """Have the worker run `action`, even where the wait is interrupted. Raises as it, `IndexClosed`, `NoThread`."""
+        """Run `action` in the worker, even if the wait is interrupted. Raises as it, `IndexClosed`, `NoThread`."""
         if self._thread is threading.current_thread():
             return action()
         return cast(T, self._ask(action).wait())
 
     def finish(self, action: Callable[[], object], patience_s: float) -> None:
-        """As `call`, but wait no longer than that: it continues by itself."""
+        """As `call`, but wait at most `patience_s` seconds; the worker continues."""
         self._ask(action).wait(patience_s)
 
     def _ask(self, action: Callable[[], T]) -> _Task[T]:
         if self.is_foreign:
             raise IndexClosed(FORKED)
         if sys.is_finalizing():
-            raise IndexClosed("the interpreter is ending, its threads have stopped: close the index before")
+            raise IndexClosed("the interpreter is exiting and its threads have stopped: close the index before that")
         if not self._started:
             self.start()
         task = _Task(action)
@@ -305,7 +306,7 @@ class Worker:
         return task
 
     def stop(self, patience_s: float | None = None) -> None:
-        """Stop after the running call, waiting at most `patience_s` for it; later calls are refused. Idempotent."""
+        """Stop after the running call; wait at most `patience_s` seconds. Later calls are refused. Idempotent."""
         if self.is_foreign:
             return
         self._stopping = True
@@ -320,7 +321,7 @@ class Worker:
 
     def _run(self) -> None:
         if not self._running.acquire(blocking=False):
-            return  # a start that was interrupted has begun another thread
+            return  # an interrupted start has already started a thread
         try:
             self._thread = threading.current_thread()
             self._make_calls()
@@ -339,7 +340,7 @@ class Worker:
             if task is not None:
                 try:
                     task.run()
-                except MemoryError as error:  # not even for a frame
+                except MemoryError as error:  # too little memory even for a frame
                     task.fail(error)
                 del task
             elif self._run_once is not None and not self._stopping:
@@ -366,7 +367,7 @@ class Worker:
             if str(error) != str(self.error):
                 _log.warning("%s: %s", self.name, error)
             self.error = error
-        except BaseException as error:  # noqa: BLE001 - a worker must outlive a defect, and health shows it
+        except BaseException as error:  # noqa: BLE001 - the worker must continue; health shows the error
             _log.exception("%s failed unexpectedly", self.name)
             self.error = error
         else:

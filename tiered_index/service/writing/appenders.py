@@ -1,9 +1,8 @@
-"""Appenders: each writes a sequence of unsealed files. The last one accepts entries.
+"""Appenders: each writes a sequence of unsealed files, of which the last accepts entries.
 
-It continues in a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
-where an append failed. Whatever was raised, at whatever line, the next write begins by letting go of a file that
-accepts no more (`_end`): nothing else has to be undone. Threads: the flusher's only, except for `active`, which anyone
-may read.
+An appender begins a new file if the current one is full, if a timestamp's difference does not fit 32 bits, or after a
+failed append. After any error, the next write first ends a file that accepts no more entries (`_end`); nothing else
+must be undone. Threads: only the flusher's; any thread may read `active`.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ from tiered_index.service.root import Deletions, Root, disk_error
 
 MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)
-# entries of one append: bounds the memory of a flush to some 40 MiB
+# entries of one append: bounds the memory of a flush to about 40 MiB
 _BATCH = 1 << 19
 
 
 @dataclass
 class Run:
-    """Rows that an appender must write; `done` of them are durable. `positions` become durable with the last one, and
-    a file that is begun has the `known` ones.
+    """Rows that an appender must write; the first `done` are durable.
+
+    `positions` become durable with the last row. A new file begins with the positions `known`.
     """
 
     columns: Columns
@@ -48,14 +48,15 @@ class Run:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.columns["second"])
 
 
 @dataclass
 class AppenderContext:
-    """The shared parts of one root's appenders. `admit` raises `DiskFull`; `list_files` notes in the root which files
-    the catalog has.
+    """The shared parts of one root's appenders.
+
+    `admit` raises `DiskFull`. `list_files` writes the catalog's files to the root's list.
     """
 
     root: Root
@@ -75,30 +76,32 @@ class AppenderContext:
 
 @dataclass(eq=False)
 class Appender:
-    """One sequence of files. The main one has the next one's space taken ahead, and each of its files begins with the
-    durable positions of all sources, so that the newest one has them all, whatever becomes of older files.
+    """Writes one sequence of files.
+
+    The main appender reserves the next file's space in advance. Each of its files begins with the durable positions of
+    all sources, so the newest file alone has all positions.
     """
 
     name: str
     layout: Layout
     context: AppenderContext
     active: UnsealedFile | None = None
-    trouble: TieredIndexError | None = None  # why the next file has no space yet
+    trouble: TieredIndexError | None = None  # the error that prevents space for the next file
     _reserve: Reserve | None = None
     _carried: dict[str, int] = field(default_factory=dict)
-    _last: tuple[str, int] | None = None  # the file before, and its durable entries
+    _last: tuple[str, int] | None = None  # the previous file and its durable entries
     _given_up: list[UnsealedFile] = field(default_factory=list)
 
     def write(self, run: Run) -> None:
         """Make the remaining rows durable. Raises typed errors; a repeated call continues."""
-        self.context.root.check()  # a folder that was deleted, or another in its place, confirms nothing
+        self.context.root.check()  # entries in a deleted or replaced folder are not durable
         total = run.count
         tried = False
         while run.done < total or run.positions:
             file = self._writable(run)
             stop = self._fitting(file, run)
             if stop == run.done and run.done < total:
-                self._end(file)  # it has no room for this time difference
+                self._end(file)  # this time difference does not fit
                 continue
             piece = {name: values[run.done : stop] for name, values in run.columns.items()}
             last = stop == total
@@ -106,11 +109,11 @@ class Appender:
             try:
                 self._append(file, piece, run.positions if last else {})
             except OSError as error:
-                _log.warning("%s takes no more entries: %s", file.path, error)
+                _log.warning("an append to %s failed, so its successor takes the next entries: %s", file.path, error)
                 self._end(file)
                 if tried:
                     raise disk_error(error, f"writing {file.path}") from error
-                # space for one more try is reserved, or asked for now; a second failure is the caller's
+                # one more try, in a new file; a second failure is raised
                 tried = True
                 continue
             tried = False
@@ -130,7 +133,7 @@ class Appender:
             self._given_up.pop()
 
     def _show(self, file: UnsealedFile) -> None:
-        """Let lookups see a file's entries."""
+        """Make a file's entries visible to lookups."""
         if self.context.catalog.get(file.file_id) is not None:
             self.context.catalog.extend(file)
         elif file.count:
@@ -138,7 +141,7 @@ class Appender:
             self.context.list_files()
 
     def _fitting(self, file: UnsealedFile, run: Run) -> int:
-        """Return where the rows that this file can take end."""
+        """Return the end of the rows that this file can take."""
         stop = min(run.done + file.table.free, run.done + _BATCH, run.count)
         differences = run.columns["second"][run.done : stop] - file.table.begin_ms // 1000
         outside = np.flatnonzero((differences > 2**31 - 1) | (differences < -(2**31)))
@@ -149,7 +152,7 @@ class Appender:
             if self.active.accepts:
                 return self.active
             self._end(self.active)
-        self.context.root.check()  # another index may be where this root was
+        self.context.root.check()  # another index may have replaced this root
         first_s = int(run.columns["second"][run.done]) if run.done < run.count else self.context.clock.now_ms() // 1000
         begin_ms = first_s * 1000
         if self.layout.preset is ROCKETMQ:
@@ -169,7 +172,7 @@ class Appender:
                 log_number=self.context.log.state.number,
             )
             self.active = UnsealedFile.begin(self.context.root, reserve, journal)
-        except BaseException as error:  # whatever it is, the space is given back
+        except BaseException as error:  # give the space back after any error
             reserve.discard()
             if not isinstance(error, OSError):
                 raise
@@ -177,7 +180,7 @@ class Appender:
         return self.active
 
     def _free_begin(self, begin_ms: int) -> int:
-        """Return the first begin, by whole seconds from `begin_ms` on, of no other file: RocketMQ names files by it."""
+        """Return the first free begin, in whole seconds from `begin_ms` on: RocketMQ names files by their begin."""
         files = {handle.file_id for handle in self.context.catalog.all()}
         files |= {path.stem for path in self.context.root.folder(UNSEALED).iterdir()}
         taken = {file_id.partition("-")[0] for file_id in files}
@@ -186,12 +189,12 @@ class Appender:
         return begin_ms
 
     def show(self) -> None:
-        """Let RocketMQ see the active file's entries (`UnsealedFile.show`); a failure is logged and tried again."""
+        """Make the active file's entries visible to RocketMQ (`UnsealedFile.show`). A failure is logged and retried."""
         if self.active is not None and self.layout.preset is ROCKETMQ:
             try:
                 self.active.show(self.context.clock.now_ms())
             except OSError as error:
-                _log.warning("%s: RocketMQ can't see the newest entries: %s", self.active.path, error)
+                _log.warning("%s: RocketMQ can't see the newest entries yet: %s", self.active.path, error)
 
     def _take_space(self) -> Reserve:
         size_bytes = first_bytes(self.layout)
@@ -202,7 +205,7 @@ class Appender:
             raise disk_error(error, f"reserving {size_bytes:,} bytes in {self.context.root.path}") from error
 
     def _make_room(self, file: UnsealedFile, count: int) -> None:
-        """Have disk space for `count` more entries; where there is none, raise a typed error: the file stays."""
+        """Allocate disk space for `count` more entries. Raises a typed error if there is none; the file stays."""
         if lacking := file.lacking(count):
             self.context.admit(lacking)
             try:
@@ -211,8 +214,9 @@ class Appender:
                 raise disk_error(error, f"reserving {lacking:,} bytes for {file.path}") from error
 
     def reserve_next(self) -> None:
-        """Take space ahead once a file is in use, off the path of writes: a step of it, and the beginning of the next
-        file. A failure is retried.
+        """Reserve space outside of writes, if a file is in use: for more of its entries, and for the next file's begin.
+
+        A failure is retried.
         """
         if self.name == MAIN and (self.active is not None or self.trouble is not None):
             try:
@@ -222,7 +226,7 @@ class Appender:
                     self._reserve = self._take_space()
             except TieredIndexError as error:
                 is_bound = isinstance(error, DiskFull) and error.bound is not None
-                # the bound that was set is no trouble: a write that it refuses raises it, and uploads may make room
+                # the configured bound is no trouble: a refused write raises it, and uploads may free space
                 if self.trouble is None:
                     level = logging.DEBUG if is_bound else logging.WARNING
                     _log.log(level, "no space for the next file yet: %s", error)
@@ -231,12 +235,15 @@ class Appender:
                 self.trouble = None
 
     def roll(self) -> None:
-        """Seal the active file, if there is one with entries."""
+        """Seal the active file, if it has entries."""
         if self.active is not None and (self.active.count or self.active.failed):
             self._end(self.active)
 
     def _end(self, file: UnsealedFile) -> None:
-        """Seal the active file, or give it up: its positions go to the next before it is deleted. May be repeated."""
+        """Seal the active file; without entries, give it up. May be repeated.
+
+        A file that is given up is deleted after the next file has its positions.
+        """
         if file.count:
             self._show(file)
             self._last = (file.file_id, file.count)
@@ -256,13 +263,15 @@ class Appender:
         self.active = None
 
     def close(self) -> None:
-        """Write header and slot table of the active file, and close it; reading continues."""
+        """Write the header and slot table of the active file, and close it. Lookups can still read it."""
         if self.active is not None:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile], *, goes_on: bool) -> None:
-        """Take over recovered files, by sequence: the newest continues if it accepts entries hashed as those to come,
-        others are sealed or given up. `goes_on`: the log was read, so that no other copy of this root has published it.
+        """Take over recovered files, by sequence. The newest continues if it can; others are sealed or given up.
+
+        It can't if it accepts no entries or has another hash rule. `goes_on`: the log was read; no other copy of this
+        root has published the file.
         """
         for file in files:
             if file.count:
@@ -273,7 +282,7 @@ class Appender:
                 self._end(file)
 
     def release_reserve(self, *, keep: bool) -> None:
-        """Give back what was taken ahead; `keep` leaves its file behind, as a crash would."""
+        """Give the reserved space back; `keep` leaves its file, as a crash would."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             (reserve.abandon if keep else reserve.discard)()

@@ -1,10 +1,10 @@
-"""The write buffer: entries that are in no file yet, searchable at once.
+"""The write buffer: entries that are not in a file yet, but are already searchable.
 
-An append takes a short lock and returns; the first user of a chunk, a query or the flusher, hashes its rows. A
-chunk is visible until the flusher has it in a file; a closed one never changes except for its columns, and a call is in
-one chunk whole. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes
-at once, between whose stores no signal handler runs), or leaves only what is put right when the chunk is closed.
-`PutRows` makes no object for a row that the garbage collector would visit.
+An append takes a short lock and returns. The first user of a chunk, a lookup or the flusher, hashes it. A chunk is
+visible until the flusher has written it to a file. A closed chunk never changes, except that its columns are computed.
+All rows of a call are in one chunk. A caller may be interrupted at any line and continue: each change is one assignment
+(to several attributes at once; no signal handler runs between their stores), or closing the chunk corrects it.
+`PutRows` creates no objects per row that the garbage collector would visit.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
 
 ROWS = 1 << 12
-"""Rows of one block, unless a single message has more keys."""
-# keys that plain Python hashes sooner than NumPy does
+"""Rows of one chunk, unless a single message has more keys."""
+# up to this many keys, plain Python hashes faster than NumPy
 _FEW = 16
 Record = tuple[Any, ...]
-"""(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
+"""(topic_id, queue_id, offset, size, second, *caller columns): the values that all entries of a message share."""
 _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
 
 
 class RowCodec:
-    """The packing of a row's numbers: `struct` writes them one row at a time, NumPy reads them all at once.
+    """Packs the numbers of rows: `struct` writes one row at a time, NumPy reads all rows at once.
 
-    `topics` has names and assigned ids, `rule` is how keys are hashed.
+    `topics` has names and assigned ids. `rule` is the hash rule of keys.
     """
 
     def __init__(self, schema: Schema, topics: TopicTable, rule: HashRule) -> None:
@@ -59,8 +59,10 @@ class RowCodec:
 
 
 class PutRows:
-    """The rows of an open chunk and their keys. The compiled core has a class of this name that is used in its place:
-    its `add` takes plain messages without the buffer's lock, `room` rows and `room_bytes` at most.
+    """The rows of an open chunk and their keys.
+
+    The compiled core's class `PutRows` replaces it if available: its `add` takes plain messages without the buffer's
+    lock, at most `room` rows and `room_bytes`.
     """
 
     def __init__(self, topics: dict[str, int], row_size: int, rows: int, *_bounds: int) -> None:
@@ -72,11 +74,11 @@ class PutRows:
     def add(
         self, topic: object, queue_id: object, key: object, offset: object, size: object, timestamp_ms: object
     ) -> bool:
-        """Return False: take the other way."""
+        """Return False: the caller must use `WriteBuffer.append_rows`."""
         return False
 
     def extend(self, keys: list[str], row: bytes, size_bytes: int) -> bool:
-        """Add one row, packed, a key; False: there is no room, and nothing was added."""
+        """Add the packed `row` once per key. False: there is too little space, and nothing was added."""
         at = len(self.keys) * self._row_size
         if at + len(keys) * self._row_size > len(self.data):
             return False
@@ -86,11 +88,11 @@ class PutRows:
         return True
 
     def close(self) -> None:
-        """Do nothing: `add` takes nothing."""
+        """Do nothing, since `add` never takes a row."""
 
 
 class OpenChunk:
-    """A chunk that still takes rows. `capacity` bounds its rows, `room` and `room_bytes` those that `add` may take."""
+    """A chunk that takes rows. `capacity` bounds its rows, `room` and `room_bytes` the rows that `add` takes."""
 
     __slots__ = ("_codec", "add", "positions", "rows")
 
@@ -104,11 +106,11 @@ class OpenChunk:
         self.positions: dict[str, int] = {}
 
     def trim(self) -> None:
-        """Give back the room that no row has taken."""
+        """Free the unused space."""
         del self.rows.data[len(self.rows.keys) * self._codec.struct.size :]
 
     def columns(self) -> Columns:
-        """Return the rows as hashed columns."""
+        """Return the rows as columns, with hashed keys."""
         codec, keys = self._codec, self.rows.keys
         rows = np.frombuffer(self.rows.data, codec.dtype, len(keys))
         given = np.ascontiguousarray(rows["topic_id"])
@@ -129,7 +131,7 @@ class OpenChunk:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A run of put entries; `positions` are durable once it and all before it are. `number` grows by chunk."""
+    """A run of entries. `positions` are durable once it and all earlier chunks are. `number` grows by chunk."""
 
     number: int
     count: int
@@ -139,21 +141,21 @@ class Chunk:
     _interval: tuple[int, int] | None = None
 
     def columns(self) -> Columns:
-        """Return the entries as columns, computed the first time; two threads that need them may both do so."""
+        """Return the entries as columns, computed on first use; two threads may both compute them."""
         content = self._content
         if isinstance(content, OpenChunk):
             content = self._content = content.columns()
         return content
 
     def interval(self) -> tuple[int, int]:
-        """Return the smallest and the greatest second, computed the first time."""
+        """Return the smallest and the greatest second, computed on first use."""
         if self._interval is None:
             seconds = self.columns()["second"]
             self._interval = int(seconds.min()), int(seconds.max())
         return self._interval
 
     def merged_with(self, newer: Chunk) -> Chunk:
-        """Return this chunk and the next one as one."""
+        """Return this chunk and the next as one."""
         a, b = self.columns(), newer.columns()
         return Chunk(
             newer.number,
@@ -164,12 +166,12 @@ class Chunk:
         )
 
 
-# small chunks are merged so that a query meets few; larger ones are not worth copying
+# smaller chunks are merged, so that a lookup searches few; larger ones are not worth the copy
 _MERGE_BELOW = 1 << 16
 
 
 class BufferedChunk(LocalHandle):
-    """A chunk as a query's handle."""
+    """A chunk as a handle for lookups."""
 
     file_id = "buffer"
     place = "buffer"
@@ -185,7 +187,7 @@ class BufferedChunk(LocalHandle):
 
     @property
     def known_topics(self) -> Collection[str]:
-        """Every topic that this writer was given."""
+        """All topics of this writer."""
         return self._topics.names
 
     def topic_stats(self) -> NamedStats:
@@ -205,10 +207,11 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and estimated bytes; `topics` has names and assigned ids, `rule` hashes keys, and `held_up`
-    returns why the flusher can't write, if it can't.
+    """The write buffer, bounded by entries and estimated bytes.
 
-    `open.add` takes most messages, without the lock: a user of the open chunk's rows closes it first.
+    `topics` has names and assigned ids, `rule` hashes keys, and `held_up` returns the error that stops the flusher.
+
+    `open.add` takes most messages without the lock. Close the open chunk before you use its rows.
     """
 
     def __init__(
@@ -225,18 +228,18 @@ class WriteBuffer:
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
         self.open = OpenChunk(self._codec, 0)
-        """What takes rows."""
+        """The open chunk."""
         self._ready: list[Chunk] = []
         self._flushing: tuple[Chunk, ...] = ()
-        self._entries = 0  # of closed chunks, like the bytes
+        self._entries = 0  # of closed chunks, as are the bytes
         self._bytes = 0
         self._newest = 0
         self._flushed_entries = 0
-        self.refused = 0  # how many puts were pushed back
-        self.released = 0  # number of the newest chunk that `end_flush` released
+        self.refused = 0  # the number of refused puts
+        self.released = 0  # the number of the newest chunk that `end_flush` released
         self._closed = False
         self.refusal: BackPressure | None = None
-        """Why the last put was pushed back, until there is room again."""
+        """The error of the last refused put; None after the next flush."""
 
     @property
     def size(self) -> int:
@@ -245,13 +248,13 @@ class WriteBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was put before the call is in files."""
-        # in this order: what leaves the open chunk meanwhile is counted before
+        """Whether all entries that were put before the call are in files."""
+        # in this order: entries that leave the open chunk in between count as closed before that
         return not self.open.rows.keys and not self._entries
 
     @property
     def taken_entries(self) -> int:
-        """Entries that were ever put."""
+        """The number of entries ever put."""
         return self._flushed_entries + self.size
 
     @property
@@ -269,7 +272,7 @@ class WriteBuffer:
         position: int | None = None,
         agree: Callable[[], None] | None = None,
     ) -> None:
-        """Add one message's entries. Raises `BackPressure`, or as `agree`, called last; nothing was added then."""
+        """Add one message's entries. Raises `BackPressure`, or as `agree`, called last. An error adds nothing."""
         self._admit(len(keys), size_bytes)
         if agree is not None:
             agree()
@@ -280,10 +283,10 @@ class WriteBuffer:
             left = self._max_entries - self._entries, self._max_bytes - self._bytes
             following = OpenChunk(self._codec, rows, *left)
             following.rows.extend(keys, row, size_bytes)
-            # behind the extension: puts of other threads fill an open chunk without the lock
+            # after `extend`: other threads add to the open chunk without the lock
             self.open = following
         if source is not None and position is not None:
-            # behind the entries: an interrupt in between leaves a position that comes again
+            # after the entries: an interrupt in between only leaves an older position
             chunk = self.open
             chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
@@ -291,8 +294,8 @@ class WriteBuffer:
     def append_columns(
         self, columns: Columns, size_bytes: int, positions: dict[str, int], agree: Callable[[], None] | None = None
     ) -> None:
-        """Add a batch of columns that are hashed already; `agree` and errors as `append_rows`."""
-        # what the call is measured against must not grow meanwhile
+        """Add a batch of columns with hashed keys; `agree` and errors as in `append_rows`."""
+        # the buffer must not grow during the check
         self.open.rows.close()
         self._admit(len(columns["second"]), size_bytes)
         if agree is not None:
@@ -301,8 +304,8 @@ class WriteBuffer:
         self._append(Chunk(self._newest + 1, len(columns["second"]), size_bytes, dict(positions), columns), self.open)
 
     def snapshot(self) -> tuple[Chunk, ...]:
-        """Return every chunk that isn't released, oldest first; whatever was put before the call is in one."""
-        # on one line, as in `synchronized`; spelt out, since each lookup calls it
+        """Return the chunks that are not released, oldest first, with all entries that were put before the call."""
+        # on one line, as in `synchronized`; inline, since each lookup calls it
         with self._lock: chunks = self._closed_chunks()  # noqa: E701  # fmt: skip
         if len(chunks) < 2:
             return chunks
@@ -311,19 +314,19 @@ class WriteBuffer:
 
     @synchronized
     def close(self) -> None:
-        """Accept nothing more: whatever was accepted before is flushed by the flush that follows."""
+        """Accept no more entries; the next flush writes the accepted ones."""
         self._closed = True
         self.open.rows.close()
 
     @synchronized
     def close_chunk(self) -> int:
-        """Close the open chunk; return the number of the newest closed one: all that was put is in it or before."""
+        """Close the open chunk. Return the number of the newest closed chunk: it and earlier ones have all entries."""
         self._close_open()
         return self._newest
 
     @synchronized
     def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
-        """Return the oldest closed chunks, `max_entries` or one chunk; the same ones again until `end_flush`."""
+        """Return the oldest closed chunks, at most `max_entries` or one chunk; the same ones until `end_flush`."""
         if not self._flushing:
             stop = entries = 0
             while stop < len(self._ready) and (not stop or entries + self._ready[stop].count <= max_entries):
@@ -335,7 +338,7 @@ class WriteBuffer:
 
     @synchronized
     def end_flush(self) -> None:
-        """Release the chunks of `begin_flush`: they are in files now, durable and searchable there."""
+        """Release the chunks of `begin_flush`, after their entries are durable and searchable in files."""
         if self._flushing:
             count = sum(chunk.count for chunk in self._flushing)
             entries, flushed = self._entries - count, self._flushed_entries + count
@@ -371,10 +374,10 @@ class WriteBuffer:
             chunk.trim()
 
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
-        """Add a closed chunk, and from here on have `following` take rows."""
+        """Add a closed chunk, and make `following` the open chunk."""
         ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
         state = ready, entries, following, chunk.number, size_bytes
-        # in this order, for `is_empty`
+        # in this order for `is_empty`
         self._ready, self._entries, self.open, self._newest, self._bytes = state
 
     def _closed_chunks(self) -> tuple[Chunk, ...]:
@@ -382,13 +385,13 @@ class WriteBuffer:
         return (*self._flushing, *self._ready)
 
     def _merge_small(self) -> None:
-        """Keep chunks' sizes falling by halves, so that queries meet few. Puts wait only while chunks are exchanged."""
+        """Merge small chunks, so that lookups search few. Puts wait only while the merged chunk replaces two."""
         while True:
             pair = self._ready[-2:]
             if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
                 return
             if not self._exchange(pair, pair[0].merged_with(pair[1])):
-                return  # on its way into a file, or merged by another query meanwhile
+                return  # the flusher took it, or another lookup merged it
 
     @synchronized
     def _exchange(self, pair: list[Chunk], merged: Chunk) -> bool:

@@ -1,7 +1,7 @@
-"""The flusher: moves entries from the write buffer into unsealed files, in order, and makes them durable.
+"""The flusher: writes entries from the write buffer to unsealed files, in order, and makes them durable.
 
-`run_once` is one round; a round that failed half-way is continued by the next one, never begun again. Threads: rounds
-are serialised by a lock; `put` never takes it.
+`run_once` flushes the buffer in rounds. A failed round is continued by the next call. Threads: a lock serialises
+rounds; `put` never takes it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tiered_index.service.log.records import max_positions
 from tiered_index.service.writing.appenders import Appender, Run
 from tiered_index.service.writing.buffer import WriteBuffer
 
-# entries of one round, unless a single put_batch was larger
+# entries of one round, unless a single `put_batch` has more
 _ROUND = 1 << 19
 
 
 @dataclass(eq=False)
 class Flusher:
-    """Writes one buffer by two appenders. `quarantined` counts entries whose clock was out of bounds."""
+    """Writes one buffer with two appenders. `quarantined` counts entries with timestamps out of bounds."""
 
     buffer: WriteBuffer
     main: Appender
@@ -35,15 +35,15 @@ class Flusher:
     positions: dict[str, int]
     quarantined: int = 0
     error: TieredIndexError | None = None
-    # when the position of a source moved last, by the clock's monotonic time
+    # the monotonic time at which the position of a source last changed
     moved_s: dict[str, float] = field(default_factory=dict)
-    # what one flush must write, in this order
+    # what the current round must write, in this order
     _round: list[tuple[Appender, Run]] | None = None
     _closed: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def end(self) -> None:
-        """From here on every call raises `IndexClosed`: the files are somebody else's."""
+        """Make every later call raise `IndexClosed`, since another writer may own the files."""
         with self._lock:
             self._closed = True
 
@@ -52,7 +52,7 @@ class Flusher:
             raise IndexClosed("the index is closed")
 
     def run_once(self) -> int:
-        """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost."""
+        """Flush the buffered entries; return how many became durable. Raises typed errors; a later call continues."""
         with self._lock:
             self._check_open()
             newest = self.buffer.close_chunk()
@@ -78,36 +78,36 @@ class Flusher:
         self.positions = max_positions(self.positions, written.positions)
         self.moved_s |= dict.fromkeys(written.positions, self.clock.monotonic_s())
         self.buffer.end_flush()
-        self._round = None  # last: a round that did not get here is gone on with
+        self._round = None  # last: an interrupted round is continued
         return sum(run.count for _, run in current)
 
     def learn(self, positions: dict[str, int]) -> None:
-        """Take over positions that the log knows to be durable."""
+        """Take over positions that are durable in the log."""
         with self._lock:
             self.positions = max_positions(self.positions, positions)
 
     def seal(self) -> None:
-        """Flush, then seal the files: the quarantine's first, so that the main file's positions cover it."""
+        """Flush, then seal the files: the quarantine's first, so that the main file's positions include it."""
         with self._lock:
             self.run_once()
             self.roll()
 
     def roll(self) -> None:
-        """Seal the files as they are."""
+        """Seal the files without a flush."""
         with self._lock:
             self._check_open()
             self.quarantine.roll()
             self.main.roll()
 
     def roll_older_than(self, created_ms: float) -> None:
-        """Seal the files that were begun before `created_ms`, with what is buffered by now."""
+        """Flush, then seal the files that began before `created_ms`."""
         with self._lock:
             self._check_open()
             if self._begun_before(created_ms):
-                # the flusher's own round tells an error
+                # the flusher's own round reports the error
                 with contextlib.suppress(TieredIndexError):
                     self.run_once()
-            # full ones were sealed by the flush
+            # the flush has sealed full files
             for appender in self._begun_before(created_ms):
                 appender.roll()
 
@@ -133,7 +133,7 @@ class Flusher:
         if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
             return [(self.main, Run(columns, positions, self.positions))]
         bad = (seconds < low) | (seconds > high)
-        # wild clocks lie far apart: in order of time they fill as few files as possible
+        # wrong timestamps are far apart: sorted by time they need the fewest files
         order = np.flatnonzero(bad)
         order = order[np.argsort(seconds[order], kind="stable")]
         self.quarantined += len(order)
