@@ -66,8 +66,8 @@ def copy(
 
     With --follow the copy stays up to date as a standby. Objects that the source's log removes are removed from the
     copy's log; their bytes are deleted after --grace. Exit code 3: a storage does not answer or refuses; with --follow
-    the command tries again. Exit code 4: the source is damaged. If only the first records of its log are gone, the copy
-    is made anyway. --json prints a line per round, also for errors.
+    the command tries again. Exit code 4: the source is damaged. A source whose log lacks only its first records is
+    copied anyway. --json prints a line per round, also for errors.
 
     [bold]Examples[/bold]
 

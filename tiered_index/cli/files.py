@@ -80,7 +80,8 @@ def topics(
 def files(session: Session, service: ServiceOptions) -> int:
     """List all files and window tables, then the archived segments.
 
-    A row has the state, lane, time range, entries, bytes and place of a file. Exit code 6: a file can't be read.
+    A row has the state, lane, time range, entries, bytes and place of a file. The lane is `main`, or `quarantine` for
+    implausible times. Exit code 6: a file can't be read.
 
     [bold]Examples[/bold]
 
@@ -225,7 +226,7 @@ def du(
     Days are UTC days. A file's bytes are divided among its topics in proportion to their entries. If a file has several
     days, its entries are divided evenly among them (estimated). Cost is that of the bytes in the storage, without
     requests, by the prices in the settings (default: S3 Standard's list price). Archived segments have a row of their
-    own. The log and orphans are not counted. The command reads the directory of each stored file, as `topics` does.
+    own. The log and orphans are not counted. The command reads the directory of each stored file.
 
     [bold]Examples[/bold]
 

@@ -215,8 +215,8 @@ def import_(
     """Import entries that `export` wrote into an index.
 
     Lookups in the new index give the same answers as in the exported one, since entries keep the hashes of their keys.
-    The command prints the number of entries and the checksum that `export` printed. Run it again with the same file to
-    continue. Files of `--format rocketmq` are for RocketMQ, and can't be imported.
+    Run the command again with the same file to continue. Files of `--format rocketmq` are for RocketMQ, and can't be
+    imported.
 
     The file has no source positions, so `ingest` reads sources from their start. It has no tombstones and horizons, so
     erased or expired entries return if a source still has them. `copy` copies all of these.

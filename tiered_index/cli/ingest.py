@@ -252,9 +252,8 @@ def ingest(
 ) -> int:
     """Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.
 
-    The command only reads a store, and its broker may run. With --follow the command keeps indexing new messages.
-    --topics, --exclude-topics, --index-tags and --index-prepared apply to messages read from now on. --restart reads
-    the store from its start.
+    The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
+    --index-prepared apply to messages read from now on.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
     "keys". CSV and Parquet have these columns. --item-type names a class with columns of your own. Other columns are
@@ -264,8 +263,8 @@ def ingest(
     --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
 
     Each partition of Kafka continues at its own position. A topic that was deleted and created again is read from its
-    start, and is reported as rewritten. Before Kafka 2.8 topics have no id. There a partition is read from its start if
-    the index has none of its last 100 records before the position.
+    start, and is reported as rewritten. Topics have no id before Kafka 2.8. The command then compares the last 100
+    records before the position with the index. If the index has none of them, it reads the partition from its start.
 
     [bold]Examples[/bold]
 
@@ -412,8 +411,7 @@ def import_classic(
     """Import the classic index files of a RocketMQ broker.
 
     Their entries have a hash and an offset. Topic, key, queue and size come from the messages in the commit log.
-    Entries whose message is missing or has no such key are dropped and counted. Lookups show an entry once, also if it
-    was put twice.
+    Entries whose message is missing or has no such key are dropped and counted.
 
     [bold]Examples[/bold]
 

@@ -43,7 +43,7 @@ def query(
     max_count: int | None = Option(
         None,
         "--max",
-        help="Limit of entries. Default: 64. With --all: entries per page. Default: 1,000, with --messages 256.",
+        help="Limit of entries (default 64). With --all: entries per page (default 1,000; with --messages 256).",
     ),
     cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
     explain: bool = Option(False, "--explain", help="Print the files, requests, bytes and cost of the lookup."),
@@ -90,10 +90,10 @@ def query(
     To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
     index as source. Messages come from the archived segments of each index.
 
-    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end are the defaults
-    of the last two. --max applies to each key. Each stored file is read once for 100,000 keys (by a service: 1,000).
-    The output has a row for each entry, and one row for a key without entries. With --json it has a line for each, then
-    the status.
+    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. Rows without bounds have those of
+    --begin and --end. --max applies to each key. The command looks up 100,000 keys at a time (a service 1,000), and
+    reads each stored file once for them. The output has a row for each entry, and one row for a key without entries.
+    With --json it has a line for each, then the status.
 
     [bold]Examples[/bold]
 

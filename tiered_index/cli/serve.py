@@ -86,7 +86,7 @@ def serve(
     ] = None,
     console: Annotated[bool, _listen(help="Serve the console for browsers at /console/.")] = True,
     insecure: Annotated[
-        bool, _listen("--insecure", help="Let other hosts in without --tokens or --rocketmq-keys.")
+        bool, _listen("--insecure", help="Accept requests of other hosts without --tokens or --rocketmq-keys.")
     ] = False,
     tls_cert: Annotated[Path | None, _listen(help="Server certificate (PEM).", show_default=False)] = None,
     tls_key: Annotated[Path | None, _listen(help="Key of the certificate (PEM).", show_default=False)] = None,
@@ -171,9 +171,8 @@ def serve(
 ) -> int:
     """Serve lookups over HTTP until SIGTERM or SIGINT.
 
-    GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, /v1/du, POST /v1/entries, /v1/verify,
-    GET /v1/health, /v1/history, /v1/token, /metrics, /livez and /readyz. /openapi.json describes them. /console/ is for
-    browsers.
+    /openapi.json describes the requests, such as GET /v1/query. /console/ is for browsers. /metrics is for Prometheus,
+    /livez and /readyz are for probes.
 
     With --storage alone (repeatable) the process has no state: run any number behind a load balancer. With --root, on
     the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process

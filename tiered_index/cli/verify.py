@@ -85,13 +85,13 @@ def verify(
     """Check all checksums of an index: local files, log records, checkpoints and objects.
 
     The command compares the log with the objects, and local copies with the objects. Without --deep it checks the size
-    and trailer of each object; with --deep every byte. It prints each finding, and then ends with exit code 1. Exit
-    code 3: the storage did not answer. Objects that the log does not name are notes, not findings.
+    and trailer of each object; with --deep every byte. Exit code 1: it has findings, and prints them. Exit code 3: the
+    storage did not answer. Objects that the log does not name are notes, not findings.
 
     --repair prints a repair for each damaged or missing object, and the topics and times that answers will lack. With
     --yes it applies the repairs. It tries these in order: restore the object from the root's copy (--root), from
-    another upload, or from a copy of the index (--copy); salvage the undamaged parts; give up the rest. Answers name
-    the files whose entries were given up, permanently. A damaged local copy is fetched from the storage.
+    another upload, or from a copy of the index (--copy); salvage the undamaged parts; give up the rest. From then on
+    answers name the files with given-up entries. A damaged local copy is replaced from the storage.
 
     An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.

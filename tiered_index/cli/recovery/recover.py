@@ -66,11 +66,10 @@ def recover(
     --take-over claims the index at once, although another writer holds the lease. If that writer is alive, it is
     fenced: it publishes nothing more and keeps its files.
 
-    --lost declares an object of the storage lost, and does nothing else. `verify` names such objects. FILE is a file
-    id, an object name, or the id of a window table; with --root also a file that somebody deleted from the root before
-    its upload. One log record gives up its entries permanently. From then on answers are complete without these
-    entries, and name the file. First restore as much as you can with `verify --deep --repair`. With --root, a file that
-    the root still has is an error.
+    --lost declares an object of the storage lost. `verify` names such objects. FILE is a file id, an object name, or
+    the id of a window table; with --root also a file that was deleted from the root before its upload. One log record
+    gives up its entries permanently. From then on answers are complete without these entries, and name the file. First
+    restore as much as you can with `verify --deep --repair`. With --root, a file that the root still has is an error.
 
     [bold]Examples[/bold]
 

@@ -44,9 +44,9 @@ def erase(
     The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
 
     With --yes one log record hides the entries permanently, in every file and in the writer's buffer, also those that
-    arrive later. The next merges leave out their bytes. --now rewrites the objects that hold them at once, and deletes
-    the objects that were removed at least --grace ago. The certificate lists the changes, the result of a scan of the
-    stored bytes, and the places that the scan can't see.
+    arrive later. The next merges leave out their bytes. --now does not wait for a merge: it rewrites the objects that
+    hold them, and deletes the objects that were removed at least --grace ago. The certificate lists the changes, the
+    result of a scan of the stored bytes, and the places that the scan can't see.
 
     Status erased: no byte is left. Status pending: bytes stay until the end of --grace, of an unfinished upload or of a
     staged file; run the command again later. Status remains: objects of the index still hold some of the bytes, or

@@ -22,8 +22,8 @@ def expire(session: Session, yes: Yes = False) -> int:
     With --yes one log record states the time before which entries have expired, permanently. It also removes the
     objects that have only expired entries. From then on no lookup shows expired entries, and answers have
     expired_before_ms. Objects that also have other entries (mixed objects) stay until the next merge, which leaves
-    expired entries out. The command deletes the bytes of objects that were removed at least retention.grace_s ago, as
-    `tiered-index orphans` does. Writers and readers may run. A writer with the setting does the same by itself.
+    expired entries out. The command deletes the bytes of objects that were removed at least retention.grace_s ago.
+    Writers and readers may run. A writer with the setting does the same by itself.
 
     [bold]Examples[/bold]
 

@@ -23,7 +23,7 @@ def orphans(
         help="List objects older than this. Below a day, see above.",
         show_default="1d",
     ),
-    yes: bool = Option(False, "--yes", help="Delete them. Without it they are only listed."),
+    yes: bool = Option(False, "--yes", help="Delete them."),
 ) -> int:
     """Find objects and unfinished uploads that the log does not name.
 
