@@ -1,1 +1,1 @@
-"""The command line: `tiered-index`. One module a command; `main` puts them together."""
+"""The command line `tiered-index`: one module for each command; `main` registers them."""

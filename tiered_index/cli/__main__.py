@@ -1,4 +1,4 @@
-"""The process of the command line: the console script `tiered-index`, and `python -m tiered_index`."""
+"""The entry point of the console script `tiered-index` and of `python -m tiered_index`."""
 
 import _thread
 import gc
@@ -11,15 +11,14 @@ _AGAIN_S = 0.01
 
 
 def run() -> None:
-    """Run the process's own command line and exit with its code; an interrupt while it loads or ends counts, too."""
+    """Run the command line and exit with its code; interrupts also end it while it loads and exits."""
     interrupts = _Interrupts()
     sys.unraisablehook = interrupts.unraisable
     try:
         _open_closed_streams()
-        # What is loaded stays: looking for garbage meanwhile, and at exit, would take a fifth of the time. A command
-        # turns it on.
+        # Collections during the imports and at exit would take a fifth of the time. A command enables them.
         gc.disable()
-        # NumPy's library starts threads for large products of matrices when it is loaded, and there are none here.
+        # OpenBLAS starts threads for products of large matrices when it is loaded; there are none here.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from tiered_index.cli.main import run as run_arguments
 
@@ -34,13 +33,13 @@ def run() -> None:
 
 
 class _Interrupts:
-    """Lets interrupts count that Python prints and forgets: those in a finalizer, and while the process ends."""
+    """Handles interrupts that Python only prints: those in a finalizer, and at exit."""
 
     def __init__(self) -> None:
         self.is_ending = False
 
     def unraisable(self, error: Any) -> None:
-        """Do what `sys.unraisablehook` does, and see to it that an interrupt ends the process."""
+        """As `sys.unraisablehook`, but an interrupt ends the process."""
         if error.exc_type is not KeyboardInterrupt:
             sys.__unraisablehook__(error)
         elif self.is_ending:
@@ -53,7 +52,7 @@ class _Interrupts:
 
 
 def _open_closed_streams() -> None:
-    """Have what a shell has closed (``>&-``) go nowhere: else the next file that is opened would take its number.
+    """Open streams that the shell has closed (``>&-``) on the null device, so that no file gets their numbers.
 
     A closed stdin stays None: a command that reads it must not take it for an empty one.
     """

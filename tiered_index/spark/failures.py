@@ -1,4 +1,4 @@
-"""Spark's reports of failed jobs, as errors of this package."""
+"""Conversion of Spark's errors of failed jobs to errors of this package."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tiered_index import errors
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, TieredIndexError
 
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
-# Error classes of other modules, and the class raised here for each.
+# Error classes of other modules, with the class to raise for each.
 _KINDS = {"MissingOffsets": CorruptFile}
-# As Java and Python say ENOSPC: of a shuffle, a spill or a temporary file.
+# The text of ENOSPC in Java and Python.
 _NO_ROOM = "No space left on device"
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
 
 
 @contextlib.contextmanager
 def typed_errors(what: str) -> Iterator[None]:
-    """Raise as an error of this package what Spark reports of a failed job; others pass.
+    """Raise Spark's error of a failed job as an error of this package, if it is one; `what` names the job.
 
-    A task's error of ours keeps class and text; lost executors are `StorageUnavailable`, a full temporary disk is
-    `DiskFull`.
+    A task's error of this package keeps class and text; lost executors are `StorageUnavailable`, a full temporary disk
+    is `DiskFull`. Other errors pass unchanged.
     """
     try:
         yield
@@ -30,7 +30,7 @@ def typed_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = str(error)
-        # a chain of causes ends with what was raised to the caller
+        # the last error of a chain of causes is the one that the task raised
         for found in reversed(list(_OURS.finditer(text))):
             kind = _KINDS.get(found["kind"]) or getattr(errors, found["kind"], None)
             if isinstance(kind, type) and issubclass(kind, TieredIndexError):
@@ -46,7 +46,7 @@ def typed_errors(what: str) -> Iterator[None]:
 
 
 def _again(kind: type[TieredIndexError], text: str, what: str) -> TieredIndexError:
-    """Return an error of a class whose constructor may want more than a text."""
+    """Return an error of class `kind`, whose constructor may have further parameters."""
     if issubclass(kind, CorruptFile):
         file, _, problem = text.partition(": ")
         return kind(file, f"{problem} ({what})")

@@ -1,4 +1,4 @@
-"""The data that passes between driver and executors: splits, broadcasts, packed records. Threads: any."""
+"""Data between driver and executors: splits, broadcasts, packed records. Threads: any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
-    """Return a DataFrame with one split to a partition."""
+    """Return a DataFrame with one split in each partition."""
     rows = [(json.dumps(split),) for split in splits]
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, max(1, len(rows))), "split string")
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @contextlib.contextmanager
 def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
-    """Send a value to each executor once; yield its handle, which is void when the block ends."""
+    """Send a value to each executor once; yield its handle, which the end of the block invalidates."""
     shared = spark.sparkContext.broadcast(value)
     try:
         yield shared
@@ -47,8 +47,9 @@ _LARGE = 1 << 17
 
 @contextlib.contextmanager
 def large_batches(spark: SparkSession) -> Iterator[None]:
-    """Have Spark hand rows to Python in batches of 2^17 in this block, fewer where they pass its bound
-    of bytes (64 MiB). In a session where another thread's block has set that, batches are large up to that block's end.
+    """Let Spark pass rows to Python in batches of 2^17 during the block, or of 64 MiB if that is less.
+
+    If another thread's block has set this in the session, it holds until that block ends.
     """
     before = str(spark.conf.get(_ROWS))
     if before == str(_LARGE):
@@ -74,7 +75,7 @@ _ARROW_TYPES = {
 
 
 def gathered(items: Iterable[_T], size: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
-    """Yield the items in lists whose sizes add up to at least `most`, the last one to less."""
+    """Yield the items in lists, each with a total size of at least `most`, except the last one."""
     held: list[_T] = []
     total = 0
     for item in items:
@@ -88,12 +89,12 @@ def gathered(items: Iterable[_T], size: Callable[[_T], int], most: int) -> Itera
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """Return the Arrow schema of columns as Spark's text has them: ``side int, identity binary``."""
+    """Return the Arrow schema of columns in Spark's notation, like ``side int, identity binary``."""
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (one.split() for one in columns.split(", "))])
 
 
 def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
-    """Return runs of records, each from one of `starts` (i64, n) up to the next, as a binary column below 2 GiB."""
+    """Return runs of records, one from each of `starts` (i64, n) up to the next, as a binary column below 2 GiB."""
     data = np.ascontiguousarray(records)
     offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]

@@ -1,7 +1,7 @@
 """The metrics of a job by stage, and its progress while it runs.
 
-Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed; tasks that failed
-and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, its addresses go to tasks.
+Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed. Failed tasks and
+Spark's own reads are not counted. `JobMeter` belongs to the driver's thread; its addresses are sent to tasks.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-# Is called with (stage, tasks done, tasks).
+# Called with (stage, tasks done, tasks).
 Progress: TypeAlias = Callable[[str, int, int], None]
 _INTERVAL_S = 0.5
 _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 
 
-# What Spark's own pages say of a stage's jobs.
+# Descriptions of a stage's jobs for Spark's web pages.
 _DOING = {
     "count": "count the entries of each window, or the keys",
     "build": "hash, pack and write window tables",
@@ -48,9 +48,10 @@ _DOING = {
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[list[int]]:
-    """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number.
+    """Call `progress` with (stage, tasks done, tasks) during the block and at its end.
 
-    Spark's jobs meanwhile are of a group of their own, named by the stage, and described.
+    Yields a list, to which the number of tasks is appended at the end. Spark's jobs in the block have a job group and a
+    description.
     """
     seen: list[int] = []
     context, group = spark.sparkContext, f"tiered_index-{stage}-{secrets.token_hex(4)}"
@@ -80,7 +81,7 @@ def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[lis
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """Return (tasks done, tasks) of all stages of a job group that are known so far."""
+    """Return (tasks done, tasks) of the stages of a job group so far."""
     tracker = context.statusTracker()
     done, total = 0, 0
     for job in tracker.getJobIdsForGroup(group):
@@ -94,7 +95,7 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """One step of a job, or all of a name: requests by operation, `bytes_*` payload of the storage's requests."""
+    """All steps of a job with one name: requests by operation, `bytes_*` are the payload of the requests."""
 
     name: str
     tasks: int
@@ -109,14 +110,14 @@ class StageMetrics:
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """A job by its stages, in the order in which they were begun."""
+    """The metrics of a job by stage, in the order of their begin."""
 
     application_id: str = ""
     stages: tuple[StageMetrics, ...] = ()
 
     @property
     def requests(self) -> dict[str, int]:
-        """All requests, of tasks and of the driver, by operation."""
+        """All requests of tasks and driver, by operation."""
         counts = [counts for stage in self.stages for counts in (stage.task_requests, stage.driver_requests)]
         return dict(sum(map(Counter, counts), Counter()))
 
@@ -132,11 +133,11 @@ class JobMetrics:
 
     @property
     def cost_usd(self) -> float:
-        """The estimated price of all requests, in US dollars."""
+        """The estimated cost of all requests, in US dollars."""
         return sum(stage.cost_usd for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as a JSON document."""
+        """Return the metrics, JSON-ready."""
         stages = []
         for stage in self.stages:
             told = asdict(stage) | {"seconds": round(stage.seconds, 3)}
@@ -153,7 +154,7 @@ def _requests(counts: Counter[str]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Stage:
-    """A stage so far; its caller adds the number of entries."""
+    """The counts of a stage so far; the caller adds the number of entries."""
 
     entries: int = 0
     tasks: int = 0
@@ -162,13 +163,13 @@ class _Stage:
     of_driver: Counter[str] = field(default_factory=Counter)
 
 
-# What all counters say at one moment: seconds, requests of opened addresses, those of the driver's own storage.
+# All counters at one moment: seconds, requests of opened addresses, requests of the driver's own storage.
 _Reading = tuple[float, Counter[str], Counter[str]]
 _NOTHING: _Reading = (0.0, Counter(), Counter())
 
 
 class JobMeter:
-    """Counts one job. `driver` is the storage that the driver works on, whose prices hold.
+    """The meter of one job; `driver` is the driver's storage, whose prices are used.
 
     Raises `ConfigError` for a session of Spark Connect.
     """
@@ -181,7 +182,7 @@ class JobMeter:
         sums: Any = AddingAccumulatorParam(Counter())
         self._request_stats = spark.sparkContext.accumulator(Counter(), sums)
         self._stages: dict[str, _Stage] = {}
-        # What stages took that ran within the one under way.
+        # Counts of the stages within the current one.
         self._within = _NOTHING
 
     def address(self, address: StorageAddress) -> StorageAddress:
@@ -189,12 +190,12 @@ class JobMeter:
         return replace(address, request_stats=self._request_stats)
 
     def sources(self, s3: StorageOptions) -> Callable[[str], StorageAddress]:
-        """Return what makes addresses of URIs whose requests count here."""
+        """Return a function that returns the address of a URI, whose requests count here."""
         return partial(StorageAddress, options=s3, request_stats=self._request_stats)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
-        """Count the block in the stage `name`, and not in one around it; with `tasks` it runs Spark jobs."""
+        """Count the block in the stage `name` and not in an enclosing one; with `tasks` it runs Spark jobs."""
         stage = self._stages.setdefault(name, _Stage())
         begun, outside, self._within = self._read(), self._within, _NOTHING
         watch: Any = watched(self._spark, name, self._progress) if tasks else contextlib.nullcontext([])
@@ -207,13 +208,13 @@ class JobMeter:
             whole = (now[0] - begun[0], now[1] - begun[1], now[2] - begun[2])
             self._within = (outside[0] + whole[0], outside[1] + whole[1], outside[2] + whole[2])
             stage.seconds += whole[0] - inner[0]
-            # what was opened by an address while no task ran was opened by the driver
+            # without tasks the driver opened the addresses
             (stage.of_tasks if tasks else stage.of_driver).update(whole[1] - inner[1])
             stage.of_driver.update(whole[2] - inner[2])
 
     @property
     def metrics(self) -> JobMetrics:
-        """What was counted so far."""
+        """The metrics so far."""
         stages = tuple(self._stage_metrics(name, stage) for name, stage in self._stages.items())
         return JobMetrics(self._spark.sparkContext.applicationId, stages)
 

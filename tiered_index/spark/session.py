@@ -1,6 +1,6 @@
-"""A Spark session: opened for callers that have none, with this package shipped, and its data sources registered.
+"""Spark sessions: open one, ship this package to its executors, register the data sources.
 
-Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise. Driver only.
+Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` is set. Driver only.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 _OLDEST_JAVA = 17
 _ADVICE = "install Java 17 or 21 (Debian: openjdk-17-jre-headless or openjdk-21-jre-headless) or set JAVA_HOME to it"
 _SETTINGS = {
-    # rows are handed to Python in batches of this many, or of maxBytesPerBatch: ten times the default saves a fifth of
-    # the time
+    # rows of a batch for Python, if they do not exceed maxBytesPerBatch: ten times the default saves a fifth of time
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
-    # a line that overwrites itself is for terminals; the commands show progress of their own
+    # the commands show their own progress
     "spark.ui.showConsoleProgress": "false",
 }
 
@@ -42,10 +41,11 @@ _SETTINGS = {
 def open_session(
     master: str | None = None, *, app_name: str = "tiered_index", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return the running Spark session, or start one, with Spark's `settings`; `master` None: as configured, else all
-    cores.
+    """Return the running Spark session, or start one, with Spark's `settings`.
 
-    Raises `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
+    `master` None: as configured, else all cores. Raises `ConfigError` if PySpark (the extra ``spark``) or Java is
+
+    missing or too old.
     """
     check_pyspark()
     from pyspark.errors import PySparkException
@@ -66,7 +66,7 @@ def open_session(
 
 
 def check_pyspark() -> None:
-    """Raise `ConfigError` where PySpark is missing or too old."""
+    """Raise `ConfigError` if PySpark is missing or too old."""
     try:
         importlib.import_module("pyspark.sql")
     except ImportError as error:
@@ -75,7 +75,7 @@ def check_pyspark() -> None:
 
 
 def check_java() -> None:
-    """Raise `ConfigError` unless the Java that Spark would start is there and not too old."""
+    """Raise `ConfigError` if the Java that Spark would start is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
@@ -93,21 +93,22 @@ def check_java() -> None:
 
 
 def pack_package(target: Path) -> Path:
-    """Write the package as a zip file of its modules, the same bytes for the same modules; return `target`. Compiled
-    modules are in it, too: an executor of the same Python and system unpacks them, others do without.
+    """Write the package's modules as a zip file, with the same bytes for the same modules; return `target`.
+
+    It includes compiled modules: an executor with the same Python and system uses them, others ignore them.
     """
     folder = Path(tiered_index.__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
         compiled = [path for suffix in EXTENSION_SUFFIXES for path in folder.glob(f"*{suffix}")]
         for module in sorted({*folder.rglob("*.py"), *compiled}):
-            # a fixed time of change: the default of ZipInfo
+            # the default time of ZipInfo is constant
             info = zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}")
             packed.writestr(info, module.read_bytes())
     return target
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Send the package to the executors of a session, those to come among them. Once a session is enough.
+    """Send the package to the present and future executors of a session. Once for a session is enough.
 
     Raises `ConfigError` for a session of Spark Connect.
     """
@@ -125,11 +126,11 @@ _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session, and the table function
-    ``tiered_index_lookup``. Idempotent.
+    """Register the formats ``tiered_index`` and ``rocketmq_commitlog`` and the table function ``tiered_index_lookup``.
 
-    Raises `ConfigError` where PySpark is missing or too old. Logs a warning where a write could fail because Spark
-    speculates.
+    Idempotent. Raises `ConfigError` if PySpark is missing or too old. Logs a warning if writes may fail because of
+
+    Spark's speculation.
     """
     check_pyspark()
     from pyspark.sql.functions import udtf
@@ -150,10 +151,10 @@ def register(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one: Spark refuses a name that the active session knows already."""
+    """Make a session the active one during the block: Spark looks there whether a name is already registered."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
-        yield  # of Spark Connect: there each session is asked by itself
+        yield  # Spark Connect looks in the session itself
         return
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
@@ -165,9 +166,9 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 
 def warn_of_denials(get: Callable[[str, str], str]) -> None:
-    """Log a warning where speculation may fail a write; `get` reads the settings.
+    """Log a warning if speculation may fail a write; `get` (name, default) reads the settings.
 
-    Spark counts a speculated copy's denied commit as a failure of the task; the source can't prevent it.
+    Spark counts the denied commit of a speculated copy as a failure of the task; the source can't prevent it.
     """
     failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
     if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
@@ -181,10 +182,10 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame."""
+    """Return whether this Spark keeps a Python reader's partitions with the scan; up to 4.3.0 with the DataFrame."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
-        return False  # Spark Connect doesn't show
-    # where it does not, the class of a loaded source has a method by which the last plan replaces the one before
+        return False  # unknown with Spark Connect
+    # a Spark that does not has the method setReadInfo, by which a plan replaces the previous one
     methods = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_SOURCE).getMethods()
     return all(method.getName() != "setReadInfo" for method in methods)

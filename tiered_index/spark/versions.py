@@ -6,14 +6,12 @@ import re
 
 from tiered_index.errors import ConfigError
 
-# repartitionById and filters of Python data sources came with it
+# the first version with repartitionById and filters of Python data sources
 OLDEST = (4, 2)
 
 
 def check_classic(spark: object) -> None:
-    """Raise `ConfigError` for a session of Spark Connect, which has no context by which the driver could run tasks, and
-    for a Spark that is too old.
-    """
+    """Raise `ConfigError` for a session of Spark Connect, which has no Spark context, and for an old Spark."""
     if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
         raise ConfigError(
             "this is a session of Spark Connect, and a classic one is needed: run it as a job of the cluster "
@@ -24,7 +22,7 @@ def check_classic(spark: object) -> None:
 
 
 def check_version(what: str, found: str) -> None:
-    """Raise `ConfigError` where a version is older than jobs need; one without numbers is taken for new enough."""
+    """Raise `ConfigError` if a version is older than jobs need; a version without numbers passes."""
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -1,8 +1,8 @@
 """The memory of Spark's workers.
 
-Spark runs task after task in one worker, in new threads, and glibc gives each an arena that keeps what it freed: six
-merges of 8 million entries in one process peaked at 629 MiB at first and 831 MiB at last, without further arenas at 566
-to 589 MiB. So a worker (Linux with glibc) makes no further arenas, and returns free memory between tasks.
+Spark runs many tasks in one worker, in new threads, and glibc gives each thread an arena that keeps freed memory: of
+six merges of 8 million entries in one process the first peaked at 629 MiB and the last at 831 MiB, with one arena at
+566 to 589 MiB. So a worker (Linux with glibc) has one arena, and returns free memory between tasks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _M_ARENA_MAX = -8
 
 
 def spare_collections() -> None:
-    """Have a worker's collections of garbage pass over what outlives tasks: its modules. Idempotent.
+    """Exclude modules from a worker's garbage collections. Idempotent.
 
-    PySpark's workers collect behind each task, some 80 ms of CPU with all that is imported here.
+    PySpark's workers collect after each task, which takes about 80 ms of CPU with this package's imports.
     """
     if _set_apart not in gc.callbacks:
         gc.callbacks.append(_set_apart)
 
 
 def _set_apart(phase: str, about: dict[str, int]) -> None:
-    # the task and its functions are gone where the worker's own loop collects; nobody calls when a process ends
+    # only when the worker's own loop collects: the task's objects are freed then; at the end of a process no one calls
     caller = sys._getframe().f_back
     if phase == "stop" and about["generation"] == 2 and caller is not None and caller.f_code.co_name == "manager":
         gc.freeze()

@@ -312,6 +312,7 @@ def send_segment(
     columns: tuple[int, int] | None = None,
 ) -> tuple[ArchivedSegment, Publication]:
     """Send a segment: its bytes, which `pieces` yields by a given length, its queue offsets, and their checksums.
+
     `epoch` is the writer's, None a job's; `columns` as in `ArchivedSegment`. Raises as `Publication.send` and `pieces`.
     """
     sums = SegmentSums()

@@ -1,8 +1,8 @@
-"""`tiered_index_lookup(uri, topic, key[, begin_ms, end_ms])`: lookups from SQL, a table function that also joins
+"""`tiered_index_lookup(uri, topic, key[, begin_ms, end_ms])`: a table function that looks up a key; it also joins
 laterally with a table of keys. docs/spark-sql.md.
 
-`analyze` runs on the driver, and reads the index's log for its columns. An instance belongs to one task, and its reader
-follows the log: rows of one query may be of several log positions where the index changes meanwhile.
+`analyze` runs on the driver and reads the index's log for the columns. An instance belongs to one task, and its reader
+follows the log, so rows of one query may be of several log positions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.datasource.entries import columns_of
 
 NAME = "tiered_index_lookup"
-# of one page: more than a lookup finds, unless its key is very hot
+# entries of a page: more than most lookups find
 _PAGE = 100_000
 _USAGE = f"{NAME}('URI', topic, key[, begin_ms, end_ms])"
 
 
 class LookupFunction:
-    """The entries of one key of one topic, in answer order, newest first; each identity once, as `query` answers.
+    """The entries of one key of one topic, newest first and without duplicates, as `IndexReader.query` returns them.
 
-    A topic or key that is null finds nothing. Raises as `IndexReader.query`: an answer is whole or an error.
+    For a null topic or key there are no rows. Raises as `IndexReader.query`; partial answers are errors.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LookupFunction:
         begin_ms: AnalyzeArgument | None = None,
         end_ms: AnalyzeArgument | None = None,
     ) -> AnalyzeResult:
-        """Return the columns: those of a read with the option key. Raises `InvalidArgument`, as the storage."""
+        """Return the columns: those of a read with option key. Raises `InvalidArgument`, the storage's errors."""
         if not uri.isConstantExpression or not isinstance(uri.value, str):
             raise InvalidArgument(f"{_USAGE}: the URI is one text, and no column")
         for name, given, kinds in (
@@ -88,14 +88,14 @@ class LookupFunction:
             cursor = page.cursor
 
     def terminate(self) -> None:
-        """Let go of the index at the end of a task."""
+        """Close the index's reader, at the end of a task."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
 
 def _columns(schema: Schema) -> list[Any]:
-    """Return what gets each of the caller's columns of an item, as Spark takes it."""
+    """Return a function for each of the caller's columns that gets its value of an item, in Spark's type."""
     columns: StructType = columns_of(schema)
     return [
         (lambda item, name=one.name: decimal.Decimal(getattr(item, name)))

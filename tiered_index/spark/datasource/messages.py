@@ -1,12 +1,12 @@
-"""`format("rocketmq_commitlog")`: a commit log's messages as rows, and as a stream as it grows. docs/spark-sql.md.
+"""`format("rocketmq_commitlog")`: a commit log's messages as rows, as a batch or as a stream. docs/spark-sql.md.
 
-A segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies
-are checked. One thread.
+A segment is a partition. Every complete message is a row, also one that consumers don't see; checksums of bodies are
+checked. One thread.
 
-An offset of the stream is ``{"position": p, "before": crc}``: where a message begins (-1: a log that has nothing yet),
-and the CRC-32 of up to 4 KiB before it in its segment (-1: not known), by which a log is recognised that was truncated
-and rewritten. Only the last part of a micro-batch is walked on the driver, to end it at a message that is whole for
-certain (`rocketmq/follow/tail.py`). The driver keeps one reader a query.
+An offset of the stream is ``{"position": p, "before": crc}``: the begin of a message (-1: an empty log), and the CRC-32
+of up to 4 KiB before it in its segment (-1: unknown), which reveals a log that was truncated and rewritten. The driver
+walks only the last part of a micro-batch, to end it at a message that is certainly complete
+(`rocketmq/follow/tail.py`). It keeps one reader for each query.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _ARCHIVE = "archive:"
 
 @dataclass(frozen=True, slots=True)
 class MessageSettings:
-    """The checked options: `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; local: no `archive`."""
+    """The checked options: `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; a local log has no
+    `archive`.
+    """
 
     path: str
     body: str
@@ -65,7 +67,7 @@ class MessageSettings:
 
     @classmethod
     def of(cls, format_name: str, given: Mapping[str, str]) -> MessageSettings:
-        """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
+        """Return the settings of a user's options. Raises `InvalidArgument`, `ConfigError`."""
         options = Options(format_name, given, _OPTIONS)
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (", body binary" if body != "none" else "")))
@@ -79,7 +81,7 @@ class MessageSettings:
 
     @property
     def folder(self) -> Path:
-        """The local folder of segments. Raises `InvalidArgument` where what was given is no folder."""
+        """The local folder of segments. Raises `InvalidArgument` if the path is no folder."""
         given = local_path(self.path)
         if given is None or not given.is_dir():
             raise InvalidArgument(f"{given or self.path}: no such folder")
@@ -90,16 +92,16 @@ def _commit_log(given: Path) -> Path:
     return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
 
 
-# A message counts as so many bytes at least: a batch has at most 4,096.
+# A message counts as at least 2 KiB, so a batch has at most 4,096.
 _BATCH_BYTES, _LEAST_MESSAGE = 8 << 20, 2 << 10
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that begin at commit log offsets [begin, end) of one segment: local, in `folder`, or `archived`.
+    """Messages that begin at commit log offsets [begin, end) of one segment, local in `folder` or `archived`.
 
-    `is_whole`: the log was seen to reach `end`; less is an error. `log_number` is the storage's log position.
+    `is_whole`: the log is known to reach `end`, so less is an error. `log_number` is the storage's log position.
     """
 
     begin: int
@@ -111,13 +113,13 @@ class Stretch:
 
 
 class MessageReader(DataSourceReader):
-    """Plans and reads the log as it is when the read is planned."""
+    """Plans and reads the log up to its end at the time of planning."""
 
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
         self._settings, self._schema = settings, schema
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition a segment. Raises `MissingOffsets` for a gap unless told to skip. Driver."""
+        """Return one partition for each segment. Raises `MissingOffsets` for a gap, except with skipCorrupt. Driver."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
         stretches = list(_stretches(self._settings))
         for before, after in itertools.pairwise(stretches):
@@ -128,7 +130,7 @@ class MessageReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a segment's messages. Executor."""
-        if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
+        if isinstance(partition, TaskPartition):  # Spark makes another kind if there are no partitions
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 
@@ -146,7 +148,10 @@ def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
 
 
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield a range's messages as batches. Raises `CorruptFile` unless told to skip, `MissingOffsets` for a cut log."""
+    """Yield a range's messages as batches.
+
+    Raises `CorruptFile` except with skipCorrupt, `MissingOffsets` for a cut log.
+    """
     with _opened(stretch, settings) as (reader, line):
         line.log_number, line.files = stretch.log_number, 1
         wanted = to_arrow_schema(schema, timezone="UTC")
@@ -169,12 +174,12 @@ def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[Commi
 
 
 def chunk_bytes(size_bytes: int) -> int:
-    """Return how much is read at a time of so many bytes of a log."""
+    """Return the bytes of one read for a range of `size_bytes` of a log."""
     return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
-    """Yield the messages that begin in a range, without those in a damaged piece of an archived segment."""
+    """Yield the messages that begin in a range, without those in damaged pieces of an archived segment."""
     damaged = reader.damaged if isinstance(reader, ArchivedLog) else []
     skipped = {"skip_corrupt": skip_corrupt, "skip_missing": skip_corrupt}
     for message in reader.messages(stretch.begin, stretch.end, closed=stretch.is_whole, **skipped):
@@ -184,7 +189,7 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
 
 
 def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> pa.RecordBatch:
-    """Return messages as a batch of the schema `wanted`, whose columns are called `own` here."""
+    """Return messages as a batch of the schema `wanted`; `own` are this module's names of its columns."""
     parsed = {"keys", "tags", "properties"} & set(own)
     properties = [message.properties for message in messages] if parsed else []
     arrays = []
@@ -207,7 +212,7 @@ _OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
     "physical_offset": lambda m: m.physical_offset,
     "store_size": lambda m: m.size,
     "store_timestamp": lambda m: m.store_ms * 1000,
-    # what no calendar has is null, for such a clock is anyone's
+    # null for a time outside the calendar: the producer's clock may be wrong
     "born_timestamp": lambda m: m.born_ms * 1000 if 0 <= m.born_ms <= MAX_TIMESTAMP_MS else None,
     "visible": lambda m: m.is_visible,
 }
@@ -224,7 +229,7 @@ _NO_BOUND = 2**63 - 1
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream over one local commit log. Raises `CorruptFile`, and `MissingOffsets` where it lacks what is next."""
+    """A stream of one local commit log. Raises `CorruptFile`, `MissingOffsets` if the next messages are missing."""
 
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
         if settings.archive is not None:
@@ -237,7 +242,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_read: LastRead | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what maxBytesPerTrigger says."""
+        """Return the limit of maxBytesPerTrigger."""
         return ReadAllAvailable() if self._settings.max_bytes is None else ReadMaxBytes(self._settings.max_bytes)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -259,7 +264,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end == start["position"] else _offset(list_segments(self._folder), end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Note where the log ends now; the query doesn't go beyond."""
+        """Record the present end of the log, at which the query ends."""
         segments = list_segments(self._folder)
         written = [number for number in range(len(segments)) if _is_written(segments[number])]
         begin = segments[written[-1]].start if written else 0
@@ -289,7 +294,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_stretch(partition.value, self._settings, self._schema)
 
     def _check(self, segments: tuple[Segment, ...], offset: dict[str, Any]) -> None:
-        """Raise where the log before an offset isn't what it was, or the offset is in no segment."""
+        """Raise `CorruptFile` if the log before an offset has changed, `MissingOffsets` if no segment has it."""
         position = int(offset["position"])
         if position < 0:
             return
@@ -309,7 +314,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
-        """Return the end of the last whole message up to `bound`, at least of the first behind `position`."""
+        """Return the end of the last complete message up to `bound`, at least that of the first one at `position`."""
         last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
         for number, segment in enumerate(segments[: last + 1]):
             if not segment.start <= position < segment.end:
@@ -322,13 +327,13 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position
 
     def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
-        """Return the end of the last whole message of a segment within `bound`."""
+        """Return the end of the last complete message of a segment up to `bound`."""
         reader = CommitLogReader(self._folder, chunk_bytes(bound - begin), check_crc=True)
         position = begin
         stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
         try:
             for batch in reader.batches(position, skip_corrupt=self._settings.skip_corrupt):
-                if batch.begin >= segment.end:  # only a blank, or damage that is skipped, was left of this one
+                if batch.begin >= segment.end:  # the rest of this segment is a blank or skipped damage
                     return segment.end if position == begin else position
                 last_read, self._last_read = self._last_read, None
                 whole, self._last_read = stable_part(self._folder, batch, stable, last_read)
@@ -354,7 +359,7 @@ def _is_written(segment: Segment) -> bool:
 
 
 def _before(segments: tuple[Segment, ...], position: int) -> int:
-    """Return the CRC-32 of what is before a position in its segment, `_UNKNOWN` where there is nothing."""
+    """Return the CRC-32 of the bytes before a position in its segment, `_UNKNOWN` if there are none."""
     for segment in segments:
         if segment.start < position <= segment.end:
             size = min(_FINGERPRINT_BYTES, position - segment.start)

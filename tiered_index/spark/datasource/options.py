@@ -1,7 +1,7 @@
-"""The options of a data source, checked, and the reports that option `explain` asks for.
+"""The checked options of a data source, and the reports of option `explain`.
 
-PySpark takes no metrics of a Python source, so with `explain` each call by Spark that reads puts one JSON line, an
-object of its own, under that URI: ``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task.
+PySpark accepts no metrics of a Python source. So with `explain` each call by Spark that reads puts an object with one
+JSON line under that URI: ``schema`` and ``plan`` by the driver, ``task`` by an attempt of a task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 
 
 class Options:
-    """The options of a user for the source `name`. Raises `InvalidArgument` for unknown options, no path or several."""
+    """The user's options for the source `name`. Raises `InvalidArgument` for unknown options, no or several paths."""
 
     def __init__(self, name: str, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._name = name
@@ -55,11 +55,11 @@ class Options:
         self.path = self._given["path"].strip()
 
     def text(self, option: str) -> str | None:
-        """Return an option as it was given, None where it wasn't."""
+        """Return an option's text, None if it is not set."""
         return self._given.get(option.lower())
 
     def number(self, option: str) -> int | None:
-        """Return an integer, None where it wasn't given."""
+        """Return an option as an integer, None if it is not set."""
         value = self.text(option)
         try:
             return None if value is None else int(value)
@@ -67,7 +67,7 @@ class Options:
             raise InvalidArgument(f"{self._name}: option {option} is an integer, not {value!r}") from error
 
     def size(self, option: str) -> int | None:
-        """Return bytes, at least 1, given as a number or like ``64m``; None where it wasn't given."""
+        """Return an option's number of bytes (at least 1, as a number or like ``64m``), None if it is not set."""
         value = self.text(option)
         if value is None:
             return None
@@ -78,14 +78,14 @@ class Options:
         return int(found[1]) * _UNITS[found[2]]
 
     def choice(self, option: str, choices: Sequence[str]) -> str:
-        """Return one of `choices`, the first where it wasn't given."""
+        """Return an option's value, one of `choices`, the first one if it is not set."""
         value = (self.text(option) or choices[0]).strip().lower()
         if value not in choices:
             raise InvalidArgument(f"{self._name}: option {option} is {' or '.join(choices)}, not {value!r}")
         return value
 
     def explain(self) -> StorageAddress | None:
-        """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError`."""
+        """Return the storage of option explain, None if it is not set. Raises `ConfigError`."""
         told = (self.text("explain") or "").strip()
         return StorageAddress(told) if told else None
 
@@ -98,7 +98,7 @@ class TaskPartition(InputPartition):
 
 @dataclass(slots=True)
 class Line:
-    """The line of one call for `explain`."""
+    """The line of one call for `explain`, which the call fills in."""
 
     log_number: int | None = None
     selection: dict[str, Any] | None = None
@@ -108,7 +108,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedAddress:
-    """An index's storage, and where to report its requests, if anywhere. Raises `InvalidArgument` for within it."""
+    """An index's storage, and the storage for reports. Raises `InvalidArgument` if `explain` is within the index."""
 
     address: StorageAddress
     explain: StorageAddress | None = None
@@ -120,12 +120,12 @@ class ExplainedAddress:
 
     @property
     def uri(self) -> str:
-        """The index's."""
+        """URI of the index."""
         return self.address.uri
 
     @contextlib.contextmanager
     def open(self, kind: str) -> Iterator[tuple[Storage, Line]]:
-        """Open the storage for one call by Spark; at its end put the line. Raises `ConfigError`, as the put."""
+        """Open the storage for one call by Spark; put the line at its end. Raises `ConfigError`, the put's errors."""
         with self.address.open() as opened:
             if self.explain is None:
                 yield opened, Line()
@@ -135,8 +135,9 @@ class ExplainedAddress:
                 yield metered, line
 
     def state(self, kind: str, selection: dict[str, Any] | None = None) -> LogState:
-        """Return the newest state of the log, for one call by Spark, which reads a `selection` of entries. Raises
-        `NotAnIndex`, as `open`.
+        """Return the newest state of the log, for one call by Spark that reads a `selection` of entries.
+
+        Raises `NotAnIndex`, and as `open`.
         """
         with self.open(kind) as (storage, line):
             state = StorageLog(storage, SystemClock()).open()
@@ -151,12 +152,12 @@ def telling(explain: StorageAddress, kind: str, index: str, request_stats: Usage
     try:
         yield line
         ended = "whole"
-    except GeneratorExit:  # Spark wants no more rows
+    except GeneratorExit:  # Spark needs no more rows
         ended = "stopped"
         raise
     finally:
         elapsed_s = time.perf_counter() - begin
-        # an error on its way says more than one of the put
+        # an error of the block is more important than one of the put
         with contextlib.suppress(*(() if ended == "whole" else (TieredIndexError,))):
             task, requests = TaskContext.get(), request_stats.requests_by_kind
             document = {

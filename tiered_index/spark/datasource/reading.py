@@ -1,8 +1,8 @@
-"""A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
+"""Reads of the entries data source: the selection, the plan of the tasks, and the reading in tasks.
 
-An entry holds no key's text, so that only a read of one key, by option, has a column `key`. A scan yields every stored
-entry once, a lookup a row for each entry of its key: duplicates of an identity are not removed, as `query` does. Memory
-of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
+An entry has no key text, so only a read with option key has a column `key`. Each stored entry is one row; unlike in
+`query`, duplicates of an identity are not removed. Memory of a task: one object's directory, 8 MiB of items and their
+Arrow batches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
-# Seconds that no entry passes.
+# Bounds of seconds beyond those of all entries.
 EARLIEST, LATEST = -(2**62), 2**62
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SECOND = dt.timedelta(seconds=1)
@@ -45,7 +45,7 @@ _SECOND = dt.timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Entries of any of `topics`, `keys` and `hashes` (None: of all), in the inclusive range of seconds."""
+    """Entries with any of `topics`, `keys` and `hashes` (None: all), in the inclusive range of seconds."""
 
     topics: frozenset[str] | None = None
     keys: frozenset[str] | None = None
@@ -55,7 +55,7 @@ class Selection:
 
     @classmethod
     def of_options(cls, options: Options) -> Selection:
-        """Return what the options topic, key, beginMs and endMs (inclusive) ask for, by the rules of `query`."""
+        """Return the selection of the options topic, key, beginMs and endMs (inclusive), by the rules of `query`."""
         topic, key = options.text("topic"), options.text("key")
         begin, end = options.number("beginMs"), options.number("endMs")
         low, high, _ = check_range(begin, end, 1)
@@ -68,7 +68,7 @@ class Selection:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the selection as JSON has it; None: not narrowed by this."""
+        """Return the selection, JSON-ready; None: not restricted."""
         chosen = {"topics": self.topics, "keys": self.keys, "hashes": self.hashes}
         return {name: None if values is None else sorted(values) for name, values in chosen.items()} | {
             "begin_ms": None if self.second_min == EARLIEST else self.second_min * 1000,
@@ -76,7 +76,7 @@ class Selection:
         }
 
     def narrowed(self, filters: Iterable[Any]) -> Selection:
-        """Return the selection under further filters (`pyspark.sql.datasource.Filter`); of other kinds Spark sees."""
+        """Return the selection with further filters (`pyspark.sql.datasource.Filter`); ignore kinds that it lacks."""
         selection = self
         for pushed in filters:
             column, kind = _column_of(pushed), type(pushed).__name__
@@ -95,14 +95,14 @@ class Selection:
 
 
 def _column_of(pushed: Any) -> str:
-    """Return the name of a filter's column; a schema of the user may have it in other letters."""
+    """Return the name of a filter's column in lower case: a schema of the user may have another case."""
     while hasattr(pushed, "child"):
         pushed = pushed.child
     return ".".join(getattr(pushed, "attribute", ())).lower()
 
 
 def _equal_values(pushed: Any) -> Sequence[Any] | None:
-    """Return the values that a filter allows in the column; None for filters of other kinds."""
+    """Return the values that an equality filter or ``IN`` allows, None for other kinds of filters."""
     kind = type(pushed).__name__
     if kind in ("EqualTo", "EqualNullSafe") and pushed.value is not None:
         return [pushed.value]
@@ -115,7 +115,7 @@ def _valid(values: Iterable[Any]) -> frozenset[str]:
         try:
             found.add(check_topic(value))
         except InvalidArgument:
-            continue  # nothing was ever put under it
+            continue  # no entry has such a topic
     return frozenset(found)
 
 
@@ -124,7 +124,7 @@ def _both(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[An
 
 
 def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection:
-    """Narrow by a filter of the timestamp, whose values know their zone; a bound within a second takes all of it."""
+    """Restrict by a filter of the timestamp, whose values have a zone; a bound within a second includes all of it."""
     if not values or not all(isinstance(value, dt.datetime) and value.tzinfo is not None for value in values):
         return selection
     seconds = [(value - _EPOCH) // _SECOND for value in values]
@@ -136,10 +136,10 @@ def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection
     return replace(selection, second_min=low, second_max=high)
 
 
-# The cost of opening an object, as bytes read.
+# Cost of opening an object, in bytes read.
 _OPENING_BYTES = 4 << 20
 _LOOKUP_OBJECTS = 16
-# At most so many pairs of topic and key are hashed on the driver to leave out shards.
+# Most pairs of topic and key that the driver hashes to leave out shards.
 _HASHED = 1 << 16
 
 
@@ -154,7 +154,7 @@ class ObjectPart:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """One task's parts of objects that exist at log position `log_number`, and which of their entries to give."""
+    """One task's parts of the objects at log position `log_number`, and the selection of their entries."""
 
     parts: tuple[ObjectPart, ...]
     selection: Selection
@@ -164,7 +164,7 @@ class TaskPlan:
 
 
 def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> list[TaskPlan]:
-    """Return the tasks of a read at `state`; no task where nothing can be found."""
+    """Return the tasks of a read at `state`, none if no object can have selected entries."""
     assert state.genesis is not None
     low, high = selection.second_min, selection.second_max
     any_of = (selection.topics, selection.keys, selection.hashes)
@@ -183,7 +183,7 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
 
 
 def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
-    """Return the lookups of each key in each of `topics`, without those whose hash the filter excludes."""
+    """Return a lookup for each key in each of `topics`, without those whose hash is not selected."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     if begin_ms > end_ms:
         return LookupBatch([])
@@ -198,12 +198,12 @@ def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
 
 
 def hashes_of(selection: Selection) -> npt.NDArray[np.int32]:
-    """Return the hashes (i32, n) asked for that an entry can have."""
+    """Return the selected hashes (i32, n) that an entry can have."""
     return np.array(sorted(h for h in selection.hashes or () if 0 <= h < 2**31), np.int32)
 
 
 def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterator[StoredObject]:
-    """Yield the objects that have a slot of a hash asked for, as far as the hashes are known before topics are."""
+    """Yield the objects that have a slot of a selected hash; without topics the hashes of keys are unknown."""
     known: LookupBatch | None = None
     if selection.keys and selection.topics and len(selection.topics) * len(selection.keys) <= _HASHED:
         known = lookups_for(selection, selection.topics)
@@ -225,7 +225,7 @@ def _runs(objects: Iterable[StoredObject], partition_bytes: int) -> Iterator[tup
         size = stored.size_bytes // number + _OPENING_BYTES
         parts += [(ObjectPart(stored, part, number), size) for part in range(number)]
     reached = itertools.accumulate(size for _, size in parts)
-    # a task takes the parts that end within its range of `partition_bytes` of all
+    # task n has the parts whose bytes, accumulated, end in the nth range of `partition_bytes`
     for _, task in itertools.groupby(zip(parts, reached, strict=True), lambda one: (one[1] - 1) // partition_bytes):
         yield tuple(part for (part, _), _ in task)
 
@@ -238,9 +238,9 @@ Array = npt.NDArray[Any]
 def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.RecordBatch]:
     """Yield a task's entries as batches of the Arrow schema `wanted`.
 
-    Raises `StorageUnavailable` where an object was removed since, `CorruptFile`, `SchemaMismatch`, as the storage.
+    Raises `StorageUnavailable` if an object was removed since, `CorruptFile`, `SchemaMismatch`, the storage's errors.
     """
-    # what is read is read once
+    # no block cache: all bytes are read once
     settings = ColdSettings(query_threads=8, block_cache_bytes=0)
     with closing(ColdPath(storage, keyed=plan.schema.keyed, settings=settings)) as cold:
         for part in plan.parts:
@@ -289,7 +289,7 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
 
 
 def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set[str] | frozenset[str]:
-    """Return the topics in which keys are looked for in an object."""
+    """Return the topics in which an object is searched for the keys."""
     if names:
         return names if selection.topics is None else names & selection.topics
     if selection.topics is None:
@@ -306,7 +306,7 @@ def _runs_of(trailer: Trailer, hashes: Array, selection: Selection) -> Sequence[
 
 
 def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> Sequence[Run]:
-    """Return the runs that begin in this part's share of the bytes: each is in one share."""
+    """Return the runs that begin in this part's share of the bytes, so that each run is in one part."""
     runs = trailer.directory.all_runs()
     ends = np.cumsum([run.length for run in runs], dtype=np.int64)
     total = int(ends[-1]) if len(runs) else 0
@@ -318,8 +318,8 @@ def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> Sequence
 
 
 def _scanned(items: Array, metadata: Metadata, selection: Selection, expired: Expired) -> dict[str, Any]:
-    """Return the columns of the items that a selection without keys takes and that have not expired, in native
-    order.
+    """Return the columns, in native byte order, of the items that have not expired and that a selection without keys
+    has.
     """
     seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
     hashes = normal_hashes(items["key_hash"])
@@ -356,5 +356,5 @@ def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) ->
     if values.dtype.kind in "SV":
         return pa.array(listed(values), kind)
     native = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
-    # Arrow makes decimals of 64 unsigned bits by way of text only
+    # Arrow casts unsigned 64-bit numbers to decimals only from text
     return native.cast(pa.string()).cast(kind) if pa.types.is_decimal(kind) else native.cast(kind)

@@ -1,9 +1,9 @@
-"""`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sql.md.
+"""`df.write.format("tiered_index")` and `writeStream`: write a DataFrame's entries into an index. docs/spark-sql.md.
 
-A task writes a small table for each window that it meets, and returns what it uploaded; `commit` completes the uploads
-and appends one log record. Spark makes each call in a Python worker of its own: `commit` and `abort` share nothing but
-the messages. `abort` also follows a failed `commit`, whose record may still be in the log; it then has a message of
-every task and leaves all to `orphans`. One thread a task; memory as in a build's partition.
+A task writes a small table for each window of its entries, and returns its uploads; `commit` completes the uploads and
+appends one log record. Spark makes each call in another Python worker, so `commit` and `abort` share only the messages.
+Spark calls `abort` also after a failed `commit`, whose record may be in the log: it then has a message of every task,
+and deletes nothing (`orphans` does later). One thread a task; memory as in a build's partition.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from tiered_index.storage.opening import probe_put_if_absent
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """The fields that a frame has, each by its own name, but `key` that may be called `keys`."""
+    """The fields of a frame's columns; each column has the name of its field, except `keys` for `key`."""
 
     names: tuple[str, ...]
     key: str
 
     @classmethod
     def of(cls, kinds: Mapping[str, pa.DataType], schema: Schema) -> EntryColumns:
-        """Return the fields of a frame of these columns. Raises `InvalidArgument` naming one."""
+        """Return the fields of a frame with these columns. Raises `InvalidArgument`, which names the wrong column."""
         needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
         key = "keys" if "key" not in kinds and "keys" in kinds else "key"
         given = {name: key if name == "key" else name for name in (*needed, "topic_id")}
@@ -73,7 +73,7 @@ class EntryColumns:
         return cls(names, key)
 
     def batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of each batch, those without key left out, in the fields' order."""
+        """Yield the entries of each batch that have a key, with the columns in the fields' order."""
         for batch in batches:
             columns = [batch.column(self.key if name == "key" else name) for name in self.names]
             entries = pa.RecordBatch.from_arrays(columns, names=list(self.names))
@@ -86,7 +86,7 @@ class EntryColumns:
 
 
 def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a row for each different key of each row."""
+    """Return a row for each distinct key of each row."""
     at = batch.schema.get_field_index("key")
     rows, keys = each_key(batch.column(at))
     return batch.drop_columns(["key"]).take(pa.array(rows)).add_column(at, "key", keys)
@@ -102,14 +102,14 @@ class PartitionJob:
     sequence: int
     max_windows: int
     now_ms: int
-    # a stream is a live writer: no build replaces what it wrote
+    # "writer" for a stream: builds do not replace its entries
     origin: Origin = "build"
 
 
 def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
-    """Write the tables of `entries` (fields of entries, each with a key); `seen` is called as by `pack_batches`.
+    """Write the tables of `entries` (fields of entries with keys); `seen` as in `pack_batches`.
 
-    Raises `InvalidArgument` for bad values, as the storage; then it takes back what it uploaded, as far as it can.
+    Raises `InvalidArgument` for bad values, the storage's errors; before that it deletes its uploads if it can.
     """
     with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
         kept, blocks = Path(folder) / "entries", Path(folder) / "blocks"
@@ -157,7 +157,7 @@ def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> C
 
 
 def _by_piece(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the file, one a batch, in order of their pieces."""
+    """Yield the rows of the file by piece, one row in each batch."""
     with pa.memory_map(str(path)) as source:
         blocks = pa.ipc.open_file(source).read_all()
         for row in np.argsort(blocks["piece"].to_numpy(), kind="stable").tolist():
@@ -166,14 +166,14 @@ def _by_piece(path: Path) -> Iterator[pa.RecordBatch]:
 
 WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "hash", "offsetSpace")
 STREAM_OPTIONS = (*WRITE_OPTIONS, "checkpointLocation")
-# The most windows that a task writes: each is an object.
+# Most windows of a task, each of which is an object.
 _MAX_WINDOWS = 1_000
 _QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """The uploads of one task; for a stream also its query, and the count and checksum of the entries."""
+    """The uploads of one task; for a stream also the query and the content of the entries."""
 
     shards: tuple[FinishedShard, ...]
     query: str | None
@@ -184,10 +184,9 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
-    """Join the index; return what tasks need. Driver. Raises `InvalidArgument`, `SchemaMismatch`.
+    """Join the index; return the arguments of tasks. Driver. Raises `InvalidArgument`, `SchemaMismatch`.
 
-    An index that is not there is created, except for a stream: its first commit creates it, and a later one must find
-    it.
+    A missing index is created, except for a stream: its first commit creates it, and later ones must find it.
     """
     address = StorageAddress(options.path)
     clock = SystemClock()
@@ -217,19 +216,19 @@ def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[Pa
             probe_put_if_absent(storage)
         genesis = genesis or wanted
         if (items := options.number("items")) not in (None, genesis.layout.items):
-            # a file's room is no part of what `check_descriptor` compares: writers may choose their own
+            # `check_descriptor` does not compare `items`, which writers may choose
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
         sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
     return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
 
 
 def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> IndexDescriptor:
-    """Create the index, or join the one that another has created meanwhile."""
+    """Create the index, or join it if another writer has created it meanwhile."""
     return StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s, lambda stored: wanted).join()
 
 
 class EntryWriter(DataSourceArrowWriter):
-    """One write of a DataFrame: ``append``, or ``replace`` of the windows that it has."""
+    """One write of a DataFrame; mode ``append``, or ``replace`` for the windows that it has."""
 
     def __init__(self, options: Options, schema: StructType, mode: str) -> None:
         self._job, self._columns = prepared(options, schema, streams=False)
@@ -242,19 +241,19 @@ class EntryWriter(DataSourceArrowWriter):
     def commit(self, messages: Messages) -> None:
         """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode), `CorruptFile`, `JobOverdue`.
 
-        After an error of the record's put the outcome is unknown: a second ``append`` may double entries.
+        After an error of the record's put the outcome is unknown: a second ``append`` may publish entries twice.
         """
         shards = _all_shards(messages)
         if shards:
             _publish(self._job, shards, lambda storage, log: publish_tables(shards, self._mode, storage, log))
 
     def abort(self, messages: Messages) -> None:
-        """Take back what is certainly not published. Driver."""
+        """Delete the uploads that are certainly not published. Driver."""
         _abort(self._job, messages)
 
 
 class EntryStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of one micro-batch. Spark makes it again for each batch, and once more to commit it."""
+    """The writer of one micro-batch. Spark creates one for each batch, and another one to commit it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         job, self._columns = prepared(options, schema, streams=True)
@@ -274,20 +273,20 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         return Written(written.shards, query, BatchContent.joined(parts))
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish a micro-batch, or take back what it uploaded where it was published before. Driver.
+        """Publish a micro-batch; if it was published before, delete its uploads. Driver.
 
-        Raises as `EntryWriter.commit`; an unknown outcome is found by the next try with the same checkpoint.
+        Raises as `EntryWriter.commit`; the next try with the same checkpoint resolves an unknown outcome.
         """
         shards = _all_shards(messages)
         written = [message for message in messages if isinstance(message, Written)]
-        # the first batch is recorded even if it is empty: the index knows this checkpoint from then on
+        # the first batch is recorded even if it is empty, so that the index knows the checkpoint
         if shards or (written and not batchId):
             [query] = {message.query for message in written}
             batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))
             _publish(self._job, shards, lambda storage, log: publish_batch(shards, batch, storage, log), batch)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Take back what is certainly not published. Driver."""
+        """Delete the uploads that are certainly not published. Driver."""
         _abort(self._job, messages)
 
 
@@ -320,7 +319,7 @@ def _publish(
                 batch.check_known(log.state, storage.uri)
             publish(storage, log)
         except (InvalidArgument, CorruptFile):
-            # certainly not published; after an error of the storage that is not known, and `orphans` decides
+            # certainly not published; after a storage error that is unknown, and `orphans` deletes
             abandon([shard.sent for shard in shards], storage)
             raise
 
@@ -328,6 +327,6 @@ def _publish(
 def _abort(job: PartitionJob, messages: Messages) -> None:
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) == len(messages):
-        return  # a commit was tried
+        return  # `commit` was called, and its record may be in the log
     with job.address.open() as storage:
         abandon([shard.sent for message in written for shard in message.shards], storage)

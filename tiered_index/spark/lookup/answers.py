@@ -1,7 +1,7 @@
-"""The answers of a bulk lookup: found entries in answer order, one an identity, cut to `max_count`; and their messages.
+"""The answers of a bulk lookup: entries in answer order, one for each identity, cut to `max_count`; and their messages.
 
-Runs in tasks, which take one partition of lookups after the other. Memory: a million rows and a partition's lookups;
-with a `max_count` of millions, the rows of its answers. Messages are read when the DataFrame is used, each time.
+A task answers one partition of lookups after the other. Memory: a million rows and a partition's lookups, or with a
+`max_count` of millions the rows of its answers. Messages are read each time that the DataFrame is used.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ Array = npt.NDArray[Any]
 
 
 def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
-    """Return the columns of an entry in an answer, with their types."""
+    """Return (name, type) of the columns of an entry in an answer."""
     plain = [(field.name, field.type) for field in _ENTRY]
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
 
 
 def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
-    """Return the names of answers' columns. Raises `InvalidArgument` where a further column of entries has one too."""
+    """Return the names of answers' columns. Raises `InvalidArgument` if a caller's column has the same name."""
     joined = MESSAGE_COLUMNS if messages is not None else ()
     own = {"status", "failed", "position", *joined}
     if not nested and (clash := schema.clashing(own)) is not None:
@@ -62,7 +62,7 @@ def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[
 
 
 def answer_schema(plan: LookupPlan, *, nested: bool) -> pa.Schema:
-    """Return the schema of what `answer_partitions` yields; `_lookup` is as blocks name it."""
+    """Return the schema of `answer_partitions`; `_lookup` identifies a lookup as in blocks."""
     schema = plan.schema
     columns = entry_columns(schema)
     entries = [("entries", pa.list_(pa.struct(columns)))] if nested else [("position", pa.int32()), *columns]
@@ -71,16 +71,16 @@ def answer_schema(plan: LookupPlan, *, nested: bool) -> pa.Schema:
 
 
 def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
-    """Return a type that Spark has and that holds every value of a stored column."""
+    """Return a type of Spark for all values of a stored column."""
     if dtype.kind in "iu":
         return pa.decimal128(20, 0) if dtype.kind == "u" and dtype.itemsize == 8 else pa.int64()
     return pa.float64() if dtype.kind == "f" else pa.binary()
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield partitions' answers; blocks come by partition, then kind. Raises `StorageUnavailable` for `MISSING`.
+    """Yield the answers of blocks, which are sorted by partition and kind. Raises `StorageUnavailable` for `MISSING`.
 
-    Of a plan that has all lookups those in partitions without a block are left out: they have no entry.
+    If the plan has all lookups, those of partitions without a block have no answer here: they have no entries.
     """
     partition, number = _Partition(plan, -1), -1
     for batch in batches:
@@ -129,7 +129,7 @@ class _Partition:
                 self._count = len(rows)
 
     def _places(self, cells: Any) -> npt.NDArray[np.int64]:
-        """Return where in the batch the lookups of blocks stand (i64, n)."""
+        """Return the places (i64, n) in the batch of the lookups of blocks."""
         if self._plan.asked is None:
             return places_of(self.batch.packed, records_of(cells))
         places: npt.NDArray[np.int64] = records_of(cells, np.dtype(np.int64)).copy()
@@ -138,7 +138,7 @@ class _Partition:
 
     @cached_property
     def batch(self) -> PackedBatch:
-        """All lookups of the partition, for one answer more than asked: it tells a full answer from a truncated one."""
+        """All lookups of the partition, with `max_count` + 1 to recognise truncated answers."""
         if self._plan.asked is not None:
             asked = self._plan.asked[self._plan.partition(self._number)]
         else:
@@ -157,11 +157,11 @@ class _Partition:
         status = (counts > most).astype(np.int8)
         status[list(self._failed)] = STATUSES.index("partial")
         counts = np.minimum(counts, most)
-        rows["key_hash"] = np.repeat(self.batch.key_hash, counts)  # by one rule, whatever an entry's file has
+        rows["key_hash"] = np.repeat(self.batch.key_hash, counts)  # by rule abs, whatever the rule of the file
         ends = np.cumsum(counts)
         first = 0
         while first < len(counts):
-            # as many lookups as have about so many rows, at least one
+            # lookups with about `_BATCH_ROWS` rows, at least one lookup
             begin = int(ends[first] - counts[first])
             stop = max(first + 1, int(np.searchsorted(ends, begin + _BATCH_ROWS, "right")))
             stop = min(stop, first + _BATCH_ROWS)
@@ -182,7 +182,7 @@ class _Partition:
             lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
             columns = [names, statuses, failed, lists]
             return pa.RecordBatch.from_arrays(columns, schema=schema)
-        # a lookup without entries has one row, too
+        # a lookup without entries has one row
         index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
         some = np.repeat(counts > 0, np.maximum(counts, 1))
         place = pa.array(np.cumsum(some) - 1, mask=~some)
@@ -193,7 +193,7 @@ class _Partition:
         return pa.RecordBatch.from_arrays([*head, position, *(column.take(place) for column in entries)], schema=schema)
 
     def _names(self, part: slice) -> pa.Array:
-        """Return the column `_lookup` of some lookups of the partition."""
+        """Return the column `_lookup` for a part of the partition's lookups."""
         if self._plan.asked is None:
             return cells_of(self.batch.packed[part], np.arange(part.stop - part.start))
         first = self._plan.partition(self._number).start
@@ -211,7 +211,7 @@ def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
     return found
 
 
-# Stands for the segments that the index's storage keeps, and no folder.
+# Value of `messages` for the archived segments in the index's storage.
 ARCHIVE = "archive"
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
 _MESSAGE_TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
@@ -219,7 +219,7 @@ _ARROW = pa.struct(list(zip(MESSAGE_COLUMNS, _MESSAGE_TYPES, strict=True)))
 
 
 def check_place(messages: str, offset_space: str) -> None:
-    """Raise `ConfigError` where an index's offsets are no places in a commit log, or there is no such folder."""
+    """Raise `ConfigError` if the index's offsets are not commit log offsets, or `messages` is not a store."""
     if offset_space != "commitlog":
         raise ConfigError(f"the index's offsets are in {offset_space!r}: messages are found by places in a commit log")
     if messages != ARCHIVE and not (Path(messages) / "commitlog").is_dir():
@@ -231,10 +231,10 @@ def check_place(messages: str, offset_space: str) -> None:
 def with_messages(
     answers: DataFrame, topic: Column, key: Column, messages: str, address: StorageAddress, *, allow_partial: bool
 ) -> DataFrame:
-    """Return the rows of `answers` (one an entry) with `MESSAGE_COLUMNS`, null where there is no entry.
+    """Return the rows of `answers` (one for each entry) with `MESSAGE_COLUMNS`, which are null without an entry.
 
-    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key of equal hash. A place that
-    can't be read fails the job; where the answer may be partial it is ``missing``, and `message_problem` says why.
+    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key with the same hash. A read error
+    fails the job; with `allow_partial` the message is ``missing``, and `message_problem` has the reason.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.functions import arrow_udf
@@ -252,7 +252,7 @@ def with_messages(
                 yield pa.array([_row(one, allow_partial=allow_partial) for one in found], _ARROW)
 
     fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
-    make: Any = arrow_udf  # whose declared overloads ask for what it infers
+    make: Any = arrow_udf  # its type hints require the function type that it infers
     message = make(fetch, from_arrow_type(_ARROW))
     joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
@@ -261,7 +261,7 @@ def with_messages(
 def _fetched(
     source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]
 ) -> list[Fetched | None]:
-    """Return what became of each row's entry, None for a row without one; rows of one key are read together."""
+    """Return the fetched message of each row, None for a row without an entry; rows of one key are read together."""
     found: list[Fetched | None] = [None] * len(topics)
     places: dict[tuple[str, str], list[int]] = {}
     for place, pair in enumerate(zip(topics, keys, strict=True)):

@@ -1,5 +1,5 @@
-"""The index's hash as a column of Spark: Java's own, called by the code that Spark generates. Its text for SQL is
-`format.hash_sql`.
+"""The index's hash as a Spark column, computed by Java's own method in Spark's generated code. `format.hash_sql` is
+the same as SQL text.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"] = "abs") -> Column:
-    """Return `tiered_index.hash_key` of two columns (or their names) as an int column `hash_key`, null where either is.
+    """Return `tiered_index.hash_key` of two columns (or their names) as an int column `hash_key`, null if either is.
 
-    Columns of another type are hashed as Spark's text of them. `rule` as there. Raises `InvalidArgument` for another
-    one. Where the driver has no access to Java (Spark Connect), Python workers hash, and executors need this package.
+    Columns of other types are hashed as their text in Spark. Raises `InvalidArgument` for an unknown `rule`. If the
+    driver has no access to Java (Spark Connect), Python workers hash, and executors need this package.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -28,15 +28,15 @@ def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"
     hashed = _by_java(F.concat(topics, F.lit("#"), keys))
     if hashed is None:
         return _by_arrow(topics, keys, rule).alias("hash_key")
-    # the absolute value of a long overflows for no int; the least int's becomes 0
+    # as long, abs can't overflow; the least int becomes 0
     whole = F.abs(hashed.cast("long")) if rule == "abs" else hashed
     return whole.bitwiseAND(2**31 - 1).cast("int").alias("hash_key")
 
 
 def _by_java(text: Column) -> Column | None:
-    """Return Java's `String.hashCode` of a column; None where Java or its classes can't be reached.
+    """Return Java's `String.hashCode` of a column, None if Java or the classes can't be reached.
 
-    SQL has no function that calls a method; Spark's own encoders do it by this expression.
+    SQL has no function that calls a method; Spark's own encoders use this expression.
     """
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -54,7 +54,7 @@ def _by_java(text: Column) -> Column | None:
         as_text = call(columns.expression(text._jc), "toString", string, none, none, True, False, True)
         hashed = call(as_text, "hashCode", number, none, none, True, False, True)
         return cast("Column", ClassicColumn(columns.column(hashed)))
-    except (Py4JError, TypeError):  # TypeError: a class that isn't there is a package, and called in vain
+    except (Py4JError, TypeError):  # TypeError: py4j returns a missing class as a package, which can't be called
         return None
 
 
@@ -68,5 +68,5 @@ def _by_arrow(topics: Column, keys: Column, rule: Literal["abs", "mask"]) -> Col
         hashes, _ = hash_batch(names, index, code_units(pc.fill_null(keys, "")), fingerprints=False, rule=rule)
         return pa.array(hashes, mask=null.to_numpy(zero_copy_only=False))
 
-    make: Any = arrow_udf  # whose declared overloads ask for what it infers
+    make: Any = arrow_udf  # its type hints require the function type that it infers
     return cast("Column", make(hashed, "int")(topics, keys))

@@ -1,7 +1,7 @@
-"""Keys and answers of a bulk lookup as files, and lookups out of a DataFrame of keys.
+"""Keys and answers of a bulk lookup as files, and lookups from a DataFrame of keys.
 
-Files are Parquet, NDJSON and CSV on local disks, Parquet in a storage. Tasks read them, by the readers of `sources`: of
-NDJSON and CSV a file each. Spark writes local files.
+Files are Parquet, NDJSON and CSV on local disks, Parquet in a storage. Tasks read them with the readers of `sources`,
+one NDJSON or CSV file in each. Spark writes local files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BATCH_ROWS = 10_000
 
 
 def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of files of one header: empty cells are null, a column without a name is `_c` and its place."""
+    """Return the rows of files with equal headers; empty cells are null, unnamed columns are `_c` and a number."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     first, header = next(((file, cells) for file in files if (cells := header_of(file)) is not None), (files[0], None))
@@ -52,12 +52,12 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def header_of(file: Path) -> list[str] | None:
-    """Return the cells of a file's first row; None where it has none. Raises `InvalidArgument`, `CorruptFile`."""
+    """Return the cells of a file's first row, None for an empty file. Raises `InvalidArgument`, `CorruptFile`."""
     return next((cells for _, cells in csv_rows(file)), None)
 
 
 def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `header_of`."""
+    """Yield the rows of a task's files, whose header must equal that of the file `first`. Raises as `header_of`."""
     names = _names(header, first)
     for (file,) in each_split(batches):
         rows = csv_rows(Path(file))
@@ -71,7 +71,7 @@ def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path
 
 def _names(header: list[str], file: Path) -> list[str]:
     names = [name or f"_c{place}" for place, name in enumerate(header)]
-    # to Spark, names in other letters are the same
+    # Spark ignores the case of names
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
@@ -81,7 +81,7 @@ def _names(header: list[str], file: Path) -> list[str]:
 
 
 def json_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the objects of files as rows; reading them finds the columns."""
+    """Return the JSON objects of files as rows; a first pass finds the columns."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     splits = frame_of_splits(spark, [[str(file)] for file in files])
@@ -90,13 +90,13 @@ def json_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
             pa.ipc.read_schema(pa.py_buffer(row[0])) for row in splits.mapInArrow(_kinds, "kinds binary").collect()
         ]
     schema = _kinds_of_all(kinds, "the keys")
-    # of what is null everywhere the type does not matter
+    # any type will do for a column of nulls
     schema = pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
     return splits.mapInArrow(partial(_read_json, schema=schema), from_arrow_schema(schema))
 
 
 def _objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Yield the objects of a task's files, some at a time, each with their file."""
+    """Yield (file, objects) for batches of the objects of a task's files."""
     for (file,) in each_split(batches):
         rows = ndjson_rows(Path(file))
         while part := [row for _, row in islice(rows, _BATCH_ROWS)]:
@@ -104,7 +104,7 @@ def _objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[Mapp
 
 
 def _kinds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns of a task's files, each with its type, in Arrow's form."""
+    """Yield one row, the serialized Arrow schema of all columns of a task's files."""
     found = [pa.schema([])]
     for file, rows in _objects(batches):
         for name in dict.fromkeys(name for row in rows for name in row):
@@ -135,7 +135,7 @@ _PART_BYTES = 64 << 20
 def key_files(path: str, s3: StorageOptions) -> ParquetFiles | list[Path]:
     """Return the files of a file or folder of keys: Parquet, or local ones of one other kind. Needs no Spark.
 
-    Raises `InvalidArgument` where there is none, or there are several kinds, and as the storage.
+    Raises `InvalidArgument` if there are none or several kinds, the storage's errors.
     """
     found = files_of(path, partial(StorageAddress, options=s3), ("ndjson", "csv"))
     if isinstance(found, ParquetFiles):
@@ -154,7 +154,7 @@ def read_keys(spark: SparkSession, path: str, s3: StorageOptions) -> DataFrame:
 
 
 def check_out(out: str, s3: StorageOptions) -> None:
-    """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
+    """Raise `InvalidArgument` if `out` exists or has objects."""
     if (place := local_path(out)) is None:
         with StorageAddress(out, s3).open() as storage:
             if next(iter(storage.list()), None) is not None:
@@ -164,7 +164,7 @@ def check_out(out: str, s3: StorageOptions) -> None:
 
 
 def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
-    """Write a folder of Parquet (NDJSON where `out` is named so), in a storage Parquet with a mark ``_SUCCESS``."""
+    """Write a local folder of Parquet (NDJSON if the name ends so), or Parquet and a list ``_SUCCESS`` to a storage."""
     if (place := local_path(out)) is not None:
         with typed_errors(f"writing {place}"):
             writer = frame.write.mode("error")
@@ -175,7 +175,7 @@ def write_answers(frame: DataFrame, out: str, s3: StorageOptions) -> None:
         rows = frame.mapInArrow(partial(_write_parts, address=address), "names string").collect()
     names = [name for row in rows for name in row[0].split("\n") if name]
     with address.open() as storage:
-        # tasks may have run twice: readers go by what the mark names
+        # a task may have run twice: ``_SUCCESS`` names the valid files
         storage.put("_SUCCESS", "".join(f"{name}\n" for name in sorted(names)).encode())
         for info in list(storage.list("part-")):
             if info.name not in names:
@@ -200,7 +200,7 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 @dataclass(frozen=True)
 class Keys:
-    """Rows and their four fields as columns; `given` are no columns of the frame, `names` are for errors."""
+    """Rows and their four fields as columns; `given` are fields that the frame lacks, `names` are for messages."""
 
     frame: DataFrame
     fields: Mapping[str, Any]
@@ -212,7 +212,7 @@ class Keys:
         return self.frame.select(*(self.fields[name].alias(f"_{name}") for name in _FIELDS))
 
     def column(self, name: str) -> Any:
-        """Return a field as a column of what `with_lookup` returns."""
+        """Return a field as a column of the frame that `with_lookup` returns."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         return F.col(name) if name in self.given else self.fields[name]
@@ -222,14 +222,14 @@ class Keys:
         return self.frame.where(self.fields["topic"].isNotNull() & self.fields["key"].isNotNull())
 
     def with_lookup(self, shared: Any, name: str) -> DataFrame:
-        """Return the rows with their lookup as the blocks of a plan, a broadcast value, name it, as column `name`."""
+        """Return the rows with a column `name` that identifies their lookup as in blocks; `shared` is the plan."""
         from pyspark.sql.pandas.functions import arrow_udf
 
         column = self.names["key"]
 
         def packed(*arrays: pa.Array) -> pa.Array:
             plan: LookupPlan = shared.value
-            # Spark may ask for rows, too, that it leaves out afterwards
+            # Spark may also pass rows that it filters out afterwards
             whole = pc.and_(pc.is_valid(arrays[0]), pc.is_valid(arrays[1]))
             topic, key, begin, end = (array.filter(whole) for array in arrays)
             lookups = lookups_of(topic, key, begin, end, plan.places, keyed=plan.schema.keyed, column=column)
@@ -241,7 +241,7 @@ class Keys:
             there = whole.to_numpy(zero_copy_only=False)
             return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
-        make: Any = arrow_udf  # whose declared overloads ask for what it infers
+        make: Any = arrow_udf  # its type hints require the function type that it infers
         kind = "binary" if shared.value.asked is None else "bigint"
         lookup = make(packed, kind)(*(self.fields[field] for field in _FIELDS))
         given = [column.alias(field) for field, column in self.given.items()]
@@ -249,9 +249,9 @@ class Keys:
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
-    """Return the rows of `frame` as keys. Raises `InvalidArgument` naming the column and what was expected.
+    """Return the rows of `frame` as keys. Raises `InvalidArgument`, which names the column.
 
-    `columns` say which column a field is, or are column expressions themselves; `taken` are names of answers.
+    `columns` has by field the name of its column, or a Spark column; `taken` are the names of answers' columns.
     """
     from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -311,5 +311,5 @@ def _times(texts: Any, named: str, *, end: bool) -> Any:
     def parsed(values: pa.Array) -> pa.Array:
         return times_of(values, named, end=end)
 
-    make: Any = arrow_udf  # whose declared overloads ask for what it infers
+    make: Any = arrow_udf  # its type hints require the function type that it infers
     return make(parsed, "bigint")(texts)

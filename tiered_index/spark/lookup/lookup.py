@@ -1,11 +1,11 @@
-"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-sql.md shows the steps.
+"""Bulk lookup: the answers of `query` for every row of a DataFrame. docs/spark-sql.md shows the steps.
 
-The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
-for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
-log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.
+The storage is read while `lookup` runs, and Spark keeps the data; the returned DataFrame reads the storage only if
+Spark lost it. If a merge removed an object meanwhile, the driver plans again at the log's newer position, up to
+`_RETRIES` times, then raises `StorageUnavailable`. One thread drives a lookup.
 
-Tasks share bounds by the most that each can take: each lookup that an object may have answers for may meet a slot group
-of its own; lookups that travel are taken to concern every object. A hot slot, which is read in blocks, may exceed that.
+Limits are divided among tasks in proportion to the most that each can need: a slot group for each lookup and object,
+and every object for lookups that tasks exchange. A hot slot, which is read in blocks, may need more.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from pyspark import Broadcast
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Plans at newer positions of the log, each because an object was removed meanwhile.
+# Most further plans, each after an object was removed meanwhile.
 _RETRIES = 10
 _LOOKUP = "_lookup"
-# Rows of answers that each executor can have whole
+# Most rows of answers that are broadcast to executors
 _FEW_ROWS = 200_000
 _CHANGED = (
     "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that does not change"
@@ -67,13 +67,12 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class LookupResult:
-    """A bulk lookup that was made; `frame` has the answers.
+    """The result of a bulk lookup; `frame` has the answers.
 
-    `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
-    `failed` could not be read, each with its reason; `lost` was given up permanently, with all its keys.
-    `expired_before_ms` is the latest horizon of the topics asked for. Call `release` when
-    `frame` is no longer needed. What Spark no longer holds is read again: as before, or an error of the job where an
-    object is gone.
+    `requests`, `bytes_read` and `cost_usd` are those of tasks; `objects` were searched at log position `log_number`;
+    `failed` are (file, reason) of unreadable files; `lost` are files that were given up permanently.
+    `expired_before_ms` is the latest horizon of the topics. Call `release` after the use of `frame`. Data that Spark
+    has lost are read again, and the job fails if an object is gone.
     """
 
     frame: DataFrame
@@ -95,25 +94,25 @@ class LookupResult:
 
     @cached_property
     def statuses(self) -> dict[str, int]:
-        """How many different lookups have which status. Runs a job at the first call."""
+        """Number of distinct lookups by status. Runs a job at the first call."""
         if self.answers is None:
             return {}
         once = self.answers.select(_LOOKUP, "status").distinct()
         with typed_errors("counting answers"):
             counts = {row["status"]: row["count"] for row in once.groupBy("status").count().sort("status").collect()}
-        # lookups of partitions in which nothing was found
+        # lookups of partitions without entries
         if without := self.lookups - sum(counts.values()) if self.lookups is not None else 0:
             counts[STATUSES[0]] = counts.get(STATUSES[0], 0) + without
         return dict(sorted(counts.items()))
 
     def release(self) -> None:
-        """Let Spark forget what was read. `frame` would read it again, as far as it is still there."""
+        """Free the data that Spark keeps; `frame` would read them again if the objects still exist."""
         if self.kept is not None:
             self.kept.unpersist()
 
 
 def lookup(spark: SparkSession, df: DataFrame, *, storage: str, **options: Any) -> DataFrame:
-    """Return the answers to the rows of `df`; arguments as `look_up`, which also returns what they cost."""
+    """Return the answers for the rows of `df`; arguments as `look_up`, which also returns the cost."""
     return look_up(spark, df, storage=storage, **options).frame
 
 
@@ -133,21 +132,21 @@ def look_up(
     config: IndexConfig | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> LookupResult:
-    """Look up each row of `df`: its key of its topic, in its range of time, as `IndexReader.query` does.
+    """Look up the key of each row of `df` in its topic and time range, as `IndexReader.query` does.
 
     Fields of a row are `topic`, `key` and optionally `begin_ms` and `end_ms` (inclusive; null: no bound; epoch
-    milliseconds, timestamps, or text of either); `columns` say which column one is (``{"key": "order_id"}``), or stand
-    for themselves (``lit("orders")``). All columns of `df` are carried through. The result has each row's entries,
-    newest first, at most `max_count`: a row each, `position` counting from 0, or one row with null for none; or with
-    `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only with `allow_partial`,
-    ``partial``: then `failed` names files that could not be read, and why.
+    milliseconds, timestamps, or text of either). `columns` has by field the name of its column
+    (``{"key": "order_id"}``), or a Spark column (``lit("orders")``). All columns of `df` are kept. The result has each
+    row's entries, newest first, at most `max_count`: a row for each with `position` from 0, or one row with nulls if
+    there are none; with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only
+    with `allow_partial`, ``partial``: then `failed` names unreadable files, with the reason.
 
-    Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes`
-    bound what all tasks ask of the storage, each task its share by the most that it can take. `messages` joins the
-    messages: ``archive``, or the folder of a RocketMQ store.
+    Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes` are
+    limits for all tasks together; each task gets a share. `messages` joins the messages, from ``archive`` or the folder
+    of a RocketMQ store.
 
-    Raises `InvalidArgument` naming the column, `NotAnIndex`; where an object can't be read and partial answers aren't
-    allowed `StorageError`, `CorruptFile` or `BudgetExceeded`.
+    Raises `InvalidArgument`, which names the column, `NotAnIndex`, and without `allow_partial` `StorageError`,
+    `CorruptFile` or `BudgetExceeded` for an object that can't be read.
     """
     check_classic(spark)
     settings, limits = config or IndexConfig(), LookupLimits(max_requests, max_bytes)
@@ -182,11 +181,11 @@ def look_up(
             kept.unpersist()
             shared.destroy()
             state = log.refresh()
-            # what the newer state still names is no longer there though it should be
+            # an object that the newer state still names is lost
             if gone := sorted(missing & state.objects.keys()):
                 if not allow_partial:
                     raise lost_error(gone[0])
-                # a task gives up at the first one: the others are found by one listing, not by as many plans
+                # a task ends at the first missing object; a listing finds the others without a plan for each
                 lost |= frozenset(gone) | _not_listed(opened, state)
         else:
             what = f"objects kept vanishing during {_RETRIES + 1} plans of one lookup"
@@ -225,7 +224,7 @@ def opened_index(
 ) -> Iterator[tuple[StorageAddress, Storage, StorageLog, list[str]]]:
     """Yield the address and storage of an index, its log, and the names of answers' columns. Needs no Spark.
 
-    Raises what `look_up` does for arguments other than the keys, and where there is no index.
+    Raises as `look_up` for arguments other than the keys, and `NotAnIndex`.
     """
     if isinstance(max_count, bool) or not isinstance(max_count, int) or not 1 <= max_count < 2**31 - 1:
         raise InvalidArgument(f"max_count is a whole number from 1 on, not {max_count!r}")
@@ -242,7 +241,7 @@ def opened_index(
 
 
 def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
-    """Return objects that a listing does not have; none where the storage can't be listed."""
+    """Return the state's objects that a listing lacks, none if the storage can't be listed."""
     try:
         return frozenset(state.objects.keys() - {info.name for info in storage.list(DATA_PREFIX)})
     except StorageError:
@@ -252,7 +251,7 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
 def _search(
     spark: SparkSession, lots: DataFrame, shared: Broadcast[LookupPlan], address: StorageAddress, progress: Progress
 ) -> tuple[DataFrame, list[search.TaskReport]]:
-    """Run the tasks; return their blocks, kept by Spark, and the report of each task that had anything to do."""
+    """Run the tasks; return their blocks, which Spark keeps, and the reports of the tasks that had lookups."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -281,7 +280,7 @@ def _search(
 def _answers(
     keys: Keys, shared: Broadcast[LookupPlan], kept: DataFrame, *, nested: bool, few: bool
 ) -> tuple[DataFrame, DataFrame]:
-    """Return the rows of keys with their answers, and the answers by lookup; `few` go to where the keys are."""
+    """Return the rows of keys with their answers, and the answers by lookup; `few` answers are broadcast."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -298,10 +297,10 @@ def _answers(
     near = answers.hint("broadcast") if few else answers
     joined = keys.with_lookup(shared, _LOOKUP).join(near, _LOOKUP, "left")
     if plan.asked is None:
-        # a row whose lookup was not asked: the source gave other rows the second time
+        # a row without a lookup: the source gave other rows at the second read
         joined = joined.withColumn("status", F.coalesce("status", F.raise_error(_CHANGED).cast("string")))
     else:
-        # a lookup of a partition in which nothing was found
+        # a lookup of a partition without entries
         joined = joined.withColumn("status", F.coalesce("status", F.lit(STATUSES[0])))
         if nested:
             none = F.array().cast(answers.schema["entries"].dataType)
@@ -309,13 +308,13 @@ def _answers(
     return joined.drop(_LOOKUP), answers
 
 
-# Ranges of at most 8 MiB that end with a slot group.
+# Requests for a window of 16 MiB: ranges of at most 8 MiB that end with a slot group.
 _SPANS_A_WINDOW = 3
 Int64 = npt.NDArray[np.int64]
 
 
 def most_of(plan: LookupPlan, rows: int) -> list[tuple[int, int]]:
-    """Return the most (requests, bytes) that each task takes for `rows` rows of keys."""
+    """Return the most (requests, bytes) that each task can need for `rows` rows of keys."""
     if plan.asked is None:
         held = [rows] * plan.objects
     else:
@@ -327,7 +326,7 @@ def most_of(plan: LookupPlan, rows: int) -> list[tuple[int, int]]:
 
 
 def bounded(plan: LookupPlan, rows: int, bounds: LookupLimits) -> LookupPlan:
-    """Return the plan with bounds of all tasks, each task's share by the most that it takes."""
+    """Return the plan with `bounds` for all tasks, divided in proportion to `most_of`."""
     costs = most_of(plan, rows)
     limits = (bounds.max_requests, bounds.max_bytes)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate(limits)]
@@ -335,7 +334,7 @@ def bounded(plan: LookupPlan, rows: int, bounds: LookupLimits) -> LookupPlan:
 
 
 def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
-    """Return shares of `limit` in proportion to `costs`, none less than its cost where the limit suffices for all."""
+    """Return shares of `limit` in proportion to `costs`, none less than its cost if the limit suffices for all."""
     total = sum(costs)
     if limit is None or not total:
         return [limit] * len(costs)
@@ -346,17 +345,18 @@ def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
 
 
 def _most(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the most requests and bytes of one object and `asked` lookups, each with a slot group of its own:
-    directory, filter where that pays, ranges.
+    """Return the most (requests, bytes) of one object for `asked` lookups, each in another slot group.
+
+    They are for the directory, the filter if it is worth its cost, and ranges.
     """
     if not asked:
         return 0, 0
     stored, settings = target.stored, plan.settings
     arrays = stored.items_bytes(plan.schema)
-    # cut groups have further records, so it may be fewer
+    # at most: cut groups have further records
     groups = max(1, stored.directory_length // GROUP_DTYPE.itemsize)
     met = min(asked, groups)
-    # a group of many slots may be twice as long as the mean one; neighbours within the gap are one range
+    # a group of many slots may have twice the mean length; groups within the gap are read as one range
     read = min(arrays, math.ceil(met * (2 * arrays / groups + settings.coalesce_gap_bytes)))
     request = search.request_bytes(settings)
     with_filter = search.worth_a_filter(stored, read + request * met, request)

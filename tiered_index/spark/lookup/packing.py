@@ -1,9 +1,8 @@
-"""Keys of a bulk lookup in one pass: hashed and packed in tasks, counted beside that, and held by the driver where they
-are few enough.
+"""The keys of a bulk lookup in one pass: tasks hash, pack and count them; the driver gets them unless they are many.
 
-A task tells of each lot of its rows how many there are and which topics they have, and keeps the lookups packed: a few
-go to the driver with that, more on a second call; very many go from task to task. Nulls are counted, other rows that no
-lookup can have are errors of the task.
+A task reports the rows and topics of each lot of its rows, with its packed lookups: few go to the driver with the
+
+report, more by a second job; very many go from task to task. Nulls are counted, other invalid rows fail the task.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ LOTS_SCHEMA = (
 )
 _LOTS = arrow_schema(LOTS_SCHEMA)
 _LOT_ROWS = 1 << 18
-# Lookups of a lot that go to the driver at once: thousands of tasks have less than what a driver takes of one job.
+# Most lookups of a lot in its report: with thousands of tasks less than Spark's limit for a job's result.
 _FEW = 6_000
-# Lookups that the driver holds, and each Python worker: 56 MiB.
+# Most lookups that the driver and each Python worker hold: 56 MiB.
 _MOST_HELD = 1 << 21
 _MAX_TOPICS = 1_000_000
 
 
 @dataclass(frozen=True)
 class KeysCensus:
-    """The rows to look up and those skipped, counted, with their topics and (inclusive) range of seconds; the `lots`
-    that Spark keeps; and all lookups (n), of those topics, in no order and maybe repeated; None: too many to be
-    held.
+    """The counts of rows to look up and of skipped rows, the topics, and the inclusive range of seconds.
+
+    Spark keeps `lots`. `lookups` are all lookups (n), in any order, perhaps repeated; None: too many to hold.
     """
 
     rows: int
@@ -56,14 +55,14 @@ class KeysCensus:
     lookups: Array | None = field(default=None, compare=False, repr=False)
 
     def asked(self, kept_from: Sequence[int]) -> Array | None:
-        """Return the lookups once, as `kept` does."""
+        """Return the distinct lookups after `kept`."""
         return None if self.lookups is None else distinct(kept(self.lookups, kept_from))
 
 
 def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) -> Iterator[pa.RecordBatch]:
     """Yield the lots (`LOTS_SCHEMA`) of rows (topic, key, begin, end); a topic is its place in the lot's `topics`.
 
-    Raises as `lookups_of`; errors call the keys `column`.
+    Raises as `lookups_of`; messages use `column` as the name of the keys.
     """
     places: dict[str, int] = {}
 
@@ -98,8 +97,9 @@ _TOPICS = f"the keys have more than {_MAX_TOPICS:,} topics"
 def take_census(
     spark: SparkSession, keys: Keys, progress: Progress, ending: ExitStack, *, keyed: bool, skip_null: bool
 ) -> KeysCensus:
-    """Count and pack; Spark keeps the lots until `ending`. Raises `InvalidArgument` naming a column that has nulls,
-    unless such rows are skipped.
+    """Count and pack the keys; Spark keeps the lots until `ending`.
+
+    Raises `InvalidArgument` for nulls without `skip_null`.
     """
     from pyspark import StorageLevel
 
@@ -121,7 +121,7 @@ def take_census(
 
 
 def census_of(lots: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, skip_null: bool) -> KeysCensus:
-    """Return the census of lots, without lookups; errors call fields by `names`. Raises `InvalidArgument`."""
+    """Return the census of lots, without lookups; messages use `names` of fields. Raises `InvalidArgument`."""
     without_topic, without_key = sum(row["topicless"] for row in lots), sum(row["keyless"] for row in lots)
     for name, count in (("topic", without_topic), ("key", without_key)):
         if count and not skip_null:
@@ -138,7 +138,7 @@ def census_of(lots: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, sk
 
 
 def lookups_in(lots: Iterable[Mapping[str, Any]], topics: Sequence[str]) -> Array:
-    """Return the lookups (n) of lots that have them in `few` or `asked`, by the places that topics have in `topics`."""
+    """Return the lookups (n) in `few` or `asked` of lots; a topic is its place in `topics`."""
     places = {topic: place for place, topic in enumerate(topics)}
     parts = [np.zeros(0, LOOKUP)]
     for row in lots:
@@ -153,7 +153,7 @@ TASK_SCHEMA = "task int, asked binary, wanted binary"
 
 
 def pack_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan) -> Iterator[pa.RecordBatch]:
-    """Yield the lookups of lots for the tasks that search, each once in its lot."""
+    """Yield the distinct lookups of each lot for the tasks that search."""
     for lot in (row for batch in batches for row in batch.to_pylist()):
         lookups = distinct(kept(lookups_in([lot], plan.topics), plan.kept_from))
         tasks, asked, wanted = [], [], []

@@ -1,8 +1,8 @@
-"""The lookups of a bulk lookup as fixed-width records, and the plan: which objects are searched by which task. Pure.
+"""The lookups of a bulk lookup as fixed-width records, and the plan: the objects of each task. Pure.
 
-A lookup is 28 bytes: a key's hashes, its topic and its time range. Equal lookups are looked up once, and the record
-joins answers to rows without the key's text. Every object belongs to one task, so each is opened once: shards by slot
-range, single files by time, so that a lookup is sent to few tasks.
+A lookup is 28 bytes: a key's hashes, its topic and its time range. Equal lookups are searched once, and answers are
+joined to rows by the record, without the key's text. Every object belongs to one task, so it is opened once. A task has
+shards of neighbouring slots, or files of neighbouring times, so that a lookup is sent to few tasks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _SHOWN = 40
 
 
 def shown(text: str) -> str:
-    """Return a text as errors show it: what is longer is cut, and is no time any more."""
+    """Return a text for a message, cut after 40 characters."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
-    """Return the epoch milliseconds (i64, n) of texts, null for null, as `parse_time`. Raises `InvalidArgument` naming
-    the column.
+    """Return the epoch milliseconds (i64, n) of texts, null for null, as `parse_time`.
+
+    Raises `InvalidArgument`, which names the column.
     """
     encoded = texts.dictionary_encode()
     times = []
@@ -53,8 +54,8 @@ def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
     return pa.array(times, pa.int64()).take(encoded.indices)
 
 
-# `topic` is the place in the plan's list, `java_hash` what either hash rule makes a key's hash of, `fingerprint` 0
-# where the index has none, seconds are inclusive.
+# `topic` is a place in the plan's topics, `java_hash` the hash before either hash rule, `fingerprint` 0 if the index
+# has none; seconds are inclusive.
 LOOKUP = np.dtype(
     [("topic", "<u4"), ("java_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
 )
@@ -64,9 +65,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PackedBatch(LookupBatch):
-    """Lookups (n) to search: records `packed`, the plan's `topics`, one `max_count`, and their numbers `places` (n).
+    """Lookups (n) to search: records, the plan's `topics`, one `max_count`, and their numbers `places` (n).
 
-    They are looked for by `rule`, without what was erased by `expired`.
+    Keys are hashed by `rule`; entries that `expired` erased are left out.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class PackedBatch(LookupBatch):
         self.places = np.arange(len(lookups)) if places is None else places
         self.lookups = ()
         if len(lookups) and (lookups["topic"] == lookups["topic"][0]).all():
-            # the common case, many times as fast
+            # the common case, many times as fast as `np.unique`
             used, index = lookups["topic"][:1], np.zeros(len(lookups), np.int64)
         else:
             used, index = np.unique(lookups["topic"], return_inverse=True)
@@ -109,14 +110,14 @@ class PackedBatch(LookupBatch):
         return len(self.packed)
 
     def under(self, rule: HashRule) -> tuple[Self, ...]:
-        """As `LookupBatch.under`; of two batches, the second has only the lookups whose hash differs."""
+        """As `LookupBatch.under`; a second batch has only the lookups whose hash differs."""
         if rule == "abs":
             return (self,)
         masked = self._made(self.packed, self.places, "mask")
         return (masked,) if rule == "mask" else (self, masked.part(masked.key_hash != self.key_hash))
 
     def part(self, places: Any) -> Self:
-        """Return the lookups at `places` as a batch of their own; where a mask takes all, this one."""
+        """Return the lookups at `places` as a batch, this one if a mask selects all."""
         if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
             return self
         return self._made(self.packed[places], self.places[places], self._rule)
@@ -126,7 +127,7 @@ class PackedBatch(LookupBatch):
         return type(self)(*given, allow_partial=self.allow_partial)
 
     def prepared(self, place: int) -> PreparedLookup:
-        """Return one lookup as a search takes it alone; a key's text plays no part in that."""
+        """Return one lookup for a search of its own, which does not need the key's text."""
         _, _, fingerprint, second_min, second_max = self.packed[place].item()
         topic, key_hash = self.topics[int(self.topic_index[place])], int(self.key_hash[place])
         found = PreparedLookup(topic, "", key_hash, key_hash, fingerprint, second_min, second_max, self._most)
@@ -143,9 +144,9 @@ def lookups_of(
     keyed: bool,
     column: str = "'key'",
 ) -> Array:
-    """Return the lookups (n) of n rows; a null bound is none, `places` are the plan's topics, `column` is for errors.
+    """Return the lookups (n) of n rows; null is no bound, `places` are those of the topics, `column` is for messages.
 
-    Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not counted.
+    Raises `InvalidArgument` for invalid keys and ranges, and for an unknown topic.
     """
     found = np.zeros(len(keys), LOOKUP)
     if not len(found):
@@ -175,7 +176,7 @@ def lookups_of(
 
 
 def kept(lookups: Array, kept_from: Sequence[int]) -> Array:
-    """Return lookups (n) that begin no earlier than their topic's second of `kept_from`, which may be empty."""
+    """Return the lookups (n) with ranges that begin at or after their topic's second in `kept_from` (may be empty)."""
     if kept_from:
         lookups = lookups.copy()
         lookups["second_min"] = np.maximum(lookups["second_min"], np.array(kept_from, np.int64)[lookups["topic"]])
@@ -183,8 +184,8 @@ def kept(lookups: Array, kept_from: Sequence[int]) -> Array:
 
 
 def distinct(lookups: Array) -> Array:
-    """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes."""
-    # 64-bit numbers sort many times as fast as records; only lookups that agree in them sort as records
+    """Return the distinct lookups (n, dtype `LOOKUP`), ordered by hash and fingerprint, then by bytes."""
+    # 64-bit numbers sort many times as fast as records; only lookups with equal numbers are sorted as records
     numbers = _numbers(lookups)
     order = np.argsort(numbers)
     lookups, numbers = np.ascontiguousarray(lookups)[order], numbers[order]
@@ -197,10 +198,13 @@ def distinct(lookups: Array) -> Array:
 
 
 def places_of(asked: Array, lookups: Array) -> Int64:
-    """Return where each of `lookups` (m) is among `asked`, which `distinct` returned."""
+    """Return the place (i64, m) of each of `lookups` (m) in `asked`, a result of `distinct`.
+
+    Raises `InvalidArgument` for a lookup that is not in it.
+    """
     known, numbers = _numbers(asked), _numbers(lookups)
     raw, wanted = asked.view(_RAW), np.ascontiguousarray(lookups).view(_RAW)
-    # one that is not there is compared with another one
+    # a missing lookup gets the place of another one, which the comparison below finds
     places = np.minimum(np.searchsorted(known, numbers), len(asked) - 1)
     shared = np.flatnonzero(_shared(known))
     if len(shared) and len(places):
@@ -213,15 +217,15 @@ def places_of(asked: Array, lookups: Array) -> Int64:
 
 
 def _numbers(lookups: Array) -> npt.NDArray[np.uint64]:
-    """Return hash and fingerprint (u64, n), which order lookups as the hash does."""
+    """Return hash and fingerprint of lookups as numbers (u64, n)."""
     if not len(lookups):
-        return np.zeros(0, np.uint64)  # of whatever type
+        return np.zeros(0, np.uint64)  # an empty array may have another dtype
     numbers: npt.NDArray[np.uint64] = lookups["java_hash"].astype(np.uint64) << np.uint64(32) | lookups["fingerprint"]
     return numbers
 
 
 def _shared(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Return which of ordered numbers (bool, n) are there more than once."""
+    """Return which of sorted numbers occur more than once (bool, n)."""
     shared = np.zeros(len(numbers), bool)
     same = numbers[1:] == numbers[:-1]
     shared[1:] |= same
@@ -230,7 +234,7 @@ def _shared(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 
 def routes(lookups: Array, count: int) -> Int64:
-    """Return which of `count` places (i64, n) a lookup belongs to; the ranges of a key belong to many."""
+    """Return the one of `count` places for each lookup (i64, n); ranges of one key have different places."""
     mixed = lookups["java_hash"].astype(np.uint64)
     for name in ("topic", "second_min", "second_max"):
         mixed *= np.uint64(0x9E3779B97F4A7C15)
@@ -241,14 +245,14 @@ def routes(lookups: Array, count: int) -> Int64:
 
 
 def records_of(column: Any, dtype: np.dtype[Any] = LOOKUP) -> Array:
-    """Return what the cells of a binary column hold, one behind the other (n, `dtype`)."""
+    """Return the concatenated cells of a binary column as records (n, `dtype`)."""
     data = b"".join(cell for cell in column.to_pylist() if cell is not None)
     return np.frombuffer(data, dtype)
 
 
 _TASKS_A_CORE = 3
 _LOOKUPS_A_PARTITION, _LEAST_A_PARTITION = 8_000, 100
-# Entries of a partition, if each lookup has as many as are asked for.
+# Entries of a partition if each lookup has `max_count`.
 _ROWS_A_PARTITION = 1 << 19
 _MOST_PARTITIONS = 10_000
 _ROWS_AN_ANSWERER = 1_000_000
@@ -257,7 +261,7 @@ _ANSWERERS_A_CORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stored object, and the half-open range of base slots that it holds."""
+    """A stored object, and its half-open range of base slots."""
 
     stored: StoredObject
     base_low: int
@@ -265,7 +269,7 @@ class Target:
 
     @classmethod
     def of(cls, stored: StoredObject, base: int) -> Target:
-        """Return the target that an object is."""
+        """Return the target of an object; `base` is the number of base slots."""
         if stored.shard is None:
             return cls(stored, 0, base)
         slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high
@@ -274,7 +278,7 @@ class Target:
         return cls(stored, low // slots.split, -(-high // slots.split))
 
     def holds(self, base_slots: Sequence[Int64], lookups: Array) -> npt.NDArray[np.bool_]:
-        """Return which lookups (bool, n), of given `LookupPlan.base_slots`, the object may have answers for."""
+        """Return for which lookups (bool, n) the object may have answers; `base_slots` as `LookupPlan.base_slots`."""
         stored = self.stored
         inside = (lookups["second_min"] <= stored.second_max) & (lookups["second_max"] >= stored.second_min)
         if stored.shard is not None:
@@ -285,14 +289,14 @@ class Target:
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """The plan of a lookup, for every task. `lost` are objects that the log names and the storage doesn't have;
-    `kept_from`, where anything has expired, each topic's first epoch second that has not; `expired` has what was
-    erased, too.
+    """The plan of a lookup, for every task.
 
-    A partition (of `partitions`) of lookups is answered at a time, which bounds memory, by `answerers` tasks of many
-    each: a Python task costs some 60 ms. `bounds` are of all tasks, `limits` the shares
-    (requests, bytes). `asked` are all lookups once (n), as `distinct` returns them, which blocks name by their places;
-    None: they are too many for that, and travel.
+    `lost` are objects that the log names and the storage lacks; `kept_from` is each topic's first epoch second that has
+    not expired, empty if none has; `expired` also has the erased entries. Lookups are divided into `partitions`, which
+
+    bound memory: `answerers` tasks answer many of them, one at a time, since a Python task costs about 60 ms. `bounds`
+    are for all tasks, `limits` the shares (requests, bytes). `asked` are the distinct lookups (n), identified in blocks
+    by their places; None: they are too many, and tasks exchange them.
     """
 
     number: int
@@ -319,12 +323,12 @@ class LookupPlan:
 
     @property
     def objects(self) -> int:
-        """How many objects there are to search."""
+        """Number of objects to search."""
         return sum(map(len, self.tasks))
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """The place of each topic."""
+        """The place of each topic in `topics`."""
         return {topic: place for place, topic in enumerate(self.topics)}
 
     @cached_property
@@ -333,25 +337,25 @@ class LookupPlan:
         return ("abs",) if rules <= {"abs"} else ("abs", "mask")
 
     def base_slots(self, lookups: Array) -> list[Int64]:
-        """Return the base slot of each lookup (i64, n) by hash rule abs and, where an object has another, by mask."""
+        """Return the base slot of each lookup (i64, n) by hash rule abs and, if an object uses it, by mask."""
         java, slots = lookups["java_hash"], self.genesis.layout.slots
         return [key_hashes(java, rule).astype(np.int64) % slots for rule in self._rules]
 
     def wanted(self, task: int, lookups: Array, base_slots: Sequence[Int64]) -> npt.NDArray[np.bool_]:
-        """Return which lookups (bool, n) a task may have answers for."""
+        """Return for which lookups (bool, n) a task may have answers."""
         mask = np.zeros(len(lookups), bool)
         for target in self.tasks[task]:
             mask |= target.holds(base_slots, lookups)
         return mask
 
     def partitions_of(self, names: Array) -> Int64:
-        """Return the partition (i64, n) of lookups, given as blocks name them."""
+        """Return the partition (i64, n) of lookups, which are identified as in blocks."""
         if self.asked is None:
             return routes(names, self.partitions)
         return names * self.partitions // len(self.asked)
 
     def partition(self, number: int) -> slice:
-        """Return which of `asked` a partition has."""
+        """Return the slice of `asked` that a partition has."""
         assert self.asked is not None
         low, high = (-(-part * len(self.asked) // self.partitions) for part in (number, number + 1))
         return slice(low, high)
@@ -370,7 +374,7 @@ def plan_lookup(
     prices: PriceTable,
     lost: frozenset[str] = frozenset(),
 ) -> LookupPlan:
-    """Return the plan for `rows` rows whose ranges lie within `seconds` (inclusive), without bounds."""
+    """Return the plan for `rows` rows with ranges within `seconds` (inclusive), without bounds."""
     genesis = state.genesis
     assert genesis is not None
     found = [
@@ -378,7 +382,7 @@ def plan_lookup(
         for stored in state.objects.values()
         if stored.second_min <= seconds[1] and stored.second_max >= seconds[0]
     ]
-    # base slots of files all begin at 0
+    # the base slots of every file begin at 0, so files are ordered by time
     found.sort(key=lambda t: (t.base_low, t.stored.second_min, t.stored.name))
     shards = [target for target in found if target.stored.shard is not None]
     files = [target for target in found if target.stored.shard is None]
@@ -396,7 +400,7 @@ def plan_lookup(
 
 
 def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:
-    """Return neighbours together, in lists of about `share` bytes."""
+    """Return runs of neighbouring targets, each of about `share` bytes."""
     tasks: list[tuple[Target, ...]] = []
     task: list[Target] = []
     size = 0

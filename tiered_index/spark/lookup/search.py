@@ -6,9 +6,9 @@ keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions
         pack_lookups       shuffle     search_task
 ```
 
-Answers are cut to one more than `max_count` a key. A row between stages is a block of many lookups or rows in binary
-cells; a task's report travels with its answers, so Spark counts it once. Runs in tasks, one thread each and those of
-the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million rows.
+Answers are cut to `max_count` + 1 for each key. A row between stages is a block of many lookups or rows in binary
+cells; a task's report is one of its rows, so Spark counts it once. Runs in tasks, with one thread and those of the cold
+path. Memory: the task's lookups, 16 MiB of ranges, half a million rows.
 """
 
 from __future__ import annotations
@@ -39,21 +39,19 @@ from tiered_index.storage.metering import MeteredStorage
 
 WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
-# Lookups searched for at a time.
+# Lookups of one search.
 _CHUNK = 1 << 20
-# A filter is fetched where it costs at most one in so many of the bytes that would be read without it.
+# A filter is fetched if it costs at most 1/4 of the bytes that would be read without it.
 _FILTER_SHARE = 4
 _LEAST_REQUEST_BYTES = 16 << 10
-# Up to so many lookups of a hot slot (one that is cut into blocks) are searched for one by one, newest blocks first.
+# Most lookups of a hot slot (one that is cut into blocks) that are searched one by one, newest blocks first.
 _ALONE = 4
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
 
 class HeldAnswers:
-    """Answers to any of `lookups`, given as blocks name them; held back while few, to be cut together with those of
-    further objects.
-    """
+    """Answers for `lookups`, identified as in blocks; few are held, and cut with those of further objects."""
 
     def __init__(self, plan: LookupPlan, lookups: Array, most: int = _HELD_ROWS) -> None:
         self._plan, self._lookups, self._most = plan, lookups, most
@@ -61,14 +59,14 @@ class HeldAnswers:
         self._count = 0
 
     def add(self, found: Matches) -> Iterator[tuple[Array, Array]]:
-        """Take in rows; yield the (lookups, rows) that must go."""
+        """Add rows; yield (lookups, rows) if there are too many to hold."""
         self._parts.append(found)
         self._count += len(found.rows)
         if self._count > self._most:
             yield from self.rest(self._most // 2)
 
     def rest(self, keep: int = 0) -> Iterator[tuple[Array, Array]]:
-        """Yield what is left, unless no more than `keep` rows are."""
+        """Cut the held rows; yield them if there are more than `keep`."""
         if not self._count:
             return
         places, index = np.unique(np.concatenate([part.lookups for part in self._parts]), return_inverse=True)
@@ -85,14 +83,14 @@ class HeldAnswers:
 def search_object(
     plan: LookupPlan, storage: Storage, stored: StoredObject, lookups: Array, places: Int64
 ) -> Iterator[Matches]:
-    """Yield what one object holds for the different `lookups[places]` (i64, n), numbered so. Raises as a lookup."""
+    """Yield one object's matches of the distinct `lookups[places]` (i64, n), by place. Raises as a lookup."""
     settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
-    # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
+    # a path for each object: its directory and filter are freed with it
     with closing(ColdPath(storage, keyed=plan.schema.keyed, settings=settings)) as cold:
         source = StorageBytes(cold, stored)
         trailer = source.trailer_of(plan.schema)
         if len(places) > _CHUNK:
-            # so that each batch of lookups reads another range of the object
+            # each batch of lookups reads another range of the object
             places = places[np.argsort(plan.base_slots(lookups[places])[0], kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
@@ -135,7 +133,7 @@ def _runs_of(trailer: Trailer, batch: PackedBatch) -> Sequence[Run]:
 
 
 def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
-    """Return the lookups that are left after the object's filter was asked, where that was worth fetching."""
+    """Return the lookups that the object's filter does not exclude, all if it is not worth fetching."""
     stored, cold = source.stored, source.cold
     request = request_bytes(plan.settings)
     spans = spans_of(_runs_of(trailer, batch), source.gap_bytes, stored.size_bytes)
@@ -150,29 +148,26 @@ def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: P
 
 
 def request_bytes(settings: ColdSettings) -> int:
-    """Return how many bytes a request is taken to cost: as many as are read to spare one, and at least a slot group."""
+    """Return the cost of a request in bytes: the gap that is read to save one, and at least a slot group."""
     return max(settings.coalesce_gap_bytes, _LEAST_REQUEST_BYTES)
 
 
 def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
-    """Whether an object's filter is fetched where `wanted` bytes, with those of requests, would be read without it."""
+    """Return whether to fetch an object's filter if `wanted` bytes (with the cost of requests) are read without it."""
     return stored.filter_length > 0 and (stored.filter_length + request) * _FILTER_SHARE <= wanted
 
 
-# `lookups` are their records, or their places among the plan's `asked` (i64).
+# `lookups` has records, or places in the plan's `asked` (i64).
 FOUND_SCHEMA = "kind int, partition int, lookups binary, rows binary, more binary"
 _FOUND = arrow_schema(FOUND_SCHEMA)
-# Kinds of blocks: every lookup once, lookups of an object that could not be read, answers, what a task spent,
-# lookups given up.
+# Kinds of blocks: all lookups, lookups of an unreadable object, answers, a task's report, lookups of a missing object.
 ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
 _BLOCK_LOOKUPS = 1 << 20
 
 
 @dataclass
 class TaskReport:
-    """The report of a task; `found` are rows that it yielded, `failed` (object, error), `missing` the object that was
-    gone when the task gave up.
-    """
+    """The report of a task; `found` counts rows, `failed` are (object, error), `missing` is a removed object."""
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
@@ -186,7 +181,7 @@ class TaskReport:
 def search_task(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of one task (columns as `TASK_SCHEMA`). Raises what a lookup does, unless it may be partial."""
+    """Yield the blocks of one task (rows of `TASK_SCHEMA`). Raises as a lookup, unless it may be partial."""
     task, asked, wanted = -1, [], []
     for batch in batches:
         if len(batch):
@@ -203,7 +198,7 @@ def search_task(
 def search_asked(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress
 ) -> Iterator[pa.RecordBatch]:
-    """Do as `search_task` for a plan that has all lookups; batches have the numbers of tasks."""
+    """As `search_task` for a plan that has all lookups; batches have the numbers of tasks."""
     assert plan.asked is not None
     for batch in batches:
         for task in batch.column(0).to_pylist():
@@ -215,7 +210,7 @@ def search_asked(
 def _searched(
     plan: LookupPlan, address: StorageAddress, task: int, lookups: Array, names: Array
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of a task for its lookups (n), which they call `names` (n), and its report."""
+    """Yield the blocks and the report of a task for its lookups (n), which blocks identify by `names` (n)."""
     report = TaskReport()
     if len(lookups):
         limits = plan.limits[task] if plan.limits else (None, None)
@@ -247,8 +242,7 @@ def _search_all(
                     yield from _blocks(FOUND, names_out, rows, plan)
         except MissingObject as error:
             if target.stored.name not in plan.lost:
-                # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that
-                # it lost
+                # also as a block: if Spark repeats a task for lost blocks, nobody reads its report
                 yield from _blocks(MISSING, names, None, plan, error.name.encode())
                 report.missing = error.name
                 return
@@ -287,7 +281,7 @@ def _blocks(
     for start in range(0, len(names), _BLOCK_LOOKUPS):
         part = slice(start, start + _BLOCK_LOOKUPS)
         partitions = plan.partitions_of(names[part])
-        # 16 bits, enough for all partitions that a plan has, are sorted by counting
+        # NumPy sorts 16-bit numbers by counting; a plan has at most 10,000 partitions
         order = np.argsort(partitions.astype(np.uint16), kind="stable")
         partitions = partitions[order]
         starts = np.flatnonzero(np.diff(partitions, prepend=-1))
