@@ -58,7 +58,7 @@ def _route(
 def objects() -> str:
     """Return a section for each object that a body or an answer has, with its members."""
     parts = []
-    for name, schema in _DESCRIPTION["components"]["schemas"].items():
+    for name, schema in sorted(_DESCRIPTION["components"]["schemas"].items()):
         parts.append(f"### {name}\n")
         if schema.get("description"):
             parts.append(schema["description"].strip() + "\n")
@@ -102,7 +102,10 @@ def _answers(responses: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for status, one in ((status, _resolved(one)) for status, one in responses.items()):
         kinds = ", ".join(f"`{kind}`{_named(body)}" for kind, body in one.get("content", {}).items())
-        rows.append((status, f"{one['description']}{' As ' + kinds if kinds and status < '300' else ''}"))
+        text = one["description"]
+        if kinds and status < "300":
+            text = kinds if text == "The answer." else f"{text.rstrip('.')}: {kinds}"
+        rows.append((status, text))
     return rows
 
 
