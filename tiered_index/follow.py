@@ -70,7 +70,7 @@ class Batch:
 
     # The name under which the index keeps the position.
     source: str
-    # The position behind the messages.
+    # The position after the messages.
     position: int
     # The entries, as `IndexService.put_batch` takes them; None: nothing is put.
     columns: Any = None
@@ -106,7 +106,7 @@ class Source(Protocol):
     offsets: str
 
     def positions(self) -> Mapping[str, int]:
-        """Return the positions behind the last put messages, by the names under which the index keeps them.
+        """Return the positions after the last put messages, by the names under which the index keeps them.
 
         Start at the durable positions of the index.
         """
@@ -294,7 +294,7 @@ class Follower:
         self.archiving = Archiving(archiver) if archiver is not None else None
         self.messages = self.entries = self.hidden = self.left_out = self.replaced_keys = self.loss_count = 0
         self.losses: list[Loss] = []
-        # The kind of bytes at the end of the source, and what is torn there.
+        # The kind of bytes at the end of the source, and the incomplete part there.
         self.state: str | None = None
         self.torn: Torn | None = None
         # A torn tail is reported after two rounds have found it: most are messages that are being written.

@@ -1,7 +1,7 @@
 """Archived segments: the bytes of a source's log file, optional queue offsets, and CRC32s. SPEC.md section 9.
 
 Offset o of the log is byte o - start of the object, so a reader gets a message with one range. A columnar segment is a
-Parquet file of records instead. Its CRC32s are before its footer, so that the object is a Parquet file, too. Pure.
+Parquet file of records instead. Its CRC32s are before its footer, so that the object is also a Parquet file. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TAIL = struct.Struct(">8sIIQQIIII")
 
 
 def footer_bytes_of(file: bytes) -> int:
-    """Return the length of the footer of a Parquet file, its own length and the magic included."""
+    """Return the bytes of a Parquet file's footer, with the length field and the magic."""
     return int.from_bytes(file[-8:-4], "little") + 8
 
 
@@ -51,7 +51,7 @@ def queues_bytes_of(size_bytes: int, object_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """The table and tail behind a segment's bytes; `start` is the segment's first offset in its log."""
+    """The table and tail after a segment's bytes; `start` is the segment's first offset in its log."""
 
     start: int
     size_bytes: int
@@ -61,7 +61,7 @@ class SegmentTable:
     pieces: npt.NDArray[np.uint32]
     # bytes of queue offsets between the segment and the table; 0: none
     queues_bytes: int = 0
-    # the last bytes of a columnar segment, which lie behind this; empty: it is none
+    # the last bytes of a columnar segment, after the tail; empty: not columnar
     footer: bytes = b""
 
     def encode(self) -> bytes:
@@ -74,8 +74,9 @@ class SegmentTable:
 
     @classmethod
     def decode(cls, data: bytes, object_bytes: int, file: str, footer_bytes: int = 0) -> SegmentTable:
-        """Return the table in `data`, the last bytes of an object of `object_bytes`; the footer is not checked. Raises
-        `CorruptFile`.
+        """Return the table in `data`, the last bytes of an object of `object_bytes`. Raises `CorruptFile`.
+
+        The footer is not checked.
         """
         data, footer = data[: len(data) - footer_bytes], data[len(data) - footer_bytes :]
         damage = partial(CorruptFile, file, offset=object_bytes - footer_bytes - _TAIL.size)

@@ -1,7 +1,7 @@
 """Columnar segments: Parquet files of records in order of their numbers. SPEC.md section 9. Pure.
 
-A row group has all columns side by side, and the footer has the smallest and the greatest number of each. So one record
-is one range of the file. A row group holds some 256 KiB of records, or one record that is larger.
+The columns of a row group are contiguous, and the footer has the smallest and the greatest number of each row group. So
+a reader gets one record with one range. A row group has about 256 KiB of records, or one larger record.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 NUMBER = "offset"
 """The column of the records' numbers, i64."""
 _GROUP_BYTES = 256 << 10
-# the bytes of a row, less those of its texts
+# the bytes of a row without its texts
 _ROW_BYTES = 48
 
 
 class RowGroup(NamedTuple):
-    """A row group by its place in the footer, and the range of the file that has it."""
+    """A row group: its position in the footer, and its range [`begin`, `end`) of the file."""
 
     place: int
     begin: int
@@ -32,7 +32,7 @@ class RowGroup(NamedTuple):
 
 
 def encode_columns(table: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping[str, str]) -> bytes:
-    """Return the Parquet file of records; `sizes` (i64, n) are those of their texts, `notes` stand in its footer."""
+    """Return a Parquet file of records. `sizes` (i64, n) are the bytes of their texts; the footer has `notes`."""
     groups = np.cumsum(sizes + _ROW_BYTES) // _GROUP_BYTES
     cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(table)]
     file = pa.BufferOutputStream()
@@ -47,13 +47,13 @@ def encode_columns(table: pa.Table, sizes: npt.NDArray[np.int64], notes: Mapping
 
 
 def notes_of(footer: bytes) -> dict[str, str]:
-    """Return the notes in a footer."""
+    """Return the notes in a footer, by name."""
     found = pq.read_metadata(pa.BufferReader(footer)).metadata or {}
     return {name.decode(): value.decode() for name, value in found.items()}
 
 
 def row_group_of(footer: bytes, number: int) -> RowGroup | None:
-    """Return the row group that would hold the record of a number; None: there is none."""
+    """Return the row group whose numbers include `number`; None: there is none. The record may be missing."""
     metadata = pq.read_metadata(pa.BufferReader(footer))
     column = metadata.schema.names.index(NUMBER)
     groups = range(metadata.num_row_groups)
@@ -67,8 +67,8 @@ def row_group_of(footer: bytes, number: int) -> RowGroup | None:
 
 
 def decode_group(footer: bytes, group: RowGroup, data: bytes) -> pa.Table:
-    """Return the records of a row group; `data` are the bytes of its range."""
-    # pages that nothing touches take no memory
+    """Return the records of a row group; `data` has the bytes of its range."""
+    # untouched pages take no memory
     file = np.zeros(group.end, np.uint8)
     file[group.begin :] = np.frombuffer(data, np.uint8)
     metadata = pq.read_metadata(pa.BufferReader(footer))

@@ -1,4 +1,4 @@
-"""The journal beside an unsealed file: its durable entries, topics and source positions. SPEC.md section 7.
+"""The journal of an unsealed file: its durable entries, topics and source positions. SPEC.md section 7.
 
 Each record is one write and one sync, after the entries that it describes. So a crash can tear only the last record.
 Pure.

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
-# stored once per key, beside the hash
+# stored once per key, with the hash
 _OF_KEYS = ("topic_id", "fingerprint")
 # bytes saved of an item's 28, about: hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
 _SAVED = 19

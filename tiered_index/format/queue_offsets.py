@@ -42,7 +42,7 @@ class QueueRun:
 
     @property
     def end(self) -> int:
-        """The queue offset behind the last entry."""
+        """The queue offset after the last entry."""
         return self.first + self.count
 
 

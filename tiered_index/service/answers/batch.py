@@ -322,7 +322,7 @@ class LookupBatch:
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
     def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
-        """Return the second of the first row behind each lookup's page (n), or `NEVER`. `found`: of `first_rows`."""
+        """Return the second of the first row after each lookup's page (n), or `NEVER`. `found`: of `first_rows`."""
         most = self.max_count[lookups]
         starts = np.searchsorted(found.lookups, lookups)
         enough = np.searchsorted(found.lookups, lookups, "right") - starts > most

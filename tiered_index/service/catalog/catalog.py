@@ -180,7 +180,7 @@ class Catalog:
         generation = self._generation
         handles = self._overlapping(second_min, second_max)
         if generation != self._generation:
-            # without the lock, the search may have missed a new table, and the removed file of which it was made
+            # without the lock, the search may have missed a new table, and the removed file that it was made of
             with self._lock:
                 handles = self._overlapping(second_min, second_max)
         return handles

@@ -334,7 +334,7 @@ def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
 
 
 def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
-    """Return the objects of files and tables whose entries are all hidden, by `found`. A table goes whole."""
+    """Return the objects of files and tables whose entries are all hidden, by `found`. A table counts as a whole."""
 
     def is_hidden(stored: StoredObject) -> bool:
         return stored.name in found and found[stored.name].hidden == stored.count

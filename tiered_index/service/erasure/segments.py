@@ -41,7 +41,7 @@ class Patch(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The place behind the last byte."""
+        """The place after the last byte."""
         return self.at + len(self.unit) * self.times
 
 

@@ -5,7 +5,7 @@ Uploads, archived segments, staged files, compactions, merges and Spark builds u
 ```
                 ┌─ the record is there ─────────> recorded
 send ─> sent ─ append ─ its answer is lost ──> unknown: the log, read again, shows which of the others
-                └─ others were first, or fenced ─> taken over: what was sent is deleted
+                └─ others were first, or fenced ─> taken over: the uploads are deleted
 ```
 A writer (`epoch`) keeps sent objects for its next try. A job (None) deletes objects that certainly were not published.
 An object that the log names, or may still name, is never deleted. No object is published later than `MAX_AGE_S` after

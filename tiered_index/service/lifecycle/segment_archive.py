@@ -1,6 +1,6 @@
 """Archived segments: closed files of a source's log, each uploaded once, which outlive the source.
 
-A log record adds each segment. Behind the segment's bytes the object has the CRC32 of every 16 KiB, for readers of a
+A log record adds each segment. After the segment's bytes the object has the CRC32 of every 16 KiB, for readers of a
 part. Names have the writer's epoch: a writer deletes leftovers of its own and of earlier epochs, so a fenced writer
 can't delete uploads of its successor. A known segment is recognised by its first MiB. It is compared as a whole only if
 its file changed after the upload began. A columnar segment (a Parquet file of records) is never compared: its source
@@ -112,7 +112,7 @@ class SegmentArchive:
         if (known := self.known_table(segment)) is not None:
             return known
         with self._there(segment):
-            # a footer is checked in whole pieces, the first of which begins before it
+            # a footer is checked in whole pieces; the first begins before it
             footer_at = segment.size_bytes - segment.footer_bytes
             before = footer_at % PIECE_BYTES if segment.footer_bytes else 0
             length = before + segment.object_bytes - footer_at - segment.queues_bytes

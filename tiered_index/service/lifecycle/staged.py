@@ -170,7 +170,7 @@ def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces:
 
 
 def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[int, ...]) -> bytes:
-    """Return the verified bytes of `pieces`, the first of which has number `first`."""
+    """Return the verified bytes of `pieces`, whose first piece has number `first`."""
     start = first * _PIECE_BYTES
     length = min(len(pieces) * _PIECE_BYTES, ticket.entries_bytes - start)
 

@@ -2,7 +2,7 @@
 
 ```
 sealed ─stage─> staged object, then its ticket ─a job─> in the log ─adopt─> local copy and staged object gone
-                └── compact_timeout_s ─> compacted and uploaded by this host, as ever; the log decides who was first
+                └── compact_timeout_s ─> compacted and uploaded by this host; the log accepts the first of both
 ```
 The local copy answers until the log has the file and its source positions. Any process may repeat every step. A file
 is staged only after its seal is durable. Threads: the life cycle's round.

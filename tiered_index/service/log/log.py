@@ -76,7 +76,7 @@ _log = logging.getLogger(__name__)
 
 
 def own_objects(storage: Storage, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-    """Yield the objects of `storage.list` without foreign objects, for each of which it warns once."""
+    """Yield the objects of `storage.list` without foreign objects; warn once about each of these."""
     for info in storage.list(prefix, start_after=start_after):
         if is_foreign(info.name):
             _warn_of_foreign(storage.uri, info.name)
@@ -312,7 +312,7 @@ class StorageLog:
         self._advance_lock = threading.Lock()
 
     def open(self, *, checks: bool = True, with_summary: bool = False) -> LogState:
-        """Read the newest checkpoint, then the records behind it: 3 requests and one per record.
+        """Read the newest checkpoint, then the records after it: 3 requests and one per record.
 
         If the context has threads, the log is listed while the checkpoint is read, together with a small summary if
         `with_summary`. Raises `NotAnIndex`, and if `checks` the errors of `check_unmixed`.
@@ -339,7 +339,7 @@ class StorageLog:
     def _read_at_once(
         self, states: Iterator[LogState], *, with_summary: bool
     ) -> tuple[LogState, list[ObjectInfo] | None]:
-        """Return the state of the newest listed checkpoint, and the records behind it if they were listed, too."""
+        """Return the state of the newest listed checkpoint, and the records after it if they were listed, too."""
         checkpoints, summary = self._checkpoints, self._checkpoints.summary.newest
         last = checkpoints.listed[-1].number if checkpoints.listed else 0
         if not last or active_context().submit is None:
@@ -360,11 +360,11 @@ class StorageLog:
             return None
 
     def _list_from(self, last: int) -> list[ObjectInfo]:
-        """List record `last` and the records behind it."""
+        """List record `last` and the records after it."""
         return [*own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
 
     def refresh(self) -> LogState:
-        """Read the records behind the last known one: one request, and one for each record.
+        """Read the records after the last known one: one request, and one for each record.
 
         A writer also checks the last known record. After a storage error or a spent budget, it keeps the records read.
         Raises `CorruptFile` if a record is missing.
@@ -531,7 +531,7 @@ class StorageLog:
             self._settled = number
 
     def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False) -> int:
-        """Read the records behind `state`, advance to their state, and return its number.
+        """Read the records after `state`, advance to their state, and return its number.
 
         `listed` has the records if they were listed already. `is_end_checked`: the caller calls `check_end` next.
         """
@@ -565,7 +565,7 @@ class StorageLog:
     def _records_behind(
         self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False
     ) -> list[ObjectInfo]:
-        """List the records behind `state`.
+        """List the records after `state`.
 
         Raises `CorruptFile` if one is missing, `StorageBehind` if the state's own record is missing or different, and
         `StorageUnavailable` if there is no log, for example because a disk is not mounted.
@@ -670,7 +670,7 @@ class StorageLog:
         return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
 
     def removed_files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return the ids of files whose objects records behind number `after` removed. Raises storage errors.
+        """Return the ids of files whose objects records after number `after` removed. Raises storage errors.
 
         Records are chosen by number, because hosts' clocks differ. Each record is read once.
         """

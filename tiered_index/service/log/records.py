@@ -166,8 +166,8 @@ class StoredObject(Stored):
 class ArchivedSegment(Stored):
     """A closed segment of a source's log, kept as one object: [start, end) of the log of `store`.
 
-    These are bytes of the log, and the segment has them. A columnar segment is a Parquet file of records instead: start
-    and end are numbers of records. Its footer is the end of its object, behind the checksums of its pieces.
+    The segment has these bytes of the log. A columnar segment is a Parquet file of records instead: start and end are
+    record numbers. Its footer is at the end of the object, after the checksums of its pieces.
     """
 
     name: str
@@ -188,12 +188,12 @@ class ArchivedSegment(Stored):
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte or record."""
+        """The offset after the last byte, or the number after the last record."""
         return self.start + (self.size_bytes if self.columns is None else self.columns[0])
 
     @property
     def footer_bytes(self) -> int:
-        """How many bytes at the end of a columnar segment are its footer; 0: it is none."""
+        """The bytes of a columnar segment's footer, at its end; 0: not columnar."""
         return 0 if self.columns is None else self.columns[1]
 
     @property
@@ -255,7 +255,7 @@ class LostObject(Stored):
         return self.shard.table if self.shard is not None else self.file_id
 
     def told(self, source: str | None = None) -> LostFile:
-        """Return it in the form that answers have."""
+        """Return the lost file as answers report it."""
         begin_ms, end_ms = self.second_min * 1000, self.second_max * 1000
         return LostFile(file=self.file, begin_ms=begin_ms, end_ms=end_ms, entries=self.count, source=source)
 

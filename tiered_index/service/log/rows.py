@@ -31,7 +31,7 @@ _TABLE = tuple_of(
     lambda value: SlotMap(*_SLOTS(value)),
     nullable(SHARD_FIELDS["origin"].check),
 )
-# the columns of an object; before them come its id and the tail of its name, behind them its part of a table
+# the columns of an object; a row also has the id and the name's tail before them, and the part of a table after them
 _COLUMNS = tuple(name for name in OBJECT_FIELDS if name not in ("name", "file_id", "shard", "hash"))
 _columns_of = attrgetter(*_COLUMNS, "hash")
 _ROW = tuple_of(

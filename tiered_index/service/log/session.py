@@ -153,7 +153,7 @@ def writer_of(storage: Storage) -> Writer | None:
 
 def _current(storage: Storage) -> _Found | None:
     """Return the newest lease; None: there is none, or it can't be read."""
-    for _ in range(10):  # a renewal may delete what was just listed
+    for _ in range(10):  # a renewal may delete a lease that was just listed
         listed = list(own_objects(storage, LEASE_PREFIX))
         if not listed:
             return None

@@ -327,7 +327,7 @@ class Lookups(ABC, Generic[ItemT]):
             raise InvalidArgument(f"file_id must be text, not {file_id!r:.80}")
         cached = [
             cold.fetch_filter(stored)
-            # not strict, because an index may appear meanwhile, behind the others
+            # not strict, because an index may appear meanwhile, after the others
             for cold, state in zip(self._cold_paths, self._log_states(), strict=False)
             for stored in [*state.tables.get(file_id, ()), state.files.get(file_id)]
             if stored is not None

@@ -37,7 +37,7 @@ _WITHHELD_S = 0.2
 def pause_s(passed_s: float) -> float:
     """Return the time to wait before an answer that withholds a place: until the next step, each twice the last.
 
-    So the response time does not reveal what is at the place.
+    So the response time does not reveal whether the place has a message.
     """
     step_s = _WITHHELD_S
     while step_s < passed_s:
@@ -213,9 +213,8 @@ class MessageLookup:
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
         """Return the fetched `items` in answer order, with other keys' messages, without overwritten entries.
 
-        `ahead` are the entries behind them on their page. An entry that comes later and that one of these hides is
-        inserted there if it is before the page's end, which there is unless the page `is_last`; else it comes by
-        itself, on its own page.
+        `ahead` are the entries after them on their page. One of `items` may hide an entry that is later in answer order.
+        That entry is inserted into `ahead` if it belongs on this page or the page `is_last`. Else a later page has it.
         """
         end = self._order(items[-1])
         resolved: list[tuple[tuple[int, ...], Fetched]] = []

@@ -94,7 +94,7 @@ _MAX_WINDOWS = 400
 _FOLD_RATIO = 4
 # a table is merged again if it has at most this many times the new entries
 _MAX_TABLES = 8
-# of one window; more are merged whatever their size
+# of one window; more are merged, however large they are
 _STEP_ENTRIES = 1 << 17
 # about this many entries of a job are in one slot of its coarsest window
 _ENTRIES_PER_SLOT = 4

@@ -324,7 +324,7 @@ class TableRun:
 
 
 PIECE_ITEMS = 1 << 20
-"""Entries of one piece, about: what a task holds in memory at a time."""
+"""The number of entries, about, that a task has in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class PutRows:
     """The rows of an open chunk and their keys.
 
     The compiled core's class `PutRows` replaces it if available: its `add` takes plain messages without the buffer's
-    lock, at most `room` rows and `room_bytes`.
+    lock, up to `room` rows and `room_bytes`.
     """
 
     def __init__(self, topics: dict[str, int], row_size: int, rows: int, *_bounds: int) -> None:
