@@ -78,7 +78,7 @@ class Retention:
         ages |= {f"topics.{pattern}": age_s for pattern, age_s in self.topics.items()}
         for name, age_s in ages.items():
             if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= _LONGEST_S):
-                raise ConfigError(f"{name} must be a second at least, not {age_s!r}")
+                raise ConfigError(f"{name} must be at least 1 second, not {age_s!r}")
         if "" in self.topics:
             raise ConfigError("topics must not name an empty topic")
         if self.max_bytes is not None and self.max_bytes < 0:

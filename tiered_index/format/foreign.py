@@ -165,7 +165,7 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
     position = int.from_bytes(first_slot_item[:4], "big", signed=True)
     slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)
     if rest or slots < 1:
-        raise CorruptFile(file, "slot 0 does not point behind a slot table", offset=HEADER_SIZE, found=position)
+        raise CorruptFile(file, "slot 0 does not point after a slot table", offset=HEADER_SIZE, found=position)
     return slots
 
 

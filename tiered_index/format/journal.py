@@ -223,7 +223,7 @@ def _apply(journal: Journal | None, document: Any, file: str, position: int) -> 
         if batch.first != journal.count + 1 or batch.first + batch.count - 1 > journal.layout.capacity:
             raise damage("batches do not follow each other", expected=journal.count + 1, found=batch.first)
         if journal.sealed and batch.count:
-            raise damage("entries behind the seal")
+            raise damage("entries after the seal")
         if batch.second_min > batch.second_max:
             raise damage("a batch ends before it begins", expected=batch.second_min, found=batch.second_max)
         if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):

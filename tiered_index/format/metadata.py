@@ -245,9 +245,9 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
     if not is_shard and metadata.count > metadata.layout.capacity:
         raise Malformed(f"{metadata.layout.capacity} entries at most", metadata.count, ".count")
     if "packed" in more and metadata.order != "answer":
-        raise Malformed("no packed file of RocketMQ's", more["packed"], ".packed")
+        raise Malformed("no packed items in a file of preset rocketmq", more["packed"], ".packed")
     if metadata.second_min > metadata.second_max:
-        raise Malformed(f"no second before {metadata.second_min}", metadata.second_max, ".second_max")
+        raise Malformed(f"a second from {metadata.second_min} on", metadata.second_max, ".second_max")
     return metadata, order
 
 

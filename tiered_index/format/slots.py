@@ -39,9 +39,9 @@ class SlotMap:
 
     def __post_init__(self) -> None:
         if self.base < 1 or self.split < 1 or self.join < 1 or (self.split > 1 and self.join > 1):
-            raise ConfigError(f"no slot map: base {self.base}, split {self.split}, join {self.join}")
+            raise ConfigError(f"impossible slot map: base {self.base}, split {self.split}, join {self.join}")
         if self.split > self.quotients:
-            raise ConfigError(f"{self.base} base slots can be split by {self.quotients} at most, not by {self.split}")
+            raise ConfigError(f"{self.base} base slots can be split by at most {self.quotients}, not by {self.split}")
 
     @property
     def quotients(self) -> int:

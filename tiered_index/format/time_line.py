@@ -78,7 +78,7 @@ class TimeLine:
 def _line(**fields: Any) -> TimeLine:
     line = TimeLine(**fields)
     if len(line.seconds) < 2:
-        raise Malformed("two seconds at least", line.seconds, ".seconds")
+        raise Malformed("at least two seconds", line.seconds, ".seconds")
     return line
 
 

@@ -150,7 +150,7 @@ def test_entries_behind_the_seal():
     assert parse_journal(
         OPEN + encode_seal() + encode_batch(BatchRecord(1, 0, 0, 0, 0, 0), {"s": 3}), "j"
     ).positions == {"s": 3}
-    with pytest.raises(CorruptFile, match="behind the seal"):
+    with pytest.raises(CorruptFile, match="after the seal"):
         parse_journal(OPEN + encode_seal() + batch, "j")
 
 

@@ -223,7 +223,7 @@ class ColdPath:
         try:
             parts = decode(data, name)
         except CorruptFile as error:
-            _log.warning("summary passed over: %s", error)
+            _log.warning("ignoring a summary of directories: %s", error)
             return
         for of, (position, part) in parts.items():
             if (stored := objects.get(of)) is None:
@@ -239,7 +239,7 @@ class ColdPath:
                     self.filters.adopt(stored, found)
                 self.caches.directories.put((self._index_id, of), trailer, directory_bytes)
             except CorruptFile as error:
-                _log.warning("summary passed over: %s", error)
+                _log.warning("ignoring a summary of directories: %s", error)
 
     def tries_summary(self, stored: StoredObject) -> bool:
         """Read a file's directory if a summary may have it. Return whether filters may have come with a summary."""
@@ -265,7 +265,7 @@ class ColdPath:
         except (StorageError, CorruptFile) as error:
             # the summary may be outdated and deleted
             self._summary = None
-            _log.warning("summary passed over: %s", error)
+            _log.warning("ignoring a summary of directories: %s", error)
         finally:
             self._summary_lock.release()
 

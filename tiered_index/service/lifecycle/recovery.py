@@ -269,7 +269,7 @@ class _Recovery:
                 if (count := journal.count if journal is not None else 0) < claims.get(file_id, 0):
                     raise CorruptFile(
                         str(journal_path),
-                        "ends before entries that were durable when the next file was begun",
+                        "ends before entries that were durable when the next file began",
                         expected=claims[file_id],
                         found=count,
                     )

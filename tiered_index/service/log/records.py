@@ -405,7 +405,7 @@ def stored_object(*values: Any, **fields: Any) -> StoredObject:
     """Return a checked `StoredObject`. Raises `Malformed`."""
     stored = StoredObject(*values, **fields)
     if stored.second_min > stored.second_max:
-        raise Malformed(f"no second before {stored.second_min}", stored.second_max, ".second_max")
+        raise Malformed(f"a second from {stored.second_min} on", stored.second_max, ".second_max")
     if stored.directory_position > stored.size_bytes or stored.count > stored.size_bytes * MOST_ITEMS:
         raise Malformed("the size of all its parts", stored.size_bytes, ".size_bytes")
     if stored.filter_length % FILTER_BLOCK_BYTES:
@@ -416,7 +416,7 @@ def stored_object(*values: Any, **fields: Any) -> StoredObject:
 def _lost(**fields: Any) -> LostObject:
     lost = LostObject(**fields)
     if lost.second_min > lost.second_max:
-        raise Malformed(f"no second before {lost.second_min}", lost.second_max, ".second_max")
+        raise Malformed(f"a second from {lost.second_min} on", lost.second_max, ".second_max")
     return lost
 
 

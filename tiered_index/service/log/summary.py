@@ -164,7 +164,7 @@ class Summary:
         try:
             return decode(self.storage.get(self.newest.name), self.newest.name)
         except (ObjectNotFound, CorruptFile) as error:
-            _log.warning("summary passed over: %s", error)
+            _log.warning("ignoring a summary of directories: %s", error)
             return {}
 
     def _part(self, stored: StoredObject) -> Part | None:

@@ -213,7 +213,7 @@ class MessageLookup:
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
         """Return the fetched `items` in answer order, with other keys' messages, without overwritten entries.
 
-        `ahead` are the entries after them on their page. One of `items` may hide an entry that is later in answer order.
+        `ahead` are the entries after them on their page. One of `items` may hide a later entry.
         That entry is inserted into `ahead` if it belongs on this page or the page `is_last`. Else a later page has it.
         """
         end = self._order(items[-1])
