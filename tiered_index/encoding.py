@@ -5,10 +5,19 @@ The output is printable ASCII, which every pipe and terminal accepts: lone surro
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+# Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
+# message.
+MAX_BODY_BYTES = 1 << 27
+BodyFormat = Literal["text", "json", "hex", "excerpt", "none"]
+# Characters of an excerpt, and bytes of one in hexadecimal digits.
+_EXCERPT, _EXCERPT_BYTES = 200, 32
 
 
 def plain(value: object) -> Any:
@@ -37,3 +46,36 @@ def json_text(document: object, indent: int | None = None, *, compact: bool = Fa
     """Return a document as JSON text: indented by `indent`, or one line without a newline. `compact` omits blanks."""
     separators = (",", ":") if compact else None
     return json.dumps(document, indent=indent, separators=separators, default=plain).replace("\x7f", "\\u007f")
+
+
+def show_bytes(data: bytes, wanted: BodyFormat) -> dict[str, Any]:
+    """Return the bytes of a message as ``body`` and ``body_format``.
+
+    Bytes that are no JSON are shown as text, and bytes that are no text as hexadecimal digits. "excerpt" gives the
+    beginning alone, "none" neither.
+    """
+    if wanted == "none":
+        return {}
+    if wanted == "json":
+        try:
+            return {"body": json.loads(data, parse_constant=_no_constant), "body_format": "json"}
+        except (ValueError, RecursionError):
+            pass  # shown as text
+    if wanted == "excerpt":
+        begin = data[: 4 * _EXCERPT]
+        if b"\0" not in begin:
+            with contextlib.suppress(UnicodeDecodeError):
+                # a character may be cut at the end
+                text = codecs.getincrementaldecoder("utf-8")().decode(begin)
+                return {"body": text[:_EXCERPT], "body_format": "text"}
+        data = data[:_EXCERPT_BYTES]
+    if wanted != "hex" and b"\0" not in data:
+        try:
+            return {"body": data.decode(), "body_format": "text"}
+        except UnicodeDecodeError:
+            pass  # shown as digits
+    return {"body": data.hex(), "body_format": "hex"}
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tiered_index.follow import Follower
+from tiered_index.kafka.archive import KafkaArchiver
 from tiered_index.kafka.client import KafkaAddress
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.source import KafkaSource
@@ -19,6 +20,18 @@ def ingest(index, servers, *topics, **options) -> Follower:
     with Follower(index, source_of(index, servers, *topics, **options), follow=False, note=notes.append) as follower:
         follower.run()
     index.flush()
+    follower.notes = notes
+    return follower
+
+
+def archive(index, servers, *topics, segment_bytes=32 << 20, **options) -> Follower:
+    """Read topics to their ends, and archive all of it."""
+    notes: list[str] = []
+    source = source_of(index, servers, *topics, **options)
+    archiver = KafkaArchiver(source, segment_bytes)
+    with Follower(index, source, follow=False, archiver=archiver, note=notes.append) as follower:
+        follower.run()
+        follower.finish_archiving()
     follower.notes = notes
     return follower
 

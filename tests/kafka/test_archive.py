@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from tests.kafka.followed import source_of
+from tests.kafka.followed import archive
 from tests.support.kafka_cluster import PARTITIONS
-from tiered_index.follow import Follower
 from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import KafkaArchiver, records_of
-
-
-def archive(index, servers, *topics, segment_bytes=32 << 20, **options):
-    """Read topics to their ends, and archive all of it."""
-    notes: list[str] = []
-    source = source_of(index, servers, *topics, **options)
-    archiver = KafkaArchiver(source, segment_bytes)
-    with Follower(index, source, follow=False, archiver=archiver, note=notes.append) as follower:
-        follower.run()
-        follower.finish_archiving()
-    follower.notes = notes
-    return follower
+from tiered_index.kafka.archive import records_of
 
 
 def archived(index):

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from tiered_index.cli.options import pairs
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
-from tiered_index.follow import Follower
-from tiered_index.service.index import IndexService
+from tiered_index.service.reading.root_view import UnsealedView
+
+if TYPE_CHECKING:
+    from tiered_index.follow import Follower
+    from tiered_index.kafka.messages import KafkaMessages
+    from tiered_index.service.index import IndexService
+    from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+    from tiered_index.service.reader import IndexReader
 
 SCHEME = "kafka://"
 _kafka = partial(Option, rich_help_panel="Kafka", show_default=False)
@@ -78,6 +85,7 @@ def open_kafka_follower(
 ) -> Follower:
     """Return a follower of the topics at `place`; raises as `KafkaSource` does."""
     # imported when asked for: the client is of an extra
+    from tiered_index.follow import Follower
     from tiered_index.kafka.archive import KafkaArchiver
     from tiered_index.kafka.client import KafkaAddress
     from tiered_index.kafka.keys import Keys
@@ -97,3 +105,24 @@ def open_kafka_follower(
     )
     archiver = KafkaArchiver(source) if options.archive else None
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
+
+
+def open_kafka_messages(reader: IndexReader | None, options: KafkaClientOptions, topic: str) -> KafkaMessages | None:
+    """Return where the records of a topic come from; None: the topic is not Kafka's. The broker is asked if its address
+    is among the settings, as ``bootstrap.servers``.
+    """
+    settings, positions = options.settings(), set[str]()
+    archives: Mapping[str | None, SegmentArchive] = reader.segment_archives if reader is not None else {}
+    if reader is not None:
+        # what a root has put and not uploaded is in its journals alone
+        files = (file.journal.positions for file in reader.files() if isinstance(file, UnsealedView))
+        states = [archive.state() for archive in archives.values()]
+        positions = {text for several in files for text in several}
+        positions.update(text for state in states for text in (*state.positions, *state.stores))
+    if not settings and not any(text.startswith("kafka:") and f"/{topic}/" in text for text in positions):
+        return None
+    from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+    from tiered_index.kafka.source import keys_in
+
+    broker = KafkaBroker(settings) if "bootstrap.servers" in settings else None
+    return KafkaMessages(archives, broker, keys_in(positions))

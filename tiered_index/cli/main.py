@@ -40,7 +40,7 @@ _COMMANDS = {
     "ingest:ingest": "Index messages of a RocketMQ store, Kafka or a file. Run it again to continue where it stopped.",
     "ingest:import_classic": "Import the classic index files of a RocketMQ broker.",
     "query:query": "Look up a key: print its entries, newest first, or its messages.",
-    "messages:message": "Show one message, by its id, its unique key or its queue offset.",
+    "messages:message": "Show one message by its id, its unique key or its queue offset, or a record of Kafka.",
     "files:topics": "List the topics, with entries, bytes of their messages, and first and last second.",
     "files:files": "List all files and window tables, then the archived segments.",
     "files:inspect": "Show header, geometry, metadata and directory statistics of one file.",

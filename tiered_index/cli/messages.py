@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.explaining import lost_text
+from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_messages
 from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
+from tiered_index.encoding import BodyFormat
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
-from tiered_index.rocketmq.log.message import BodyFormat
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
@@ -44,13 +45,11 @@ _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
     """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
-    from tiered_index.rocketmq.archive.messages import describe_fetched
-
     count = collisions = requests = size_bytes = 0
     found: Counter[str] = Counter()
     for answer in pages:
         for one in answer.messages:
-            shown = describe_fetched(one, body)
+            shown = one.to_dict(body)
             if not out.as_json:
                 _write_message(out, one, shown["message"])
                 out.line()
@@ -65,7 +64,7 @@ def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) 
         costs = {"message_requests": requests, "message_bytes": size_bytes}
         out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
     elif out.as_json:
-        described = [describe_fetched(one, body) for one in pages.last.messages]
+        described = [one.to_dict(body) for one in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
@@ -84,6 +83,9 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) 
             else ""
         )
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
+        return
+    if "partition" in shown:
+        _write_record(out, fetched, shown)
         return
     out.line(
         f"{format_time(shown['store_ms'])}  queue {shown['queue_id']}  queue offset {shown['queue_offset']}  "
@@ -113,10 +115,32 @@ def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) 
         out.lines(f"  {'body':<14}  {body}")
 
 
+def _write_record(out: Output, fetched: Fetched, shown: dict[str, Any]) -> None:
+    """Write a record of Kafka."""
+    time_ms = shown["timestamp_ms"]
+    out.line(f"{format_time(time_ms) if time_ms is not None else 'no time'}  {fetched.state}")
+    out.fields(
+        {
+            "topic": shown["topic"],
+            "partition": str(shown["partition"]),
+            "offset": f"{shown['offset']}, {shown['size']:,} bytes",
+            "key": shown["key"],
+            "headers": ", ".join(f"{name}={value}" for name, value in shown["headers"]) or None,
+            "time of": None if time_ms is None else shown["timestamp_type"],
+            "source": fetched.item.source if fetched.item is not None else None,
+            "read from": fetched.read_from,
+            "note": fetched.problem,
+            "value": "none: a tombstone" if shown["body_bytes"] is None else None,
+        }
+    )
+    if body := _body(shown):
+        out.lines(f"  {'value':<14}  {body}")
+
+
 def _body(shown: dict[str, Any]) -> str | None:
     if "body" not in shown:
         return None
-    stored = f", {shown['compression']}" if shown["compression"] else ""
+    stored = f", {shown['compression']}" if shown.get("compression") else ""
     head = f"({shown['body_format']}, {human_bytes(shown['body_bytes'])}{stored})"
     if problem := shown.get("body_problem"):
         head += f" {problem}"
@@ -127,13 +151,37 @@ def _body(shown: dict[str, Any]) -> str | None:
 
 
 _FOUND = 1
+_RECORD = "kafka:"
+
+
+def _record_lookup(
+    stack: contextlib.ExitStack, reader: IndexReader | None, options: KafkaClientOptions, text: str
+) -> Callable[..., MessagesResult]:
+    """Return the lookup of a record of Kafka by its place. Raises `InvalidArgument` for no such place or topic."""
+    from tiered_index.kafka.messages import parse_place
+
+    topic, partition, offset = parse_place(text)
+    if (records := open_kafka_messages(reader, options, topic)) is None:
+        raise InvalidArgument(f"the index has no topic {topic!r} of Kafka: --kafka bootstrap.servers=... asks a broker")
+    stack.callback(records.close)
+
+    def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
+        with contextlib.ExitStack() as within:
+            if reader is not None:
+                within.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
+            return MessagesResult(messages=(records.at(topic, partition, offset),), status="complete")
+
+    return look_up
 
 
 @command
 def message(
     session: Session,
     msg_id: str | None = Argument(
-        None, metavar="ID", help="Offset message id; with --topic, a unique key.", show_default=False
+        None,
+        metavar="ID",
+        help="Offset message id; with --topic, a unique key; kafka:TOPIC/PARTITION/OFFSET.",
+        show_default=False,
     ),
     topic: str | None = Option(
         None, help="Topic. ID is then a unique key, looked up in the index.", show_default=False
@@ -150,12 +198,16 @@ def message(
     *,
     limits: LimitOptions,
     service: ServiceOptions,
+    kafka: KafkaClientOptions,
 ) -> int:
-    """Show one message, by its id, its unique key or its queue offset.
+    """Show one message by its id, its unique key or its queue offset, or a record of Kafka.
 
     An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
     is the unique key that the producer gave the message. The command then needs the index, and shows up to 32 messages
     with that key at a time. --queue-id and --offset name a message of --store by its queue.
+
+    kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. It is read from the broker if --kafka or --kafka-config gives
+    bootstrap.servers, else from the archive.
 
     The message is read from --store, or from archived segments if --storage or --root names the index. Exit code 1: the
     id is valid, but the message can't be read. The command then prints its state and the reason.
@@ -174,8 +226,10 @@ def message(
       tiered-index message --topic orders --queue-id 0 --offset 17 --store /home/rocketmq/store
 
       tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
+
+      tiered-index message kafka:orders/3/1234 --storage s3://bucket/index --kafka bootstrap.servers=broker:9092
     """
-    from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
+    from tiered_index.rocketmq.archive.messages import messages_by_id
 
     budget = CommandBudget(limits.of_lookups)
     config = session.config()
@@ -186,7 +240,7 @@ def message(
             raise InvalidArgument("--offset needs --topic, --queue-id and --store, and neither ID nor --cursor")
     elif msg_id is None or queue_id is not None:
         raise InvalidArgument("give an ID, or --offset with --topic, --queue-id and --store")
-    elif client is None and not has_index and (store is None or topic is not None):
+    elif client is None and not has_index and kafka == KafkaClientOptions() and (store is None or topic is not None):
         raise ConfigError(
             "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
         )
@@ -200,6 +254,8 @@ def message(
                 assert msg_id is not None
                 return partial(client.message, msg_id, topic, body=body)
             reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
+            if msg_id is not None and msg_id.startswith(_RECORD):
+                return _record_lookup(stack, reader, kafka, msg_id)
 
             def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
                 source = messages_source(store, reader, config)
@@ -216,7 +272,7 @@ def message(
 
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
-    shown = [describe_fetched(one, body) for one in answer.messages]
+    shown = [one.to_dict(body) for one in answer.messages]
     lost = {"lost": answer.lost} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from typer import Argument, Option
 
+from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_messages
 from tiered_index.cli.messages import messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
@@ -53,7 +54,7 @@ def query(
     allow_partial: bool = Option(
         False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
     ),
-    messages: bool = Option(False, "--messages", help="Print the messages, read from --store or archived segments."),
+    messages: bool = Option(False, "--messages", help="Print the messages, from --store, a broker or the archive."),
     store: Path | None = Option(None, help="With --messages: folder of the RocketMQ store.", show_default=False),
     body: Literal["text", "json", "hex", "none"] | None = Option(
         None, help="With --messages: form of the bodies (default text).", show_default=False
@@ -62,6 +63,7 @@ def query(
     within: RangeOptions,
     limits: LimitOptions,
     service: ServiceOptions,
+    kafka: KafkaClientOptions,
     keys: Path | None = Option(
         None, "--keys", metavar="FILE", help="Look up every row of a CSV, NDJSON or Parquet file.", show_default=False
     ),
@@ -109,6 +111,8 @@ def query(
 
       tiered-index query orders order-4711 --root /data/index --messages --store /home/rocketmq/store --body json
 
+      tiered-index query orders order-4711 --root /data/index --messages --kafka bootstrap.servers=broker:9092
+
       tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
 
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
@@ -130,8 +134,8 @@ def query(
         raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
     elif keys_out is not None:
         raise InvalidArgument("--out needs --keys")
-    if not messages and (store is not None or body is not None):
-        raise InvalidArgument("--store and --body need --messages")
+    if not messages and (store is not None or body is not None or kafka != KafkaClientOptions()):
+        raise InvalidArgument("--store, --body and --kafka need --messages")
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=store)
     config = session.reader_config()
@@ -171,9 +175,11 @@ def query(
                 return partial(look_up, topic, key, within.begin, within.end, page, **explained)
             reader = stack.enter_context(session.open_reader(config, with_writers=True))
             pages.reader = reader
-            look_up = (
-                partial(reader.messages, source=messages_source(store, reader, config)) if messages else reader.query
-            )
+            look_up = reader.query
+            if messages:
+                if (records := open_kafka_messages(reader, kafka, topic)) is not None:
+                    stack.callback(records.close)
+                look_up = partial(reader.messages, source=records or messages_source(store, reader, config))
             asked = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)
             return partial(asked, max_count=page) if messages or max_count is not None else growing(asked, page)
 

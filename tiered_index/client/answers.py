@@ -141,8 +141,8 @@ class _Message:
 
     document: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        return self.document
+    def to_dict(self, body: object = None, max_body_bytes: int = 0) -> dict[str, Any]:
+        return self.document  # the service was asked for the body's form
 
 
 def messages_of(document: dict[str, Any]) -> MessagesResult:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tiered_index.errors import ConfigError, InvalidArgument, install_hint
-from tiered_index.kafka.record import KafkaRecord
+from tiered_index.kafka.record import KafkaRecord, key_text
 from tiered_index.types import MAX_KEY_UNITS
 
 try:
@@ -21,14 +21,6 @@ except ModuleNotFoundError:  # the extra is not installed
 
 KeyFunction = Callable[[KafkaRecord], Iterable[str]]
 NAMED = 10
-
-
-def key_text(data: bytes) -> str:
-    """Return the key for bytes: their UTF-8 text, else ``0x`` and their hexadecimal digits."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return f"0x{data.hex()}"
 
 
 def _texts(found: Any) -> Iterator[str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-__all__ = ["KafkaRecord", "TimestampType"]
+from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
+
+__all__ = ["KafkaRecord", "TimestampType", "key_text"]
 
 
 class TimestampType(IntEnum):
@@ -14,6 +17,14 @@ class TimestampType(IntEnum):
     NONE = 0
     CREATE = 1
     LOG_APPEND = 2
+
+
+def key_text(data: bytes) -> str:
+    """Return bytes as a key: their UTF-8 text, else ``0x`` and their hexadecimal digits."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"0x{data.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,23 @@ class KafkaRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int | None = None
     timestamp_type: TimestampType = TimestampType.NONE
+
+    def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+        """Return the record JSON-ready: its value as the body, as `show_bytes` does; a tombstone has none. Bytes of key
+        and headers that are not UTF-8 are ``0x`` and hexadecimal digits.
+        """
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "size": self.size,
+            "key": None if self.key is None else key_text(self.key),
+            "headers": [[name, None if value is None else key_text(value)] for name, value in self.headers],
+            "timestamp_ms": self.timestamp_ms,
+            "timestamp_type": self.timestamp_type.name.lower(),
+            "body_bytes": None if self.value is None else len(self.value),
+            **({} if self.value is None else show_bytes(self.value, body)),
+        }
 
     @property
     def size(self) -> int:

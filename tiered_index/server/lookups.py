@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.retention import NOTHING
-from tiered_index.rocketmq.archive.messages import Containing, RocketmqMessages, describe_fetched, messages_by_id
+from tiered_index.rocketmq.archive.messages import Containing, RocketmqMessages, messages_by_id
 from tiered_index.rocketmq.remoting.archived_queues import Directories, queues_at_hand
 from tiered_index.rocketmq.remoting.browsing import Browsed, Browser
 from tiered_index.rocketmq.remoting.pulling import UnknownOffsets
@@ -446,7 +446,7 @@ class LookupHandlers(Handlers):
         shown = []
         for one in answer.messages:
             # a compressed body can become a thousand times its size
-            document = describe_fetched(one, asked.body, max_body_bytes=left)
+            document = one.to_dict(asked.body, left)
             # redact only the places, not the message
             document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
             shown.append(wire.encode(document).rstrip())

@@ -56,6 +56,8 @@ class Archiver:
         self.archived += result
         return result
 
+    finish = run_once
+
     def stop(self):
         self.stopped = True
         self.go.set()

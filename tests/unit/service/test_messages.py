@@ -22,7 +22,7 @@ class Text:
 
     text: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, body: str = "text", max_body_bytes: int = 0) -> dict[str, Any]:
         return {"text": self.text}
 
 

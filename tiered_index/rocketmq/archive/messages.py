@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from tiered_index.encoding import MAX_BODY_BYTES
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.rocketmq.archive.search import Search
@@ -26,9 +27,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import (
     HEAD_BYTES,
-    MAX_BODY_BYTES,
     MAX_MESSAGE_BYTES,
-    BodyFormat,
     Message,
     check_head,
     decode_message,
@@ -40,11 +39,10 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
-from tiered_index.service.threads import DaemonPool
+from tiered_index.service.threads import each
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
 
-T = TypeVar("T")
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
 _RUN_BYTES = 8 << 20
@@ -225,7 +223,7 @@ class RocketmqMessages:
             if len(several) == 1:
                 read(several[0])
             else:
-                _each(several, read, self._threads)
+                each(several, read, self._threads)
         return [self._outcome(search) for search in searches]
 
     # the store's own files
@@ -308,9 +306,9 @@ class RocketmqMessages:
                     of_segments.setdefault(segment.name, (segment, []))[1].append(search)
                 tables: dict[str, SegmentTable] = {}
                 several = [of_segments[name] for name in sorted(of_segments)]
-                _each(several, partial(_read_table, archive, tables), threads)
+                each(several, partial(_read_table, archive, tables), threads)
                 runs = [run for one, of in several if one.name in tables for run in _runs(one, tables[one.name], of)]
-                _each(runs, partial(_read_run, archive), threads)
+                each(runs, partial(_read_run, archive), threads)
                 turn += 1
             # an erasure or a repair may have replaced the segments since the log was read
             open_searches = [search for search in looked_for if search.gone and search.found is None]
@@ -499,18 +497,6 @@ def _decode(archive: SegmentArchive, pieces: _Pieces, search: Search) -> Message
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
 
 
-def _each(parts: Sequence[T], act: Callable[[T], None], threads: int) -> None:
-    """Call `act` for every part, in threads, with the caller's budget."""
-    if not parts:
-        return
-    if len(parts) == 1:
-        act(parts[0])  # the usual case: a thread costs more than the read
-        return
-    with contextlib.closing(DaemonPool(max(threads, 1), "tiered-index-messages")) as pool:
-        for future in [pool.submit(act, part) for part in parts]:
-            future.result()
-
-
 # Messages of one unique key on a page
 _MANY = 32
 
@@ -544,13 +530,6 @@ def messages_by_id(
     if not answer.messages and cursor is None:
         answer = replace(answer, messages=_by_place(source, topic, msg_id))
     return answer
-
-
-def describe_fetched(fetched: Fetched, body: BodyFormat, *, max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Return the result of an entry with its message, for JSON; for `body` and `max_body_bytes` see `show_body`."""
-    message = fetched.message
-    shown = {"message": message.to_dict(body, max_body_bytes)} if isinstance(message, Message) else {}
-    return fetched.to_dict() | shown
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,18 @@ never quote stored bytes, because the caller may not be allowed to see the messa
 
 from __future__ import annotations
 
-import codecs
-import contextlib
-import json
 import struct
 import zlib
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat, show_bytes
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
-
-# Default bound of a decompressed body: 32 times the broker's default bound of a message
-MAX_BODY_BYTES = 1 << 27
 
 # Type 0 is in messages of clients older than the compression types.
 _NAMES = {0: "zlib", layout.COMPRESSION_LZ4: "lz4", layout.COMPRESSION_ZSTD: "zstd", layout.COMPRESSION_ZLIB: "zlib"}
@@ -362,11 +357,6 @@ def decode_message(
     return Message(topic=topic, **fields, raw_body=body, raw_properties=bytes(view[topic_end + 2 : head.size]))
 
 
-BodyFormat = Literal["text", "json", "hex", "excerpt", "none"]
-# Characters of an excerpt, and bytes of one in hexadecimal digits.
-_EXCERPT, _EXCERPT_BYTES = 200, 32
-
-
 def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """Return ``body`` and ``body_format``. A body that is not JSON becomes text; one that is not text, hexadecimal.
 
@@ -379,26 +369,4 @@ def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BY
         plain = message.body(max_bytes)
     except CorruptFile as error:
         return {"body": message.raw_body.hex(), "body_format": "hex", "body_problem": str(error)}
-    if wanted == "json":
-        try:
-            return {"body": json.loads(plain, parse_constant=_no_constant), "body_format": "json"}
-        except (ValueError, RecursionError):
-            pass  # shown as text
-    if wanted == "excerpt":
-        begin = plain[: 4 * _EXCERPT]
-        if b"\0" not in begin:
-            with contextlib.suppress(UnicodeDecodeError):
-                # a character may be cut at the end
-                text = codecs.getincrementaldecoder("utf-8")().decode(begin)
-                return {"body": text[:_EXCERPT], "body_format": "text"}
-        plain = plain[:_EXCERPT_BYTES]
-    if wanted != "hex" and b"\0" not in plain:
-        try:
-            return {"body": plain.decode(), "body_format": "text"}
-        except UnicodeDecodeError:
-            pass  # shown as digits
-    return {"body": plain.hex(), "body_format": "hex"}
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    return show_bytes(plain, wanted)

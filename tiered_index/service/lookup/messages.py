@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
+from tiered_index.encoding import MAX_BODY_BYTES, BodyFormat
 from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
@@ -48,8 +49,8 @@ def pause_s(passed_s: float) -> float:
 class FoundMessage(Protocol):
     """A message of any source."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the message as a JSON-ready dict."""
+    def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+        """Return it JSON-ready, its body as `show_bytes`; one that would be larger is not decompressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +84,12 @@ class Fetched:
     bytes: int = 0
     """Requests and bytes of the storage. If one request fetched neighbours, the first of them has the cost."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict."""
+    def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+        """Return it JSON-ready, with its message as `FoundMessage.to_dict`."""
         return {
             "state": self.state,
             "item": self.item.to_dict() if self.item is not None else None,
-            "message": self.message.to_dict() if self.message is not None else None,
+            "message": self.message.to_dict(body, max_body_bytes) if self.message is not None else None,
             "read_from": self.read_from,
             "problem": self.problem,
         }

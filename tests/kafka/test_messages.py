@@ -1,0 +1,167 @@
+"""Records as the answer: from the broker while it has them, else out of the archive, and of the key alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.kafka.followed import archive, ingest
+from tests.support.storage_faults import FaultStorage
+from tiered_index.cli.main import app
+from tiered_index.errors import InvalidArgument
+from tiered_index.kafka.messages import KafkaBroker, KafkaMessages, parse_place
+
+TIME_MS = 1_700_000_000_000
+
+
+def messages_of(index, servers=None, **options):
+    index.flush()
+    broker = None if servers is None else KafkaBroker({"bootstrap.servers": servers})
+    return KafkaMessages({None: index.segment_archive}, broker, **options)
+
+
+def sent(count, name="k"):
+    return [
+        {"key": f"{name}{n}", "value": f"{name} value {n}", "partition": 0, "timestamp": TIME_MS + n}
+        for n in range(count)
+    ]
+
+
+def test_a_record_is_shown_from_the_broker_and_from_the_archive_once_that_has_deleted_it(
+    index, cluster, servers, producing, topic
+):
+    producing.send(topic, sent(50))
+    archive(index, servers, topic)
+    for state in ("local", "archived"):
+        source = messages_of(index, servers)
+        (found,) = index.messages(topic, "k7", source=source).messages
+        assert (found.state, found.message.value, found.message.offset) == (state, b"k value 7", 7)
+        assert source.at(topic, 0, 7).message == found.message
+        source.close()
+        cluster.trim(topic, 0, 50)
+    assert source.at(topic, 0, 99).state == "missing"
+    assert "no archived segment has it" in source.at(topic, 0, 99).problem
+    # without a broker
+    (found,) = index.messages(topic, "k49", source=messages_of(index)).messages
+    assert (found.state, found.message.value) == ("archived", b"k value 49")
+
+
+def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, producing, topic):
+    producing.send(topic, sent(9))
+    ingest(index, servers, topic)
+    cluster.trim(topic, 0, 9)
+    (found,) = index.messages(topic, "k7", source=messages_of(index, servers)).messages
+    assert (found.state, found.message) == ("expired", None)
+    assert "the broker has deleted it: the log of" in found.problem
+    (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
+    assert (found.state, found.problem) == ("missing", "no archived segment has it")
+
+
+@pytest.mark.parametrize("with_broker", [True, False])
+def test_a_colliding_key_is_never_shown_as_a_match(index, servers, producing, topic, with_broker):
+    producing.send(topic, sent(20))
+    archive(index, servers, topic)
+    source = messages_of(index, servers if with_broker else None)
+    (item,) = index.query(topic, "k7").items
+    # the entry of k7, as a lookup of a key of the same hash would find it
+    (fetched,) = source.fetch([item], topic, "another")
+    assert (fetched.carries_key, fetched.message.key) == (False, b"k7")
+    for wrong in (replace(item, size=item.size + 1), replace(item, timestamp_ms=item.timestamp_ms + 5_000)):
+        (fetched,) = source.fetch([wrong], topic, "k7")
+        assert (fetched.state, fetched.message) == ("missing", None)
+        assert "another record is there" in fetched.problem
+        assert fetched.instead == replace(item, timestamp_ms=TIME_MS)
+
+
+def test_records_of_a_log_before_are_shown_out_of_its_archive(index, cluster, servers, producing, topic):
+    cluster.create(topic)
+    producing.send(topic, sent(20, "old"))
+    archive(index, servers, topic)
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, sent(20, "new"))
+    assert archive(index, servers, topic).archiving.archived == 1
+    for source in (messages_of(index, servers), messages_of(index)):
+        for name in ("old", "new"):
+            (found,) = index.messages(topic, f"{name}7", source=source).messages
+            assert found.message.value == f"{name} value 7".encode()
+        # by its place alone the newest log is meant
+        assert source.at(topic, 0, 7).message.value == b"new value 7"
+
+
+def test_every_kind_of_key_is_checked_and_a_function_is_asked_for(index, servers, producing, topic):
+    value = json.dumps({"order": {"id": 4711}})
+    producing.send(topic, [{"key": "k", "value": value, "headers": [("h", "v")], "partition": 0}])
+    archive(index, servers, topic, keys=("json:order.id",))
+    archive(index, servers, topic, keys=("header:h",), restart=True)
+    source = messages_of(index, keys=("header:h",))
+    for key in ("4711", "v"):
+        (found,) = index.messages(topic, key, source=source).messages
+        assert found.message.value == value.encode()
+
+
+def test_keys_of_a_function_need_the_function(index, servers, producing, topic):
+    producing.send(topic, [{"key": "abc", "value": "v", "partition": 0}])
+
+    def backwards(record):
+        return [record.key.decode()[::-1]]
+
+    archive(index, servers, topic, function=backwards)
+    (found,) = index.messages(topic, "cba", source=messages_of(index, function=backwards)).messages
+    assert found.message.key == b"abc"
+    with pytest.raises(InvalidArgument, match="function"):
+        index.messages(topic, "cba", source=messages_of(index))
+
+
+def test_one_record_is_two_requests_and_one_once_the_footer_is_known(index, servers, producing, topic):
+    producing.send(topic, sent(2_000))
+    archive(index, servers, topic)
+    (segment,) = index.segment_archive.state().archive.values()
+    counted = FaultStorage(index.storage)
+    source = KafkaMessages({None: replace(index.segment_archive, storage=counted)})
+    for offset, requests in ((7, 2), (1_999, 1)):
+        before = counted.calls()
+        found = source.at(topic, 0, offset)
+        assert found.message.offset == offset
+        assert (found.requests, counted.calls() - before) == (requests, requests)
+    assert 0 < found.bytes < segment.object_bytes
+
+
+def test_places_of_records():
+    assert parse_place("kafka:orders/3/1234") == ("orders", 3, 1234)
+    for wrong in ("kafka:orders/3", "kafka:/3/4", "kafka:orders/x/1", "orders/3/1"):
+        with pytest.raises(InvalidArgument, match="kafka:TOPIC/PARTITION/OFFSET"):
+            parse_place(wrong)
+
+
+def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
+    root, storage = tmp_path / "root", (tmp_path / "storage").as_uri()
+    value = json.dumps({"order": {"id": 7}})
+    headers = [("h", b"\xff")]
+    producing.send(topic, [{"key": "a", "value": value, "headers": headers, "partition": 0, "timestamp": TIME_MS}])
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, [*map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    place, keys = f"kafka://{servers}/{topic}", ("--key", "json:order.id")
+    run("ingest", place, *keys, "--archive", "--root", root, "--storage", storage)
+    broker = ("--kafka", f"bootstrap.servers={servers}")
+    for where, state in (((*broker, "--root", root), "local"), (("--root", root), "archived")):
+        text = run("query", topic, "7", "--messages", "--body", "json", *where)
+        assert f"2023-11-14T22:13:20Z  {state}" in text, text
+        assert "h=0xff" in text and '"id": 7' in text
+        document = json.loads(run("message", f"kafka:{topic}/0/0", "--json", *where))
+        (one,) = document["messages"]
+        assert (one["state"], one["message"]["body"], one["message"]["key"]) == (state, value, "a")
+    # the records alone were uploaded yet
+    assert "archived" in run("message", f"kafka:{topic}/0/0", "--storage", storage)
+    assert "local" in run("message", f"kafka:{topic}/0/0", *broker)
+    cluster.trim(topic, 0, 1)
+    assert "archived" in run("message", f"kafka:{topic}/0/0", *broker, "--storage", storage)
+    wrong = CliRunner().invoke(app, ["message", "kafka:none/0/0", "--storage", storage])
+    assert (wrong.exit_code, "has no topic 'none'" in wrong.output) == (2, True)

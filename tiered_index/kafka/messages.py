@@ -1,0 +1,295 @@
+"""Records of Kafka for the index's answers, and one by its place: from the broker while it has them, else out of the
+archive.
+
+A record is an entry's if place, size and second agree, and the key that was asked for is one of its keys. The keys are
+taken out of the record as for the index: the positions of the index say how, and so does each archived file. A record
+at an entry's place that contradicts the entry is of another log of the partition. Threads: any.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageError,
+    StorageUnavailable,
+)
+from tiered_index.format.columnar import NUMBER, decode_group, notes_of, row_group_of
+from tiered_index.kafka.archive import FUNCTION, KEYS_NOTE, records_of
+from tiered_index.kafka.client import TIMEOUT_S, asked, error_of, is_passing, kafka, open_consumer, range_of, record_of
+from tiered_index.kafka.keys import KeyFunction, Keys
+from tiered_index.kafka.record import KafkaRecord
+from tiered_index.kafka.source import Name, keys_in
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
+from tiered_index.service.lookup.messages import Fetched, MessageState
+from tiered_index.service.threads import each
+from tiered_index.storage.context import check_deadline
+from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
+
+_PLACE = re.compile(r"kafka:([^/]+)/([0-9]+)/([0-9]+)")
+_WAIT_S = 0.2
+# how often a segment is looked for that was replaced since the log was read
+_LOOKS = 5
+# entries of the preset `rocketmq` may be one second off
+_CLOCK_STEP_S = 1
+
+
+def parse_place(text: str) -> tuple[str, int, int]:
+    """Return topic, partition and offset of ``kafka:TOPIC/PARTITION/OFFSET``. Raises `InvalidArgument`."""
+    if (found := _PLACE.fullmatch(text)) is None:
+        raise InvalidArgument(f"write a record's place as kafka:TOPIC/PARTITION/OFFSET, not {text!r}")
+    return found[1], int(found[2]), int(found[3])
+
+
+class _Deleted(Exception):
+    """The broker no longer has the offset."""
+
+
+@dataclass(eq=False)
+class KafkaBroker:
+    """Reads records of a cluster by their places, by the settings of its client with ``bootstrap.servers``. Any thread:
+    each has a client of its own while it reads.
+    """
+
+    settings: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        self.place = f"kafka://{self.settings['bootstrap.servers']}"
+        self._idle: deque[Any] = deque()
+
+    def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
+        """Return the record at a place; None: the log has none there. Raises `_Deleted`, and as the client."""
+        try:
+            consumer = self._idle.pop()
+        except IndexError:
+            few = {"log_level": "0", "queued.min.messages": "1"}
+            consumer = open_consumer(self.settings["bootstrap.servers"], {**few, **self.settings})
+        try:
+            return self._read(consumer, topic, partition, offset)
+        finally:
+            self._idle.append(consumer)
+
+    def _read(self, consumer: Any, topic: str, partition: int, offset: int) -> KafkaRecord | None:
+        where = f"{topic}/{partition}"
+        begin, end = range_of(consumer, topic, partition)
+        if offset < begin:
+            raise _Deleted(f"the log of {where} begins at offset {begin:,}")
+        if offset >= end:
+            return None
+        consumer.assign([kafka.TopicPartition(topic, partition, offset)])
+        until_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < until_s:
+            check_deadline(f"reading {where}")
+            for message in asked(where, lambda: consumer.consume(1, _WAIT_S)):
+                error = message.error()
+                if error is None:
+                    return record_of(message) if message.offset() == offset else None
+                if error.code() == kafka.KafkaError._PARTITION_EOF:
+                    return None
+                if not is_passing(error):
+                    raise error_of(error, where)
+        raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for the record of one place, and of its entry if there is one."""
+
+    place: tuple[str, int, int]
+    item: IndexItem | None
+    key: str | None
+    found: Fetched | None = None
+    collision: Fetched | None = None
+    instead: IndexItem | None = None
+    problems: list[str] = field(default_factory=list)
+    error: StorageError | BudgetExceeded | None = None
+    state: MessageState = "missing"
+    read_from: str | None = None
+    damaged: bool = False
+    is_archived: bool = False
+    requests: int = 0
+    bytes: int = 0
+
+    def take(self, record: KafkaRecord, state: MessageState, carries: Callable[[KafkaRecord, str], bool]) -> None:
+        """Judge a record that was read at the place."""
+        item, second = self.item, None if record.timestamp_ms is None else _second(record.timestamp_ms)
+        carried = self.key is None or carries(record, self.key)
+        if item is not None and not (
+            record.size == (item.size or record.size)
+            and (second is None or abs(second - item.timestamp_ms // 1000) <= _CLOCK_STEP_S)
+        ):
+            self.problems.append(f"{self.read_from}: another record is there: the log is another one")
+            if carried and second is not None:
+                self.instead = self.instead or replace(item, size=record.size, timestamp_ms=second * 1000)
+            return
+        fetched = Fetched(item=item, state=state, message=record, carries_key=carried, read_from=self.read_from)
+        if carried:
+            self.found = replace(fetched, problem="; ".join(self.problems) or None)
+        else:
+            self.collision = self.collision or fetched
+
+    def outcome(self) -> Fetched:
+        """Return what became of it."""
+        known = self.found or (None if self.error is not None or self.damaged else self.collision)
+        if known is None:
+            known = Fetched(
+                item=self.item,
+                state=self.state,
+                read_from=self.read_from,
+                problem="; ".join([*self.problems, *([] if self.is_archived else ["no archived segment has it"])]),
+                error=self.error,
+                damaged=self.damaged,
+                instead=self.instead,
+            )
+        return replace(known, requests=self.requests, bytes=self.bytes)
+
+
+def _second(timestamp_ms: int) -> int:
+    return min(timestamp_ms, MAX_TIMESTAMP_MS) // 1000
+
+
+@dataclass(eq=False)
+class KafkaMessages:
+    """The records of indexes: a `MessageSource`.
+
+    `archives` are those of the indexes by the `source` of their entries, as `IndexReader.segment_archives`. `broker` is
+    that of one cluster; None: records come out of the archives alone. `keys` is what `--key` gave, beside what the
+    archives tell; `function` takes the keys out of the records of an index that was made with a function.
+    """
+
+    archives: Mapping[str | None, SegmentArchive]
+    broker: KafkaBroker | None = None
+    keys: Iterable[str] = ()
+    function: KeyFunction | None = None
+    threads: int = 8
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`, in their order. Errors of places are in the answers."""
+        searches = [_Search((topic, item.queue_id, item.offset), item, key) for item in items]
+        each(searches, self._settle, self.threads)
+        return [search.outcome() for search in searches]
+
+    def at(self, topic: str, partition: int, offset: int) -> Fetched:
+        """Return the record at an offset of a partition. Raises what made the place impossible to ask."""
+        search = _Search((topic, partition, offset), None, None)
+        self._settle(search)
+        if (fetched := search.outcome()).error is not None:
+            raise fetched.error
+        return fetched
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        if self.broker is not None:
+            self.broker.close()
+
+    def _settle(self, search: _Search) -> None:
+        sources = [search.item.source] if search.item is not None else list(self.archives)
+        archives = [self.archives[source] for source in sources if source in self.archives]
+        told = {*self.keys, *(key for archive in archives for key in keys_in(archive.state().positions))}
+        if self.broker is not None:
+            self._ask_broker(self.broker, search, told)
+        for archive in archives:
+            for _ in range(_LOOKS):
+                if search.found is not None or not self._read_archive(archive, search, told):
+                    break
+
+    def _ask_broker(self, broker: KafkaBroker, search: _Search, told: set[str]) -> None:
+        search.read_from = "{}/{}/{}".format(broker.place, *search.place[:2])
+        try:
+            record = broker.record(*search.place)
+        except _Deleted as error:
+            search.state = "expired"
+            search.problems.append(f"the broker has deleted it: {error}")
+        except (CorruptFile, StorageError, BudgetExceeded) as error:
+            search.problems.append(str(error))
+            search.error = error if not isinstance(error, CorruptFile) else None
+        else:
+            if record is None:
+                search.problems.append(f"{search.read_from} has no record at offset {search.place[2]:,}")
+            else:
+                search.take(record, "local", partial(self._carries, told))
+
+    def _read_archive(self, archive: SegmentArchive, search: _Search, told: set[str]) -> bool:
+        """Look into the archived logs of a partition, the newest first; return whether to look again."""
+        state, (topic, partition, offset) = archive.state(), search.place
+        for store in _logs_of(state, topic, partition):
+            if (segment := state.segment_holding(store, offset)) is None:
+                if offset < state.expired.segments.get(store, 0):
+                    search.state = "expired"
+                    search.problems.append(f"it has expired in the archive of {store}")
+                continue
+            search.read_from = segment.name
+            try:
+                row, keys = self._row(archive, segment, search)
+            except ObjectNotFound:
+                archive.refresh()
+                return True  # a record has put another object in its place, or it has expired
+            except (CorruptFile, StorageError, BudgetExceeded) as error:
+                search.problems.append(str(error))
+                search.damaged = search.damaged or isinstance(error, CorruptFile)
+                search.error = search.error if isinstance(error, CorruptFile) else error
+                continue
+            search.is_archived = True
+            if row is not None:
+                search.take(row, "archived", partial(self._carries, told | keys))
+            elif segment.source is not None:
+                search.state = "erased"
+                search.problems.append(f"records were erased out of {segment.name}, and it has none at this offset")
+            else:
+                search.problems.append(f"{segment.name} has no record at this offset: the broker had none, either")
+            if search.found is not None:
+                search.error = None
+                break
+        return False
+
+    def _row(
+        self, archive: SegmentArchive, segment: ArchivedSegment, search: _Search
+    ) -> tuple[KafkaRecord | None, set[str]]:
+        """Return the record of a segment, and the keys that it was indexed by; one request more finds its footer."""
+        check_deadline(f"reading {segment.name}")
+        if archive.known_table(segment) is None:
+            search.requests += 1
+            search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
+        footer = archive.table(segment).footer
+        keys = set(json.loads(notes_of(footer)[KEYS_NOTE]))
+        if (group := row_group_of(footer, search.place[2])) is None:
+            return None, keys
+        search.requests += 1
+        search.bytes += group.end - group.begin
+        rows = decode_group(footer, group, archive.verified(segment, group.begin, group.end - group.begin))
+        at = rows.column(NUMBER).index(search.place[2]).as_py()
+        return (records_of(rows.slice(at, 1))[0] if at >= 0 else None), keys
+
+    def _carries(self, told: set[str], record: KafkaRecord, key: str) -> bool:
+        given = Keys(tuple(told - set(FUNCTION)) or ("key",))
+        if key in given.of(record):
+            return True
+        if not told.isdisjoint(FUNCTION) and self.function is None:
+            raise InvalidArgument("the keys of this index are those of a function: pass it to KafkaMessages(function=)")
+        return self.function is not None and key in self.function(record)
+
+
+def _logs_of(state: LogState, topic: str, partition: int) -> list[str]:
+    """Return the stores of a partition's logs that are archived or were, the newest first."""
+    stores = {*state.stores, *state.expired.segments}
+    logs = [(name, store) for store in stores if (name := Name.parse(store)) is not None]
+    mine = [(name.generation, store) for name, store in logs if (name.topic, name.partition) == (topic, partition)]
+    return [store for _, store in sorted(mine, reverse=True)]
