@@ -122,7 +122,7 @@ def merge(
 
     Tables of shorter windows are merged too. Windows are counted from 1970-01-01 UTC: 30d is 30 days, not a calendar
     month. Writers and readers may run. A log record removes the merged files from the index; `tiered-index orphans`
-    deletes their objects later. You may repeat the command. Exit code 4: the storage lost an object of a source;
+    deletes their objects later. You may repeat the command. Exit code 4: an object to merge is missing;
     --skip-lost merges the rest.
 
     [bold]Examples[/bold]
