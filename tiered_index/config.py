@@ -89,7 +89,7 @@ class IndexConfig(BaseModel):
     items: int | None = Field(
         None,
         gt=1,
-        description="items per file, one of them unused; None: 4,000,000, or 20,000,000 with preset rocketmq",
+        description="entries per file, plus 1; None: 4,000,000, or 20,000,000 with preset rocketmq",
     )
     item_type: type[IndexItem] | None = Field(
         None, exclude=True, description="class of entries; None: the class of the preset"
@@ -118,7 +118,7 @@ class IndexConfig(BaseModel):
     query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage in parallel")
     coalesce_gap_bytes: int | Literal["price"] = Field(
         256 << 10,
-        description="largest gap between two slot groups that one request reads; price: computed from `prices`",
+        description="largest gap between two slot groups that one request reads; the value `price` computes it from `prices`",
     )
     block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
     directory_cache_bytes: int = Field(

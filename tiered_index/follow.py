@@ -154,7 +154,7 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index, and waits while it pushes back: at most `patience_s`, or until `stop`.
+    """Puts into one index, and waits while it refuses puts: at most `patience_s`, or until `stop`.
 
     `quarantined` has the first `FIRST` messages with an implausible time, JSON-ready.
     """

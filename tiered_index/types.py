@@ -162,7 +162,7 @@ class FileReport(_Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LostFile(_Record):
-    """A file, or a part of a window table, that the storage lost and that `recover --lost` gave up.
+    """A file, or a part of a window table, that the storage lost and a log record declares lost.
 
     Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in [`begin_ms`,
     `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.

@@ -55,9 +55,9 @@ class FoundMessage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """The message of one entry or place, or the reason why there is none.
+    """The message of one entry or offset, or the reason why there is none.
 
-    `item` is None for a place. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason why
+    `item` is None for an offset. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason why
     there is no message, or why no nearer place had it.
     """
 

@@ -48,8 +48,8 @@ class S3Options(StorageOptions):
     max_attempts: int = 5
     # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
     transfer_attempts: int = 4
-    # The pause after fault n of a kind is random, up to `backoff_s * 2**n` and at most 5 s. After throttling, at least
-    # 0.5 is used for `backoff_s`.
+    # The pause after fault n of a kind is random, at most `backoff_s * 2**n` seconds, and at most 5. After throttling,
+    # `backoff_s` counts as 0.5 or more.
     backoff_s: float = 0.1
     # Read ranges through obstore if it is installed: it needs a fraction of boto3's processor time. Set False for tools
     # that trace boto3's methods.
