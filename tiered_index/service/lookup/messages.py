@@ -57,8 +57,8 @@ class FoundMessage(Protocol):
 class Fetched:
     """The message of one entry or offset, or the reason why there is none.
 
-    `item` is None for an offset. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason why
-    there is no message, or why no nearer place had it.
+    `item` is None for an offset. `message` is set if the state is ``local`` or ``archived``. `problem` is the reason
+    why there is no message, or why no nearer place had it.
     """
 
     item: IndexItem | None
