@@ -336,7 +336,7 @@ def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
     assert Tombstone.of("t", 5001).before_ms == 6000
     monkeypatch.setattr("tiered_index.service.erasure.erase.MOST_TOMBSTONES", 2)
     assert _check_bound(stones(key, queue), stones(topic)).tombstones == (topic,)
-    with pytest.raises(InvalidArgument, match="3 tombstones, the limit is 2"):
+    with pytest.raises(InvalidArgument, match="3 tombstones; the limit is 2"):
         _check_bound(stones(key, queue), stones(other))
 
 

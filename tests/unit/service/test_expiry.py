@@ -143,7 +143,7 @@ def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
     decode = LogRecord.decode
     with monkeypatch.context() as forged:
         forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), left_out=9))
-        assert any("held 45 entries" in problem for problem in findings())
+        assert any("had 45 entries" in problem for problem in findings())
     with monkeypatch.context() as forged:
         forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), expired=NOTHING))
         assert any("nothing had expired by then" in problem for problem in findings())

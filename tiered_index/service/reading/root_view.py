@@ -211,7 +211,7 @@ class RootView:
                     file_id, UNSEALED, self._files.missing(file_id, listed[file_id]), *seconds
                 )
         if (self._root.path / ASIDE).exists():
-            problem = "`tiered-index recover` set files aside and was interrupted: run it again"
+            problem = "`tiered-index recover` was interrupted after files were set aside: run it again"
             handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())

@@ -163,5 +163,5 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
 )
 def test_what_is_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
-        with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="the one that is meant"):
+        with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="it was opened for several"):
             ask(reader)
