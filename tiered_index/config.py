@@ -116,7 +116,7 @@ class IndexConfig(BaseModel):
     query_threads: int = Field(32, gt=0, le=256, description="ranges read from the storage in parallel")
     coalesce_gap_bytes: int | Literal["price"] = Field(
         256 << 10,
-        description="largest gap between slot groups that one request reads; the value `price`: computed from `prices`",
+        description="largest gap between two slot groups that one request reads; `price` computes it from `prices`",
     )
     block_cache_bytes: int = Field(64 << 20, ge=0, description="memory for verified slot groups of stored files")
     directory_cache_bytes: int = Field(
