@@ -1,7 +1,7 @@
-"""A follower of a topic that is killed again and again: ``python -m tests.kafka.killed ROOT SERVERS TOPIC KILLS``.
+"""A follower that is killed again and again: ``python -m tests.kafka.killed ROOT SERVERS TOPIC,... KILLS [LIFE_S]``.
 
-Each follower is a fork of this process, which itself has no client of Kafka. It prints how often the followers had put
-records before they were killed.
+Each follower is a fork of this process, which itself has no client of Kafka. After each kill it prints how many of the
+followers had put records before. `LIFE_S` is the longest life of a follower after it began to put.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tiered_index import IndexService
 from tiered_index.follow import Follower
 
 SETTINGS = {"slots": 997, "items": 20_000, "flush_interval_s": 0.05}
+# the client tries again soon
+HASTY = {"reconnect.backoff.max.ms": "200", "retry.backoff.ms": "50", "retry.backoff.max.ms": "200", "log_level": "0"}
 
 
 def open_index(root: Path) -> IndexService:
@@ -25,10 +27,11 @@ def open_index(root: Path) -> IndexService:
     return IndexService.open(root=root, storage=f"{root.absolute().as_uri()}-storage", **SETTINGS)
 
 
-def follow(root: Path, servers: str, topic: str, put: int) -> None:
+def follow(root: Path, servers: str, topics: str, put: int) -> None:
     """Follow until the process is killed; a byte for each round that put records."""
     index = open_index(root)
-    follower = Follower(index, source_of(index, servers, topic, follow=True), note=lambda _: None)
+    source = source_of(index, servers, *topics.split(","), follow=True, settings=HASTY)
+    follower = Follower(index, source, note=lambda _: None)
     follower.in_background()
     seen = 0
     while not follower.has_ended():
@@ -39,22 +42,22 @@ def follow(root: Path, servers: str, topic: str, put: int) -> None:
     follower.end()
 
 
-def main(root: str, servers: str, topic: str, kills: str) -> None:
+def main(root: str, servers: str, topics: str, kills: str, life_s: str = "0.2") -> None:
     """Kill so many followers, each at a moment of its own after it began to put."""
     times, fruitful = random.Random(4), 0
     for _ in range(int(kills)):
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             os.close(read)
-            follow(Path(root), servers, topic, write)
+            follow(Path(root), servers, topics, write)
             os._exit(1)
         os.close(write)
         fruitful += bool(os.read(read, 1))
-        time.sleep(times.uniform(0, 0.2))
+        time.sleep(times.uniform(0, float(life_s)))
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         os.close(read)
-    print(fruitful)
+        print(fruitful, flush=True)
 
 
 if __name__ == "__main__":

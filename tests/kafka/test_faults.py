@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 
 from tests.kafka.followed import ingest, places, source_of
+from tests.kafka.killed import HASTY
 from tests.support.cutting_proxy import CUT, Fault, cutting_proxy
 from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
@@ -16,8 +17,6 @@ from tiered_index.follow import Follower
 
 BROKERS = 3
 FETCH, LIST_OFFSETS = 1, 2
-# the client tries again soon
-HASTY = {"reconnect.backoff.max.ms": "200", "retry.backoff.ms": "50", "retry.backoff.max.ms": "200"}
 
 
 @pytest.fixture(scope="module")

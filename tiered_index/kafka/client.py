@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -133,9 +133,10 @@ def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: fl
     return ids
 
 
-def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
-    """Return `call()`, a request to the cluster, which is repeated for so long if that may help. Raises as `error_of`;
-    `what` begins the message.
+def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, lasting: Container[str] = ()) -> T:
+    """Return `call()`, a request to the cluster, which is repeated for so long unless its error is a `lasting` one.
+
+    Raises as `error_of`; `what` begins the message.
     """
     until_s = time.monotonic() + patience_s
     while True:
@@ -143,8 +144,8 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
             return call()
         except kafka.KafkaException as error:
             found = error_of(error.args[0], what)
-            passes = isinstance(found, StorageUnavailable) and error.args[0].name() not in MISSED
-            if not passes or time.monotonic() > until_s:
+            lasts = not isinstance(found, StorageUnavailable) or error.args[0].name() in lasting
+            if lasts or time.monotonic() > until_s:
                 raise found from error
         time.sleep(_PAUSE_S)
 

@@ -200,8 +200,10 @@ class KafkaSource:
         self._heard_s = time.monotonic()
         self._committed: dict[tuple[str, int], int] = {}
         self._answers: dict[Any, Any] = {}
+        self._is_begun = False
         try:
             self._look_for_partitions(begin=True)
+            self._is_begun = True
         except BaseException:
             self._consumer.close()
             raise
