@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,7 +42,7 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-python $(SOURCES) deploy/find-java.sh deploy
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$found
 	@$(CORE)
-	@touch $@ $(VENV)/.stamp-demo $(VENV)/.stamp-serve
+	@touch $@ $(VENV)/.stamp-demo $(VENV)/.stamp-kafka $(VENV)/.stamp-serve
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
 
@@ -53,6 +53,14 @@ $(VENV)/.stamp-serve: $(VENV)/.stamp-demo $(SOURCES)
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server]'
 	@touch $@
+
+$(VENV)/.stamp-kafka: $(VENV)/.stamp-demo $(SOURCES)
+	@echo "installing tiered_index with the extra 'kafka' (versions from requirements.lock)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,kafka]'
+	@touch $@
+
+kafka-demo: $(VENV)/.stamp-kafka ## topics of Kafka (a mock cluster) followed, the follower killed, records found by key, header and field of JSON
+	@$(BIN)/python -m tests.demo.kafka
 
 serve-demo: $(VENV)/.stamp-serve ## the service over two million messages that a broker writes: console, HTTP, RocketMQ's protocol
 	@$(BIN)/python -m tests.demo --serve

@@ -1,0 +1,297 @@
+"""`python -m tests.demo.kafka`: topics of Kafka into an index, a follower that is killed, and records found again.
+
+librdkafka's mock cluster is the broker. Each record has a key (a customer), a header (a trace) and JSON (an order): all
+three are keys of the index. Every record is looked up by its trace afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer import Option
+
+from tests.demo.command import place_of
+from tests.demo.processes import ProcessFailed
+from tests.demo.workload import Measured
+from tests.support.environment import own_environment
+from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
+from tiered_index.cli.main import run
+from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds
+from tiered_index.cli.session import Session, command
+from tiered_index.config import IndexConfig
+from tiered_index.service.reader import IndexReader
+from tiered_index.types import Lookup
+
+TOPICS = ("orders", "payments")
+KEYS = ("key", "header:trace", "json:order.id")
+BEGIN_MS = 1_762_000_000_000
+ASKED = "order-4711"
+_LOOKUPS_AT_ONCE = 10_000
+_WRONG = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a number: an order has one in each topic, of one customer."""
+
+    number: int
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+        return TOPICS[self.number % 2]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its partition and offset."""
+        order = self.number // 2
+        return order % PARTITIONS, order // PARTITIONS
+
+    @property
+    def keys(self) -> tuple[str, str, str]:
+        """Its keys, in the order of `KEYS`."""
+        order = self.number // 2
+        return f"customer-{order * 7919 % 997}", f"trace-{self.number}", f"order-{order}"
+
+    def produced(self) -> dict[str, Any]:
+        """Return the arguments of the producer."""
+        customer, trace, order = self.keys
+        value = {"order": {"id": order, "total": self.number % 900}, "state": ("placed", "paid")[self.number % 2]}
+        time_ms = BEGIN_MS + self.number * 10
+        headers = [("trace", trace)]
+        return {
+            "key": customer,
+            "value": json.dumps(value),
+            "partition": self.place[0],
+            "headers": headers,
+            "timestamp": time_ms,
+        }
+
+
+def produce(servers: str, first: int, last: int) -> None:
+    """Write the records of these numbers."""
+    producing = Producing(servers)
+    for topic in range(2):
+        records = (Record(n) for n in range(first, last) if n % 2 == topic)
+        producing.send(TOPICS[topic], (record.produced() for record in records))
+
+
+@dataclass
+class Stages:
+    """One run of the demo."""
+
+    cluster: Cluster
+    config: IndexConfig
+    records: int
+    lookups: int
+    say: Any
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def follow_and_die(self) -> None:
+        """Follow while records arrive; kill the follower; give the same command again, to the end of the topics."""
+        half = self.records // 2
+        produce(self.cluster.servers, 0, half)
+        self.say(f"{half:,} records in {len(TOPICS)} topics of {PARTITIONS} partitions; the follower begins")
+        writing = threading.Thread(target=produce, args=(self.cluster.servers, half, self.records))
+        begun, killed_at = 0, 0
+        with self._ingest("--follow") as follower:
+            assert follower.stdout is not None
+            for line in follower.stdout:
+                killed_at = json.loads(line)["position"]
+                if not begun and (begun := killed_at):
+                    writing.start()
+                elif killed_at > begun:
+                    follower.kill()
+            writing.join()
+            if follower.wait() != -9:
+                raise ProcessFailed(f"ingest ended by itself: {_errors(follower)}")
+        self.say(f"SIGKILL at {killed_at:,} records, while others arrive")
+        with self._ingest("--wait") as again:
+            output, errors = again.communicate()
+        if again.returncode:
+            raise ProcessFailed(f"ingest ended with exit code {again.returncode}: {errors}")
+        done = json.loads(output)
+        self.figures |= {name: done[name] for name in ("resumed_from", "entries_per_s", "files")}
+        self.figures["records_per_s"] = round(done["messages"] / done["ingest_s"])
+        self.say(
+            f"the same command again took records {done['resumed_from']:,} to {done['position']:,}, three keys each; "
+            f"files: {done['files']}"
+        )
+
+    def _ingest(self, *more: str) -> subprocess.Popen[str]:
+        place = f"kafka://{self.cluster.servers}/{','.join(TOPICS)}"
+        keys = [text for key in KEYS for text in ("--key", key)]
+        places = ["--root", f"{self.config.root}", "--storage", f"{self.config.storage}", "--json", "--quiet"]
+        geometry = ["--slots", "50000", "--items", "200000"]
+        command = [sys.executable, "-m", "tiered_index", "ingest", place, *keys, *places, *geometry, *more]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def look_up(self) -> None:
+        """Look keys of each kind up, and every record by its trace."""
+        expected: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+        for record in map(Record, range(self.records)):
+            for key in record.keys:
+                expected[record.topic, key].add(record.place)
+        measured = []
+        with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
+            for kind, name in enumerate(KEYS):
+                of_kind = Measured(name)
+                for number in range(0, self.records, max(1, self.records // self.lookups)):
+                    record = Record(number)
+                    self._check(reader, of_kind, (record.topic, record.keys[kind]), expected)
+                measured.append(of_kind)
+            self._take_census(reader)
+            self.figures["asked"] = [_shown(reader, topic) for topic in TOPICS]
+        wrong = [text for one in measured for text in one.wrong]
+        self.figures |= {
+            "lookups": [one.to_dict() for one in measured],
+            "wrong_answers": len(wrong),
+            "wrong": wrong[:5],
+        }
+
+    def _check(self, reader: IndexReader, measured: Measured, pair: tuple[str, str], expected: Any) -> None:
+        began_s = time.perf_counter()
+        answer = reader.query(*pair, max_count=10_000)
+        measured.latencies_ms.append((time.perf_counter() - began_s) * 1000)
+        measured.answers += len(answer)
+        measured.requests += answer.explain.requests
+        measured.bytes += answer.explain.bytes
+        found = [(item.queue_id, item.offset) for item in answer]
+        if answer.status != "complete" or len(found) != len(expected[pair]) or set(found) != expected[pair]:
+            measured.wrong.append(f"{pair}: {len(found)} answers ({answer.status}), {len(expected[pair])} expected")
+
+    def _take_census(self, reader: IndexReader) -> None:
+        lost = doubled = 0
+        for some in _batches(self.records):
+            records = [Record(number) for number in some]
+            answers = reader.query_many([Lookup(topic=one.topic, key=one.keys[1]) for one in records])
+            for record, answer in zip(records, answers, strict=True):
+                found = [(item.queue_id, item.offset) for item in answer]
+                lost += record.place not in found
+                doubled += len(found) - (record.place in found)
+        self.figures |= {"records_lost": lost, "records_doubled": doubled}
+        self.say(f"every record looked up by its trace: {lost} lost, {doubled} doubled")
+
+
+def _batches(records: int) -> Iterator[range]:
+    for first in range(0, records, _LOOKUPS_AT_ONCE):
+        yield range(first, min(records, first + _LOOKUPS_AT_ONCE))
+
+
+def _shown(reader: IndexReader, topic: str) -> dict[str, Any]:
+    answer = reader.query(topic, ASKED)
+    return {"topic": topic, "places": [[item.queue_id, item.offset, item.timestamp_ms] for item in answer]}
+
+
+def _errors(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.read().strip()
+
+
+@command
+def demo(
+    session: Session,
+    records: int = Option(200_000, min=2_000, help="Records of the topics."),
+    lookups: int = Option(200, min=1, help="Look-ups by each kind of key."),
+) -> int:
+    """Show Kafka beside the engine: topics are followed, the follower is killed, and every record is found again.
+
+    The broker is a mock cluster in a process of its own. The storage is an embedded S3 server unless --storage names
+    another one. Exit code 1 where a record is lost or doubled, or an answer is wrong.
+
+    [bold]Examples[/bold]
+
+      python -m tests.demo.kafka
+
+      python -m tests.demo.kafka --records 20000 --json
+    """
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        session.out.note(f"[{time.monotonic() - began_s:5.1f} s] {text}")
+
+    with (
+        tempfile.TemporaryDirectory(prefix="tiered-index-demo-", ignore_cleanup_errors=True) as name,
+        place_of(session.storage, Path(name)) as place,
+        own_environment("TIERED_INDEX_S3__", place.environment),
+        kafka_cluster() as cluster,
+    ):
+        say(f"storage: {place.label}; brokers: {cluster.servers} (librdkafka's mock cluster)")
+        config = IndexConfig.load(session.config_file, root=Path(name) / "root", storage=place.uri, background=False)
+        stages = Stages(cluster, config, records, lookups, say)
+        stages.follow_and_die()
+        stages.look_up()
+    figures = stages.figures
+    wrong = figures["records_lost"] or figures["records_doubled"] or figures["wrong_answers"]
+    figures = {"status": "wrong" if wrong else "ok", "storage": place.label, "records": records, **figures}
+    figures["elapsed_s"] = round(time.monotonic() - began_s, 1)
+    session.out.answer(figures)
+    _write(session.out, figures)
+    return _WRONG if wrong else 0
+
+
+def _write(out: Output, figures: dict[str, Any]) -> None:
+    columns = ("key", "look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
+    rows = [
+        (
+            f["place"],
+            human_count(f["lookups"]),
+            human_count(f["answers"]),
+            f["wrong"],
+            f"{f['p50_ms']:.2f}",
+            f"{f['p99_ms']:.2f}",
+            human_count(f["requests_per_lookup"]),
+            human_bytes(f["bytes_per_lookup"]),
+        )
+        for f in figures["lookups"]
+    ]
+    out.table(columns, rows, right=columns[1:])
+    out.line(f"where is {ASKED}?")
+    for one in figures["asked"]:
+        for partition, offset, _ in one["places"]:
+            out.line(f"  {one['topic']}, partition {partition}, offset {offset}")
+    out.fields(
+        {
+            "records": f"{human_count(figures['records'])} in {len(TOPICS)} topics of {PARTITIONS} partitions",
+            "keys of a record": ", ".join(KEYS),
+            "rate after the kill": f"{human_count(figures['records_per_s'])} records/s, "
+            f"{human_count(figures['entries_per_s'])} entries/s",
+            "kills survived": f"1 (went on at record {human_count(figures['resumed_from'])})",
+            "records lost": figures["records_lost"],
+            "records doubled": figures["records_doubled"],
+            "wrong answers": figures["wrong_answers"],
+            "time": human_seconds(figures["elapsed_s"]),
+        }
+    )
+    for text in figures["wrong"]:
+        out.line(f"WRONG {text}")
+    out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
+
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command line (the process's own by default) and exit with its code."""
+    run(arguments, app, "python -m tests.demo.kafka")
+
+
+if __name__ == "__main__":
+    main()
