@@ -57,7 +57,7 @@ class Outcome:
 
     def is_right(self) -> bool:
         """Return whether nothing is lost, doubled or wrong."""
-        return not (self.lost or self.doubled or self.wrong or self.stored_twice) and self.checked >= self.records
+        return not (self.lost or self.doubled or self.wrong) and self.checked >= self.records
 
     def table(self) -> str:
         """Return the figures for people."""
@@ -67,7 +67,8 @@ class Outcome:
             "faults": ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items())),
             "records checked": f"{self.checked:,} of the brokers' logs",
             "lost": f"{self.lost}",
-            "doubled": f"{self.doubled} answers, {self.stored_twice} stored entries",
+            "doubled": f"{self.doubled}",
+            "stored twice": f"{self.stored_twice} entries: each is one answer",
             "wrong places": f"{self.wrong}",
             "followed in": f"{self.follow_s:.0f} s, kills and faults among them",
         }
@@ -212,10 +213,11 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-rate", action="store_true", help="Leave the measurement of the rate out.")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(given.records, given.kills, given.seed, Path(folder), rate=True)
+        outcome = run(given.records, given.kills, given.seed, Path(folder), rate=not given.no_rate)
     print(json.dumps(asdict(outcome)) if given.json else outcome.table())
     return not outcome.is_right()
 

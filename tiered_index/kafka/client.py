@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -133,10 +133,9 @@ def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: fl
     return ids
 
 
-def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, lasting: Container[str] = ()) -> T:
-    """Return `call()`, a request to the cluster, which is repeated for so long unless its error is a `lasting` one.
-
-    Raises as `error_of`; `what` begins the message.
+def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
+    """Return `call()`, a request to the cluster, which is repeated for so long if that may help. Raises as `error_of`;
+    `what` begins the message.
     """
     until_s = time.monotonic() + patience_s
     while True:
@@ -144,20 +143,26 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, lasting: Co
             return call()
         except kafka.KafkaException as error:
             found = error_of(error.args[0], what)
-            lasts = not isinstance(found, StorageUnavailable) or error.args[0].name() in lasting
-            if lasts or time.monotonic() > until_s:
+            if not isinstance(found, StorageUnavailable) or time.monotonic() > until_s:
                 raise found from error
         time.sleep(_PAUSE_S)
 
 
 def range_of(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-    """Return the first offset of a partition, and the one behind its last. Raises as `asked`."""
-    place = f"{topic}/{partition}"
-    where = kafka.TopicPartition(topic, partition)
-    found = asked(place, lambda: consumer.get_watermark_offsets(where, timeout=TIMEOUT_S), TIMEOUT_S)
-    if found is None:
-        raise StorageUnavailable(f"{place}: the broker did not answer within {TIMEOUT_S:g} seconds")
-    return found[0], found[1]
+    """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`.
+
+    librdkafka's call for both takes the last one for the first if only the request for the first one fails.
+    """
+
+    def offset_of(which: int) -> int:
+        (found,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, which)], timeout=TIMEOUT_S)
+        if found.error is not None:
+            raise kafka.KafkaException(found.error)
+        return int(found.offset)
+
+    return asked(
+        f"{topic}/{partition}", lambda: (offset_of(kafka.OFFSET_BEGINNING), offset_of(kafka.OFFSET_END)), TIMEOUT_S
+    )
 
 
 def is_passing(error: Any) -> bool:

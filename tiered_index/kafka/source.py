@@ -200,10 +200,8 @@ class KafkaSource:
         self._heard_s = time.monotonic()
         self._committed: dict[tuple[str, int], int] = {}
         self._answers: dict[Any, Any] = {}
-        self._is_begun = False
         try:
             self._look_for_partitions(begin=True)
-            self._is_begun = True
         except BaseException:
             self._consumer.close()
             raise
@@ -409,11 +407,11 @@ class KafkaSource:
         yield from self._hand_over()
         if time.monotonic() - self._looked_s > _METADATA_S:
             self._look_for_partitions()
-        while self._problem is None and not self._out_of_range:
+        while self._problem is None:
             messages = asked(self.place, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
             self._take_in(messages)
             yield from self._hand_over()
-            if not messages or time.monotonic() > until_s:
+            if not messages or self._out_of_range or time.monotonic() > until_s:
                 break
         self._publish_positions()
         if self._out_of_range:
@@ -534,7 +532,12 @@ class KafkaSource:
         """
         for place in sorted(self._out_of_range):
             partition = self._partitions[place]
-            begin, end = self._range(place)
+            try:
+                begin, end = self._range(place)
+            except StorageUnavailable as error:  # the next round asks again
+                self.trouble = str(error)
+                continue
+            self._out_of_range.discard(place)
             # otherwise a replica was behind its leader
             if not begin <= partition.read <= end:
                 if self.restart_at is None:
@@ -548,7 +551,6 @@ class KafkaSource:
                 self._pending.append(self._passed(partition, target))
             self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
             self._assign(partition)
-        self._out_of_range.clear()
 
     def _publish_positions(self) -> None:
         """Commit durable positions for the group. They are for other tools; this source does not read them."""
