@@ -228,7 +228,7 @@ def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
 
 def test_reads_of_local_files_have_no_requests_to_tell(store, tmp_path):
     for given in (f"file://{tmp_path}/explained", f"file://{store}"):
-        with pytest.raises(InvalidArgument, match="option explain tells the requests to a storage"):
+        with pytest.raises(InvalidArgument, match="option explain is for reads of an archive"):
             source(store, explain=given).schema()
     with pytest.raises(ConfigError, match="memory://"):
         source(store, explain="memory://told").schema()

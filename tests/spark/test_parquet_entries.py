@@ -309,13 +309,17 @@ def test_what_folders_and_files_both_have_is_refused_where_it_is_taken(tmp_path:
 def test_folders_of_lines_and_of_other_files(tmp_path: Any) -> None:
     (tmp_path / "topic=x").mkdir()
     (tmp_path / "topic=x" / "part-0").write_text("{}")
-    with pytest.raises(InvalidArgument, match="folders are named for 'topic', and of NDJSON fields stand in the lines"):
+    with pytest.raises(
+        InvalidArgument, match="folders have values of 'topic' in their names, but fields of NDJSON must be"
+    ):
         check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
     (tmp_path / "topic=x" / "part-0").write_text("?")
     with pytest.raises(InvalidArgument, match=r"part-0 \(1 files\)"):
         check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
     (tmp_path / "topic=x" / "part-0").rename(tmp_path / "topic=x" / "keys.csv")
-    with pytest.raises(InvalidArgument, match="folders are named for 'topic', and of CSV fields stand in the lines"):
+    with pytest.raises(
+        InvalidArgument, match="folders have values of 'topic' in their names, but fields of CSV must be"
+    ):
         key_files(str(tmp_path), S3Options())
 
 

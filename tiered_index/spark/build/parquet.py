@@ -101,10 +101,10 @@ class ParquetFiles:
                     both = _type_of_both(known, kind)
                     kinds[column.name] = both or known, first
                     if column.name in folders:
-                        reason = (
-                            f"is in {name} and in the name of its folder: give the files themselves, whose columns "
+                        reason = f"is in {name} and in the name of its folder"
+                        unusable.setdefault(
+                            column.name, f"{reason}: pass the paths of the files, to read it from them, or a DataFrame"
                         )
-                        unusable.setdefault(column.name, f"{reason}count then, or a DataFrame")
                     elif pa.types.is_null(kind) and column.name != "topic_id":
                         # the writer may have lost the values
                         what_to_do = "write it with the type that it has where it is not empty"

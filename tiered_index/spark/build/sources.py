@@ -140,8 +140,8 @@ def files_of(
         return ParquetFiles.of(found, address_of, partitions)
     if named := [name for name in partitions if name in (*FIELDS, "keys", "topic_id")]:
         raise InvalidArgument(
-            f"folders are named for {named[0]!r}, and of {kind.upper()} fields stand in the lines: give a DataFrame "
-            "that has the folders' columns, as spark.read makes it"
+            f"folders have values of {named[0]!r} in their names, but fields of {kind.upper()} must be in the lines: "
+            "give a DataFrame that has the folders' columns, as spark.read makes it"
         )
     return found
 

@@ -76,7 +76,7 @@ class MessageSettings:
         stored = path.startswith(_ARCHIVE) or local_path(path) is None
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
         if archive is None and told is not None:
-            raise InvalidArgument("option explain tells the requests to a storage, and a local commit log needs none")
+            raise InvalidArgument("option explain is for reads of an archive: a local commit log needs no requests")
         return cls(path, body, skips, options.text("store"), size, archive, columns)
 
     @property
