@@ -147,7 +147,7 @@ def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path, capsys
     code, error = served(*ports, *tokens)
     assert code == 0 and "everybody on this host may read every topic there" in error
     code, error = served("--rocketmq-keys", tmp_path / "keys.json")
-    assert code == 2 and "give --rocketmq-port, too" in error
+    assert code == 2 and "need --rocketmq-port" in error
     code, error = served(*ports, "--rocketmq-advertise", "nonsense")
     assert code == 2 and "give HOST:PORT" in error
 

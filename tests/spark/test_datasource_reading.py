@@ -320,7 +320,7 @@ def test_bad_options_and_places(written, tmp_path):
     refused(InvalidArgument, "CREATE TEMPORARY VIEW entries USING tiered_index OPTIONS", owner="somebody")
     refused(InvalidArgument, "a key is empty", key="")
     refused(InvalidArgument, "topic is empty", topic=" ")
-    refused(InvalidArgument, r"no path is given: .*save\(URI\).* saveAsTable pass none on", place="")
+    refused(InvalidArgument, r"no path is given: .*save\(URI\).* saveAsTable pass no path", place="")
     refused(InvalidArgument, "one path is read at a time", paths='["a"]')
     refused(NotAnIndex, "holds no tiered index", place=f"file://{tmp_path}")
     refused(ConfigError, "one process's memory", place="memory://x")

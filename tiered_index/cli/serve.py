@@ -235,7 +235,7 @@ def serve(
             advertised=rocketmq_advertise,
         )
     elif rocketmq_keys is not None or rocketmq_advertise is not None:
-        raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise are of a port: give --rocketmq-port, too")
+        raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise need --rocketmq-port")
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
     for folder in (store, followed):

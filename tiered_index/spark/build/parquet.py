@@ -107,10 +107,8 @@ class ParquetFiles:
                         )
                     elif pa.types.is_null(kind) and column.name != "topic_id":
                         # the writer may have lost the values
-                        what_to_do = "write it with the type that it has where it is not empty"
-                        unusable.setdefault(
-                            column.name, f"has no type in {name}, which has nulls only there: {what_to_do}"
-                        )
+                        what_to_do = "write it with the type that it has in other files"
+                        unusable.setdefault(column.name, f"has no type in {name}, only nulls: {what_to_do}")
                     elif both is None:
                         unusable.setdefault(column.name, f"is {kind} in {name}, and {known} in {first}")
                     elif table.schema.names.count(column.name) > 1:

@@ -209,8 +209,8 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
 
 
 def _too_many(count: str, scale: WindowScale, bound: str = "") -> str:
-    lie = f"the source's entries lie in {count} windows of {scale.window_s:,} s{bound}"
-    return f"{lie}: choose longer windows, or raise max_windows"
+    has = f"the source has entries in {count} windows of {scale.window_s:,} s{bound}"
+    return f"{has}: choose longer windows, or raise max_windows"
 
 
 # Expected entries of a piece. A piece of more than twice as many (it has a hot key) is written in parts by time.
@@ -291,9 +291,7 @@ class BuildPlan:
         codes = begins + wrong * _BEHIND
         index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
         if not (self._codes[index] == codes).all():
-            raise InvalidArgument(
-                "the source has windows now that it had not when it was counted: it changes while it is read"
-            )
+            raise InvalidArgument("the source changed while it was read: it has windows that were not counted")
         widths = np.array([table.width for table in self.tables], np.int64)
         width = widths[0] if (widths == widths[0]).all() else widths[index]
         return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // width, begins

@@ -51,7 +51,7 @@ class LookupFunction:
     ) -> AnalyzeResult:
         """Return the columns: those of a read with option key. Raises `InvalidArgument`, the storage's errors."""
         if not uri.isConstantExpression or not isinstance(uri.value, str):
-            raise InvalidArgument(f"{_USAGE}: the URI is one text, and no column")
+            raise InvalidArgument(f"{_USAGE}: the URI must be a constant text, not a column")
         for name, given, kinds in (
             ("topic", topic, ("string", "void")),
             ("key", key, ("string", "void")),

@@ -50,7 +50,7 @@ class Options:
         if not self._given.get("path", "").strip():
             raise InvalidArgument(
                 f"{name}: no path is given: use load(URI), save(URI) or the option path; CREATE TABLE ... AS and "
-                "saveAsTable pass none on"
+                "saveAsTable pass no path"
             )
         self.path = self._given["path"].strip()
 

@@ -188,7 +188,7 @@ def look_up(
                 # a task ends at the first missing object; a listing finds the others without a plan for each
                 lost |= frozenset(gone) | _not_listed(opened, state)
         else:
-            what = f"objects kept vanishing during {_RETRIES + 1} plans of one lookup"
+            what = f"objects were removed during each of {_RETRIES + 1} plans of one lookup"
             raise StorageUnavailable(f"{opened.uri}: {what}; try again")
         most = max(sum(report.found for report in reports), census.rows)
         few = most <= _FEW_ROWS and not any(report.failed for report in reports)
