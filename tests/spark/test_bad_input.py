@@ -52,7 +52,7 @@ BAD_FRAMES = {
     "text_offset": (
         None,
         {"offset": "key"},
-        r"column 'key' \(offset\) has the type string, and integers must be there",
+        r"column 'key' \(offset\) has the type string, but must have integers must be there",
     ),
     "number_key": (None, {"key": "size"}, r"column 'size' \(key\) has the type int32, and text or a list of text must"),
     "double_time": (

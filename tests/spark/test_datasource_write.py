@@ -86,7 +86,7 @@ BAD = {
     "type": (
         lambda f: f.withColumn("offset", F.col("offset").cast("string")),
         InvalidArgument,
-        "column 'offset' has the type string, and integers",
+        "column 'offset' has the type string, but must have integers",
     ),
     "null": (lambda f: f.withColumn("size", F.lit(None).cast("int")), InvalidArgument, "column 'size' has .* nulls"),
 }
