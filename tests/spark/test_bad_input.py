@@ -52,7 +52,7 @@ BAD_FRAMES = {
     "text_offset": (
         None,
         {"offset": "key"},
-        r"column 'key' \(offset\) has the type string, but must have integers must be there",
+        r"column 'key' \(offset\) has the type string, but must have integers",
     ),
     "number_key": (None, {"key": "size"}, r"column 'size' \(key\) has the type int32, and text or a list of text must"),
     "double_time": (
@@ -63,7 +63,7 @@ BAD_FRAMES = {
     "decimal_offset": (
         PLAIN.replace("offset long", "offset decimal(20,0)"),
         {},
-        r"'offset' has the type decimal128\(20, 0\), and integers",
+        r"'offset' has the type decimal128\(20, 0\), but must have integers",
     ),
     "decimal_time": (
         PLAIN.replace("_ms long", "_ms decimal(20,0)"),

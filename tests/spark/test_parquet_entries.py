@@ -237,7 +237,7 @@ def test_unsigned_numbers_that_go_through_spark(spark: Any, tmp_path: Any) -> No
     assert numbers(found.frame.toArrow().to_batches()) == numbers(table.to_batches())
     stored = put_all({"a": wide}, tmp_path / "wide", "stored")
     assert numbers(read_whole(entries_in(spark, stored), list(FIELDS))) == numbers(table.to_batches())
-    with pytest.raises(InvalidArgument, match=r"'offset' has the type decimal128\(20, 0\), and integers must be there"):
+    with pytest.raises(InvalidArgument, match=r"'offset' has the type decimal128\(20, 0\), but must have integers"):
         entries_in(spark, stored, key)
 
 
