@@ -260,7 +260,7 @@ def test_a_put_without_a_position_is_sent_once():
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://u:p@host", "http://"])
 def test_what_is_no_url_is_refused(url):
-    with pytest.raises(InvalidArgument, match="the URL of a service is like"):
+    with pytest.raises(InvalidArgument, match="not the URL of a service"):
         IndexClient(url)
 
 

@@ -116,7 +116,7 @@ WRONG = [
     (ARROW, arrow(message(1, body="x")), "'body' is not a column of messages"),
     (ARROW, arrow({**message(1), "size": None}), "a value is missing"),
     (ARROW, arrow(message(1), message(2, size=-1)), "size"),
-    (ARROW, arrow(message(1, topic=["orders"])), "column 'topic' has the type list<item: string>, and text must be"),
+    (ARROW, arrow(message(1, topic=["orders"])), "column 'topic' has the type list<item: string>, but must have text"),
     (ARROW, arrow(message(1, keys="k")), "column 'keys' has the type string, but must have a list of text"),
     (ARROW, arrow(message(1, size="10")), "column 'size' has the type string, but must have integers"),
     (ARROW, arrow_of(TWICE), "the body: column 'topic' appears twice"),
@@ -158,7 +158,7 @@ BOMBS = [
     (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="zstd"), 413, "when it is decompressed"),
     (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
     (stream(columns(100, topic=SHARED), compression="zstd"), 413, "when it is decompressed"),
-    (stream(columns(100, topic=VIEWS)), 400, "column 'topic' has another type"),
+    (stream(columns(100, topic=VIEWS)), 400, "column 'topic' has a type that no message column has"),
     (stream(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "topics of this length"),
     (lines(message(1, topic="x" * 1000, keys=[str(n) for n in range(10_000)])), 413, "topics of this length"),
 ]

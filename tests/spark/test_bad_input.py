@@ -49,16 +49,12 @@ BAD_FRAMES = {
         "column 'key' is missing; the source has",
     ),
     "missing_named": (None, {"key": "order_id"}, r"column 'order_id' \(key\) is missing"),
-    "text_offset": (
-        None,
-        {"offset": "key"},
-        r"column 'key' \(offset\) has the type string, but must have integers",
-    ),
-    "number_key": (None, {"key": "size"}, r"column 'size' \(key\) has the type int32, and text or a list of text must"),
+    "text_offset": (None, {"offset": "key"}, r"column 'key' \(offset\) has the type string, but must have integers"),
+    "number_key": (None, {"key": "size"}, r"column 'size' \(key\) has the type int32, but must have text or a list"),
     "double_time": (
         "topic string, queue_id int, key string, offset long, size int, timestamp_ms double",
         {},
-        "'timestamp_ms' has the type double, and times must be there",
+        "'timestamp_ms' has the type double, but must have times",
     ),
     "decimal_offset": (
         PLAIN.replace("offset long", "offset decimal(20,0)"),
@@ -81,7 +77,7 @@ BAD_FRAMES = {
         {"key": "order.id"},
         r"'order\.id' \(key\) is missing; .* as F\.col\('order\.id'\)$",
     ),
-    "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' has the type binary, and text or a list"),
+    "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' has the type binary, but must have text"),
     "unknown_field": (None, {"kye": "key"}, "'kye' is not a field of an entry"),
 }
 

@@ -111,7 +111,7 @@ def test_columns_by_name_and_constants_are_read_by_tasks(spark: Any, tmp_path: A
     pq.write_table(timed(pa.timestamp("ns"), messages(10)), tmp_path / "ns.parquet")
     found = read_whole(entries_in(spark, tmp_path / "ns.parquet"), list(FIELDS))
     assert numbers(found) == numbers(messages(10).to_batches())
-    with pytest.raises(InvalidArgument, match="column 'topic' has the type int64, and text must be there"):
+    with pytest.raises(InvalidArgument, match="column 'topic' has the type int64, but must have text"):
         entries_in(spark, tmp_path / "m.parquet", {"key": "order_id", "topic": F.lit(5)})
 
 

@@ -209,7 +209,7 @@ def asked_service(session: Session, service: ServiceOptions, **given: object) ->
     except OSError as error:
         raise ConfigError(f"{token_file} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{token_file} is not a text file") from error
+        raise ConfigError(f"{token_file} holds no token: it is not a text file") from error
     return IndexClient(url, token=token)
 
 

@@ -246,7 +246,7 @@ def test_what_is_refused(tmp_path, run_here, original):
     columns = ("topic", "key_hash", "key", "queue_id", "offset", "size", "timestamp")
     pq.write_table(pa.table({name: [1] for name in columns}), tmp_path / "of-spark" / "part-0.parquet")
     for file, code, said in (
-        (tmp_path / "other.parquet", 2, "`export` did not write it"),
+        (tmp_path / "other.parquet", 2, "was not written by `export`"),
         (tmp_path / "of-spark", 2, "lacks the fingerprints"),
         (tmp_path / "of-spark" / "part-0.parquet", 2, "export its index with `tiered-index export`"),
         (tmp_path / "there", 2, "not a file that `export` writes"),
