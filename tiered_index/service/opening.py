@@ -20,7 +20,6 @@ from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
-    CorruptFile,
     DiskFull,
     InvalidArgument,
     NotAnIndex,
@@ -44,6 +43,7 @@ from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
+from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
@@ -84,6 +84,8 @@ class Parts:
     ) -> None:
         self.lock, self.storage, self.session, self.cold, self.clock = lock, storage, session, cold, clock
         self._files = files
+        # the ids of files that only the root has, after so many changes of the catalog
+        self._unpublished, self._changes = set[str](), -1
         self._opened_s = clock.monotonic_s()
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
@@ -149,8 +151,15 @@ class Parts:
         self._files.note(self._listed)
 
     def _listed(self) -> dict[str, ListedFile]:
+        changed = self.catalog.changed_since(self._changes)
+        if changed.is_all:
+            self._unpublished.clear()
+        for file_id, handle in changed.handles.items():
+            is_there = handle is not None and handle.place in (UNSEALED, COMPACTED)
+            (self._unpublished.add if is_there else self._unpublished.discard)(file_id)
+        self._changes = changed.changes
         listed: dict[str, ListedFile] = {}
-        for handle in self.catalog.all():
+        for handle in filter(None, map(self.catalog.get, self._unpublished)):
             seconds = handle.second_min, handle.second_max
             if isinstance(handle, UnsealedFile):
                 listed[handle.file_id] = ListedFile(handle.lane, handle.count, seconds if handle.sealed else None)
@@ -299,10 +308,11 @@ def open_parts(
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
 
+        kept_log = KeptLog(root)
+
         def before_deletions() -> None:
             log.rely()
-            if log.state.number:
-                root.keep_log(log.state.number, log.state.encode)
+            kept_log.keep(log.state)
 
         if state is not None:
             before_deletions()
@@ -404,9 +414,7 @@ def _release(session: StorageSession) -> None:
 
 def _kept_expired(root: Root, marker: Marker) -> Expired:
     """Return the expired entries by the copy of the log in the root, if it can be read."""
-    with contextlib.suppress(CorruptFile):
-        if (kept := root.kept_log()) is not None:
-            state = LogState.decode(kept, str(root.path))
-            if state.genesis is not None and state.genesis.index_id == marker.index_id:
-                return state.expired
-    return NOTHING
+    state = KeptLog(root).read()
+    if state is None or state.genesis is None or state.genesis.index_id != marker.index_id:
+        return NOTHING
+    return state.expired

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
+import statistics
+
 import pytest
 
 from tests.support.hanging import until
@@ -280,11 +283,36 @@ def test_a_round_looks_at_files_only_after_they_have_changed(open_index, monkeyp
     costs = set()
     for number in range(40):
         costs.add(cost(lambda number=number: put_and_publish(index, number)))
-        # each file's positions once, for the record that publishes the new one
-        assert len(positions) <= number + 2
+        assert len(positions) <= 3
         assert (cost(index.run_lifecycle), positions) == (0, [])
         costs = costs if number else set()
     assert len(costs) == 1
+
+
+@pytest.mark.parametrize("keeps_files", [24, 150])
+def test_a_round_of_a_new_file_takes_as_many_calls_however_many_there_are(open_index, clock, keeps_files):
+    """In the end each round also retires a file."""
+    index = open_index("flat", local_keep_s=keeps_files, refresh_interval_s=10**6)
+
+    def calls(rounds):
+        found = []
+        for _ in range(rounds):
+            clock.advance(1)
+            number = clock.now_ms() // 1000 - T // 1000
+            index.put("t", 0, "k", number, 1, T + number * 1000)
+            index.seal()
+            profile = cProfile.Profile()
+            profile.runcall(index._lifecycle.run_once)
+            found.append(sum(one.callcount for one in profile.getstats()))
+        return found
+
+    calls(8)
+    # the summary is renewed now and then
+    few = statistics.mean(calls(16))
+    calls(keeps_files - 8)
+    assert len(index.files()) - index.health()["files"]["storage"] == keeps_files
+    many = statistics.mean(calls(16))
+    assert many < 1.25 * few
 
 
 def test_what_is_buffered_is_sealed_with_an_old_file(open_index, clock):

@@ -8,11 +8,13 @@ a dictionary entry. Threads: any thread may call `reading` and `overlapping`, wi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.metadata import NamedStats
@@ -23,6 +25,8 @@ from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
 
 V = TypeVar("V")
+# of which the files are known
+_CHANGES_KEPT = 1_000
 # seconds of a range of all times
 _EVER = 1 << 62
 
@@ -153,6 +157,16 @@ class Reading:
             catalog._let_go()
 
 
+class Changed(NamedTuple):
+    """Handles of a catalog that have changed, by file id; None: the file is gone. `changes`: the number of changes so
+    far. `is_all`: these are all handles, since it is not known any more which have changed.
+    """
+
+    changes: int
+    handles: dict[str, Handle | None]
+    is_all: bool
+
+
 class Catalog:
     """The handles of one index in one process."""
 
@@ -167,6 +181,8 @@ class Catalog:
         # the number of changes before the call of `view`, and its result; None: the handles have changed since
         self._view: tuple[int, Any] | None = None
         self._changes = 0
+        # the files of the last changes
+        self._changed_files: deque[str] = deque(maxlen=_CHANGES_KEPT)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -223,9 +239,21 @@ class Catalog:
         """The number of changes. While it is the same, `all` returns the same handles."""
         return self._changes
 
-    def _changed(self) -> None:
+    @synchronized
+    def changed_since(self, changes: int) -> Changed:
+        """Return the handles that have changed since there were `changes`; -1: all handles."""
+        count = self._changes - changes
+        is_all = changes < 0 or count > len(self._changed_files)
+        files = self._nodes if is_all else itertools.islice(reversed(self._changed_files), count)
+        return Changed(self._changes, {file_id: self.get(file_id) for file_id in files}, is_all)
+
+    def _changed(self, file_id: str | None) -> None:
         self._changes += 1
         self._view = None
+        if file_id is not None:
+            self._changed_files.append(file_id)
+        else:
+            self._changed_files.clear()
 
     @synchronized
     def all(self) -> list[Handle]:
@@ -245,7 +273,7 @@ class Catalog:
         self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
         if old is not None:
             self._list.remove(old)
-        self._changed()
+        self._changed(handle.file_id)
         self._retire(dispose)
 
     @synchronized
@@ -264,7 +292,7 @@ class Catalog:
         if node is None:
             return
         self._list.remove(node)
-        self._changed()
+        self._changed(file_id)
         self._retire(dispose)
 
     @synchronized
@@ -273,7 +301,7 @@ class Catalog:
         self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
         self._nodes = {}
-        self._changed()
+        self._changed(None)
         self._disposals = []
         self._let_go()
 

@@ -7,11 +7,11 @@ was not published is never changed. Threads: the life cycle's round; `refresh` a
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+
+from sortedcontainers import SortedDict, SortedList
 
 from tiered_index._version import __version__
 from tiered_index.clock import Clock
@@ -35,36 +35,97 @@ from tiered_index.storage.base import Storage
 
 
 class LocalFiles:
-    """A root's files in the catalog, by state, in order of sequence. Sums over the `kept` files are cached."""
+    """A root's files as the catalog shows them, by their state. It follows the catalog's changes: what can be told of
+    `kept` files is answered without a look at each. For the life cycle's round alone.
+    """
 
-    def __init__(self, handles: Iterable[Handle] = (), changes: int = -1) -> None:
-        self.changes = changes  # the catalog's `changes` when the files were read
-        self.unsealed: list[UnsealedFile] = []
-        self.compacted: list[CompactedFile] = []  # only local
-        self.kept: list[CompactedFile] = []  # local copies of files that the storage has, or had
-        self._others: list[Handle] = []
-        for handle in sorted(handles, key=lambda handle: handle.sequence):
-            if isinstance(handle, UnsealedFile):
-                self.unsealed.append(handle)
-            elif isinstance(handle, CompactedFile):
-                if handle.local is not None:
-                    (self.compacted if handle.folder == COMPACTED else self.kept).append(handle)
-            elif not isinstance(handle, WindowTable):
-                self._others.append(handle)
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.forget()
 
-    @cached_property
-    def kept_bytes(self) -> int:
-        """The bytes of `kept` files."""
-        return sum(file.local.size_bytes for file in self.kept if file.local is not None)
+    def forget(self) -> None:
+        """Let go of all files, until the next `follow`."""
+        self._changes = -1  # of the catalog, when it was looked at
+        self._unsealed: dict[str, UnsealedFile] = {}
+        self._compacted: dict[str, CompactedFile] = {}  # local alone
+        self._others: dict[str, Handle] = {}
+        # local copies of what the storage has, or had, by sequence; and their places there
+        self._kept: SortedDict[tuple[int, str], CompactedFile] = SortedDict()
+        self._places: dict[str, tuple[int, str]] = {}
+        self._published_ms: SortedList[int] = SortedList()  # of `kept` files
+        self._greatest: dict[str, int] | None = {}  # their source positions; None: one of them is not there any more
+        self.kept_bytes = 0
+        """Bytes of `kept` files."""
 
-    @cached_property
-    def oldest_ms(self) -> float:
-        """The time when the first of the `kept` files was published; infinite without files."""
-        return min((f.stored.stored.published_ms for f in self.kept if f.stored is not None), default=math.inf)
+    def follow(self) -> None:
+        """Look at what has changed in the catalog."""
+        changed = self._catalog.changed_since(self._changes)
+        if changed.is_all:
+            self.forget()
+        for file_id, handle in changed.handles.items():
+            self._remove(file_id)
+            if handle is not None:
+                self._add(handle)
+        self._changes = changed.changes
 
-    @cached_property
+    def _add(self, handle: Handle) -> None:
+        if isinstance(handle, UnsealedFile):
+            self._unsealed[handle.file_id] = handle
+        elif isinstance(handle, CompactedFile):
+            if handle.local is not None and handle.folder == COMPACTED:
+                self._compacted[handle.file_id] = handle
+            elif handle.local is not None:
+                self._keep(handle)
+        elif not isinstance(handle, WindowTable):
+            self._others[handle.file_id] = handle
+
+    def _keep(self, file: CompactedFile) -> None:
+        self._places[file.file_id] = place = file.sequence, file.file_id
+        self._kept[place] = file
+        assert file.local is not None
+        self.kept_bytes += file.local.size_bytes
+        if file.stored is not None:
+            self._published_ms.add(file.stored.stored.published_ms)
+        if self._greatest is not None:
+            _raise(self._greatest, file)
+
+    def _remove(self, file_id: str) -> None:
+        for files in (self._unsealed, self._compacted, self._others):
+            files.pop(file_id, None)
+        if (place := self._places.pop(file_id, None)) is None:
+            return
+        file = self._kept.pop(place)
+        self.kept_bytes -= file.local.size_bytes
+        if file.stored is not None:
+            self._published_ms.remove(file.stored.stored.published_ms)
+        greatest = self._greatest or {}
+        if any(greatest.get(source) == position for source, position in own_positions(file).items()):
+            self._greatest = None
+
+    @property
+    def unsealed(self) -> list[UnsealedFile]:
+        """The unsealed files, in order of sequence."""
+        return sorted(self._unsealed.values(), key=lambda file: file.sequence)
+
+    @property
+    def compacted(self) -> list[CompactedFile]:
+        """The compacted files that the storage does not have, in order of sequence."""
+        return sorted(self._compacted.values(), key=lambda file: file.sequence)
+
+    @property
+    def kept(self) -> Sequence[CompactedFile]:
+        """The local copies of files that the storage has, or had, in order of sequence."""
+        return self._kept.values()  # type: ignore[no-any-return]
+
+    def kept_before(self, published_ms: float) -> int:
+        """Return how many `kept` files were published until then."""
+        return int(self._published_ms.bisect_right(published_ms))
+
+    @property
     def _kept_positions(self) -> dict[str, int]:
-        return _greatest(self.kept)
+        if self._greatest is None:
+            self._greatest = _greatest(self.kept)
+        return self._greatest
 
     def durable_positions(self, file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
         """Return the source positions that are true when `file` is published: no other file has an entry before them.
@@ -72,7 +133,7 @@ class LocalFiles:
         The result is empty if a damaged, quarantine or older file waits, or if `file` is in quarantine and others wait.
         """
         waiting: list[Handle] = [one for one in self.unsealed if not one.published]
-        waiting = [h for h in (*waiting, *self.compacted, *self._others) if h.file_id != file.file_id]
+        waiting = [h for h in (*waiting, *self.compacted, *self._others.values()) if h.file_id != file.file_id]
         if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
             return {}
         if waiting:
@@ -110,24 +171,20 @@ class LifecycleContext:
     deletions: Deletions
     outcome_unknown: set[str]
     _refresh_lock: threading.Lock = field(default_factory=threading.Lock)
-    _files: LocalFiles = field(default_factory=LocalFiles)
+    _files: LocalFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._files = LocalFiles(self.catalog)
 
     @property
     def files(self) -> LocalFiles:
-        """The root's files, read again if the catalog has changed. Only for the life cycle's round."""
-        changes = self.catalog.changes
-        if self._files.changes != changes:
-            self._files = LocalFiles(self.catalog.all(), changes)
+        """The root's files, as the catalog shows them now. For the life cycle's round alone."""
+        self._files.follow()
         return self._files
 
-    def forget_files(self) -> None:
-        """Forget files that are no longer in the catalog, because a mapped file keeps its disk space."""
-        if self._files.changes != self.catalog.changes:
-            self._files = LocalFiles()
-
     def end(self) -> None:
-        """Forget all files."""
-        self._files = LocalFiles()
+        """Let go of all files."""
+        self._files.forget()
 
     def refresh(self) -> LogState:
         """Read new log records, show their objects in the catalog, and return the log's state."""
@@ -196,10 +253,14 @@ def _greatest(files: Iterable[CompactedFile | UnsealedFile | Journal]) -> dict[s
     """Return the greatest position of each source in files."""
     positions: dict[str, int] = {}
     for file in files:
-        for source, position in own_positions(file).items():
-            if positions.get(source, position) <= position:
-                positions[source] = position
+        _raise(positions, file)
     return positions
+
+
+def _raise(positions: dict[str, int], file: CompactedFile | UnsealedFile | Journal) -> None:
+    for source, position in own_positions(file).items():
+        if positions.get(source, position) <= position:
+            positions[source] = position
 
 
 def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:

@@ -151,7 +151,8 @@ class Lifecycle:
                     retirable = []
                 for old in retirable:
                     progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
-            self._context.forget_files()
+            # what is mapped keeps its space on the disk
+            self._context.files.follow()
             if has_root:
                 self._context.deletions.again()
                 self._context.catalog.reclaim()
@@ -301,21 +302,27 @@ class Lifecycle:
         """
         files, state, config = self._context.files, self._context.session.log.state, self._context.config
         bound, before_ms = config.local_keep_bytes, self._context.clock.now_ms() - config.local_keep_s * 1000
-        if not lacks_room and files.oldest_ms > before_ms and (bound is None or files.kept_bytes <= bound):
-            return []
-        kept = [file for file in files.kept if file.stored is not None and file.file_id in state.files]
-        total = sum(file.local.size_bytes for file in kept if file.local is not None)
-        wanted = kept[-1].metadata().layout.unsealed_size if kept and lacks_room else 0
-        needed = files.needed(state.positions)
+        old, total = files.kept_before(before_ms), files.kept_bytes
+        wanted = files.kept[-1].metadata().layout.unsealed_size if lacks_room and files.kept else 0
+        needed: set[str] | None = None
         chosen = []
-        for file in kept:
-            assert file.local is not None and file.stored is not None
-            if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound) and wanted <= 0:
+        for file in files.kept:
+            if not old and (bound is None or total <= bound) and wanted <= 0:
+                break
+            if file.stored is None or file.file_id not in state.files:
                 continue
-            if file.file_id not in needed:
-                chosen.append(file)
-                total -= file.local.size_bytes
-                wanted -= file.local.size_bytes
+            is_old = file.stored.stored.published_ms <= before_ms
+            old -= is_old
+            if not is_old and (bound is None or total <= bound) and wanted <= 0:
+                continue
+            if has_newer_positions(file, state.positions):
+                needed = files.needed(state.positions) if needed is None else needed
+                if file.file_id in needed:
+                    continue
+            assert file.local is not None
+            chosen.append(file)
+            total -= file.local.size_bytes
+            wanted -= file.local.size_bytes
         return chosen
 
     def _compact(self, file: UnsealedFile) -> None:

@@ -63,8 +63,6 @@ from tiered_index.storage.context import active_context
 # a state of up to this size (about 10,000 objects) is stored whole after every record, so that a reader opens with 3
 # requests. Checkpoints after a larger one have only the changes since
 _WHOLE_BYTES = 2 << 20
-# most bytes of changes, as a share of a whole checkpoint, and most records since it: fewer than `CHAINED`
-_CHANGES_SHARE, _MOST_RECORDS = 8, 256
 # earlier versions stored a large state after one record per this number of its bytes, at most 32 records
 _BYTES_A_RECORD, _MOST_RECORDS_BEFORE = 6 << 20, 32
 _KEPT = 2
@@ -175,7 +173,7 @@ class Checkpoints:
         whole = base_of(name) or name
         data, *changes = side_by_side([partial(self.storage.get, one) for one in dict.fromkeys((whole, name))])
         state = LogState.decode(data, whole)
-        base = _base(whole, state, len(data))
+        base = state.as_base(whole, len(data))
         return base, LogState.decode(changes[0], name, state) if changes else state
 
     def has_newer(self, number: int) -> bool:
@@ -217,7 +215,7 @@ class Checkpoints:
         name = checkpoint_name(state.number, state.digest, base.name if base is not None and data else "")
         if base is None or not data:
             data = state.encode()
-            base = _base(name, state, len(data))
+            base = state.as_base(name, len(data))
         try:
             self.storage.put(name, data)
             self._number, self._base = state.number, base
@@ -233,13 +231,9 @@ class Checkpoints:
     def _changes(self, state: LogState) -> bytes:
         """Return the bytes of a checkpoint with changes; empty if it is time for a whole one."""
         base = self._base
-        if base is None or base.size_bytes < _WHOLE_BYTES or state.number - base.number >= _MOST_RECORDS:
-            return b""
-        digest = state.digest_at(base.number)
-        if not digest or base.name != checkpoint_name(base.number, digest):
-            return b""  # the base belongs to another history, or to a version without digests
-        data = state.encode_since(base)
-        return data if len(data) * _CHANGES_SHARE <= base.size_bytes else b""
+        if base is None or base.size_bytes < _WHOLE_BYTES or base.name != checkpoint_name(base.number, base.digest):
+            return b""  # a version that knew no digests wrote it
+        return state.changes_since(base)
 
     def _sweep(self, state: LogState) -> None:
         """Delete checkpoints older than the newest two, except their bases, also those that other processes wrote.
@@ -260,11 +254,6 @@ class Checkpoints:
         self.storage.delete_many(sorted(names - needed))
         self.listed = [one for one in self.listed if one.name not in names - needed]
         self._known, self._swept = kept, first
-
-
-def _base(name: str, state: LogState, size_bytes: int) -> CheckpointBase:
-    objects, archive = tuple(state.objects.values()), tuple(state.archive.values())
-    return CheckpointBase(name, state.number, state.digest, size_bytes, objects, archive)
 
 
 # time between listings of a log that is used several times a second: only a listing notices another log, and holes

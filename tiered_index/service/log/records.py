@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 from tiered_index.documents import (
@@ -42,6 +40,7 @@ from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Trailer, parse_trailer
+from tiered_index.kernels import crc32
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
@@ -54,8 +53,6 @@ OF_ROWS = 5
 """The version of checkpoints with many objects, and of those with changes."""
 _CHAINED = 4
 _MARK = b"\n#crc32 "
-# cached texts of objects, about 350 bytes each, for small checkpoints
-_TEXTS_KEPT = 1 << 12
 
 
 def digest_of(data: bytes) -> str:
@@ -362,19 +359,13 @@ def json_text(value: Any) -> str:
 def sealed_text(text: str) -> bytes:
     """Return the bytes of a document's text and its CRC32."""
     body = text.encode()
-    return body + _MARK + f"{zlib.crc32(body):08x}\n".encode()
-
-
-@lru_cache(_TEXTS_KEPT)
-def object_text(stored: StoredObject) -> str:
-    """Return the JSON text of an object. Cached, because successive checkpoints have nearly the same objects."""
-    return json_text(stored.to_json())
+    return body + _MARK + f"{crc32(body):08x}\n".encode()
 
 
 def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[str, Any]:
     """Return the document in `data`, after a check of its CRC32 and of its version (at most `newest`)."""
     body, mark, tail = data.rpartition(_MARK)
-    expected = f"{zlib.crc32(body):08x}\n".encode()
+    expected = f"{crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
     document = load(body, file, "what matches its CRC32")

@@ -45,21 +45,32 @@ _ROW = tuple_of(
 )
 
 
+Tables = dict[tuple[Any, ...], int]
+"""Window tables, and the numbers that rows name them by: in the order of their first rows."""
+
+
 def rows_of(objects: Iterable[StoredObject]) -> dict[str, Any]:
-    """Return the fields `tables` and `objects` of a document."""
-    tables: dict[tuple[Any, ...], int] = {}
-    rows = []
-    for stored in objects:
-        tail = stored.name.removeprefix(data_prefix(stored.file_id))
-        table, low, high = None, 0, 0
-        if (shard := stored.shard) is not None:
-            key = (shard.table, shard.begin_s, shard.window_s, shard.slots, shard.origin)
-            table, low, high = tables.setdefault(key, len(tables)), shard.slot_low, shard.slot_high
-        # a tail with a slash would look like a whole name
-        tail = stored.name if "/" in tail else tail
-        rows.append([stored.file_id, tail, *_columns_of(stored), table, low, high])
-    said = [[name, begin, length, [at.base, at.split, at.join], origin] for name, begin, length, at, origin in tables]
-    return {"tables": said, "objects": rows}
+    """Return the members `tables` and `objects` of a document."""
+    tables: Tables = {}
+    rows = [row_of(stored, tables) for stored in objects]
+    return {"tables": said_of(tables), "objects": rows}
+
+
+def row_of(stored: StoredObject, tables: Tables) -> list[Any]:
+    """Return the row of an object, whose table is among `tables` then."""
+    tail = stored.name.removeprefix(data_prefix(stored.file_id))
+    table, low, high = None, 0, 0
+    if (shard := stored.shard) is not None:
+        key = (shard.table, shard.begin_s, shard.window_s, shard.slots, shard.origin)
+        table, low, high = tables.setdefault(key, len(tables)), shard.slot_low, shard.slot_high
+    # a tail with a slash would be taken for a whole name
+    tail = stored.name if "/" in tail else tail
+    return [stored.file_id, tail, *_columns_of(stored), table, low, high]
+
+
+def said_of(tables: Tables) -> list[Any]:
+    """Return tables as a document has them."""
+    return [[name, begin, length, [at.base, at.split, at.join], origin] for name, begin, length, at, origin in tables]
 
 
 def objects_of(tables: Any, rows: Any) -> tuple[StoredObject, ...]:

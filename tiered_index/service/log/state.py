@@ -6,7 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, record, text
@@ -34,18 +34,21 @@ from tiered_index.service.log.records import (
     document_version,
     json_text,
     max_positions,
-    object_text,
     optional_members,
     sealed_text,
 )
-from tiered_index.service.log.rows import objects_of, rows_of
+from tiered_index.service.log.rows import Tables, objects_of, row_of, rows_of, said_of
 
 # most objects of a checkpoint with documents, which versions before 5 can read; larger ones have rows
 MOST_DOCUMENTS = 2_000
 # most digests of records in a state: more than there are records between the checkpoints that a storage keeps
 CHAINED = 320
+# most bytes of changes, as a share of a whole checkpoint, and most records since it: fewer than `CHAINED`
+_CHANGES_SHARE, _MOST_RECORDS = 8, 256
 # most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
+# of the texts of a state's objects, what is copied into the next state's; and how many are cut out of it
+_MOST_TEXT, _MOST_CUT = 4 << 20, 8
 
 
 class Step(NamedTuple):
@@ -168,27 +171,42 @@ class LogState:
 
     def encode(self) -> bytes:
         """Return the bytes of a whole checkpoint."""
-        if len(self.objects) > MOST_DOCUMENTS:
-            return self._by_rows({"kind": "checkpoint"}, self.objects.values(), self.archive.values())
+        tables, joined = self._texts
         version = document_version(self.expired, self.archive.values(), self.digest, self.roots)
-        objects = ",".join(map(object_text, self.objects.values()))
+        version = version if tables is None else self._version_of_rows
         before = json_text({"version": version, "kind": "checkpoint", **self._begin()})
+        if tables is not None:
+            before = f'{before[:-1]},"tables":{json_text(said_of(tables))}}}'
         behind = json_text(self._end(self.archive.values()))
-        return sealed_text(f'{before[:-1]},"objects":[{objects}],{behind[1:]}')
+        return sealed_text(f'{before[:-1]},"objects":[{joined}],{behind[1:]}')
+
+    @cached_property
+    def _texts(self) -> Texts:
+        """The objects as a whole checkpoint has them."""
+        return Texts({} if len(self.objects) > MOST_DOCUMENTS else None, "").with_more(self.objects.values())
+
+    def as_base(self, name: str, size_bytes: int) -> CheckpointBase:
+        """Return what is to be known of this state's whole checkpoint for those of changes since it."""
+        objects, archive = tuple(self.objects.values()), tuple(self.archive.values())
+        return CheckpointBase(name, self.number, self.digest, size_bytes, objects, archive)
+
+    def changes_since(self, base: CheckpointBase) -> bytes:
+        """Return the bytes of a checkpoint with the changes since `base`; none where it is time for a whole one."""
+        if self.number - base.number >= _MOST_RECORDS or not base.digest.startswith(self.digest_at(base.number) or "-"):
+            return b""  # that is, also, where the base is of another history
+        data = self.encode_since(base)
+        return data if len(data) * _CHANGES_SHARE <= base.size_bytes else b""
 
     def encode_since(self, base: CheckpointBase) -> bytes:
-        """Return the bytes of a checkpoint with the changes since `base`, a whole checkpoint of this history."""
         objects, gone = _changes(base.objects, self.objects)
         archive, removed = _changes(base.archive, self.archive)
         since = {"number": base.number, "digest": base.digest, "removed": [*gone, *removed]}
-        return self._by_rows({"kind": "changes", "since": since}, objects, archive)
+        document = {"version": self._version_of_rows, "kind": "changes", "since": since, **self._begin()}
+        return sealed_text(json_text({**document, **rows_of(objects), **self._end(archive)}))
 
-    def _by_rows(
-        self, kind: dict[str, Any], objects: Iterable[StoredObject], archive: Iterable[ArchivedSegment]
-    ) -> bytes:
-        version = max(OF_ROWS, document_version(self.expired, self.archive.values()))
-        document = {"version": version, **kind, **self._begin(), **rows_of(objects), **self._end(archive)}
-        return sealed_text(json_text(document))
+    @property
+    def _version_of_rows(self) -> int:
+        return max(OF_ROWS, document_version(self.expired, self.archive.values()))
 
     def _begin(self) -> dict[str, Any]:
         genesis = self.genesis.to_json() if self.genesis else None
@@ -227,6 +245,32 @@ class CheckpointBase:
     size_bytes: int
     objects: tuple[StoredObject, ...]
     archive: tuple[ArchivedSegment, ...]
+
+
+class Texts(NamedTuple):
+    """The objects of a state as a checkpoint has them, joined: as rows, with the numbers of their `tables`; None: as
+    documents.
+    """
+
+    tables: Tables | None
+    joined: str
+
+    def with_more(self, added: Iterable[StoredObject]) -> Texts:
+        """Return them with the texts of more objects behind."""
+        tables = dict(self.tables) if self.tables is not None else None
+        texts = [_text(one, tables) for one in added]
+        return Texts(tables, ",".join([*([self.joined] if self.joined else []), *texts]))
+
+    def without(self, gone: StoredObject) -> Texts:
+        """Return them without the text of a file."""
+        # no text has another one in it: each has a name of its own
+        before, cut, behind = self.joined.partition(_text(gone, self.tables))
+        assert cut
+        return Texts(self.tables, before + behind[1:] if behind else before[:-1])
+
+
+def _text(stored: StoredObject, tables: Tables | None) -> str:
+    return json_text(stored.to_json() if tables is None else row_of(stored, tables))
 
 
 Named = TypeVar("Named", StoredObject, ArchivedSegment)
@@ -334,6 +378,8 @@ class LogReplay:
     def _carry(self, known: dict[str, Any], into: dict[str, Any]) -> None:
         """Update cached properties of the state before, because computing them takes time for each object."""
         added = [stored for stored in self._added if self._now.objects.get(stored.name) is stored]
+        if (texts := self._texts(known.get("_texts"), added)) is not None:
+            into["_texts"] = texts
         files, tables = known.get("files"), known.get("tables")
         if files is not None and tables is not None:
             # otherwise a file has two objects
@@ -342,6 +388,15 @@ class LogReplay:
             into["files"], into["tables"] = self._files(files, added), self._tables(tables, added)
         if known.get("newest_ms") is not None and not self._removed and self._now.lost == self._begun.lost:
             into["newest_ms"] = max([known["newest_ms"], *(stored.second_max * 1000 for stored in added)])
+
+    def _texts(self, known: Texts | None, added: list[StoredObject]) -> Texts | None:
+        removed = [stored for stored in self._removed if self._begun.objects.get(stored.name) is stored]
+        if known is None or len(known.joined) > _MOST_TEXT or len(removed) > _MOST_CUT:
+            return None
+        # the other form; or the numbers of tables change, as where one goes
+        if (known.tables is None) == (len(self._now.objects) > MOST_DOCUMENTS) or any(one.shard for one in removed):
+            return None
+        return reduce(Texts.without, removed, known).with_more(added)
 
     def _files(self, known: dict[str, StoredObject], added: list[StoredObject]) -> dict[str, StoredObject]:
         files = dict(known)

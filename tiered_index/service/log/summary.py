@@ -102,6 +102,9 @@ class Summary:
     _covered: frozenset[str] | None = None
     # objects that could not be read, which this process does not try again
     _unread: set[str] = field(default_factory=set)
+    # the last state for which it was not due, and how many objects it lacked
+    _compared: LogState | None = None
+    _lacking: int = 0
 
     @property
     def newest(self) -> ObjectInfo | None:
@@ -114,11 +117,14 @@ class Summary:
 
     def renew(self, state: LogState) -> None:
         """Write a summary of `state` if the present one lacks too many objects, or has a removed one."""
+        if self._has_few_more(state):
+            return
         wanted = _wanted(state)
         try:
             if self._covered is None:
                 self._covered = frozenset(self._parts())
             if not self._is_due(state, wanted):
+                self._compared = state
                 return
             # another process may have written one
             self.listed = [info for info in self.storage.list(CHECKPOINT_PREFIX) if is_summary(info.name)]
@@ -150,10 +156,20 @@ class Summary:
             self._covered = None
             _log.warning("the summary of directories was not renewed; the next record renews it: %s", error)
 
+    def _has_few_more(self, state: LogState) -> bool:
+        """Return whether only files have come since the last comparison, too few to be due, and nothing has gone."""
+        compared = self._compared
+        changed = state.changed_since(compared) if compared is not None and self._covered is not None else None
+        if compared is None or changed is None or any(file not in state.files for file in changed):
+            return False
+        are_new = len(state.objects) == len(compared.objects) + len(changed)
+        return are_new and self._lacking + len(changed) < _LACKING
+
     def _is_due(self, state: LogState, wanted: Mapping[str, StoredObject]) -> bool:
         assert self._covered is not None
         known = self._covered | self._unread
         lacking = [stored for name, stored in wanted.items() if name not in known]
+        self._lacking = len(lacking)
         # a window table has many entries, and is made rarely
         is_behind = len(lacking) >= _LACKING or any(stored.shard for stored in lacking)
         return is_behind or not self._covered <= state.objects.keys()

@@ -22,7 +22,6 @@ from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
-    CorruptFile,
     IndexClosed,
     NotAnIndex,
     StorageBehind,
@@ -38,6 +37,7 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.view import About, LocalView
 from tiered_index.service.files.window_table import apply_changes
+from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer, check_descriptor, writer_of
@@ -90,8 +90,8 @@ class IndexView(Refreshed):
         self._closed = False
         self._root: Root | None = None
         self._root_view: RootView | None = None
-        # the bytes of the root's log that were read last
-        self._kept: bytes | None = None
+        self._kept_log: KeptLog | None = None
+        self._recalled: LogState | None = None  # out of it
         self._changes: object = None
         self.catalog = Catalog()
         marker: Marker | None = None
@@ -104,7 +104,7 @@ class IndexView(Refreshed):
                 raise NotAnIndex(
                     f"{config.root} holds no tiered index" + ("" if config.root.exists() else " (it does not exist)")
                 )
-            self._root_view = RootView(root)
+            self._root_view, self._kept_log = RootView(root), KeptLog(root)
         self._root_index = marker.index_id if marker is not None else None
         opened = None
         if backend is None:
@@ -399,21 +399,17 @@ class IndexView(Refreshed):
 
     def _recall(self, index_id: str, *, show: bool = False) -> bool:
         """Use the log that the writer keeps in the root, if it is newer; return whether there is one."""
-        assert self._root is not None
-        kept = self._root.kept_log()
-        if kept is None or kept == self._kept:
-            return kept is not None
-        try:
-            state = LogState.decode(kept, str(self._root.path))
-        except CorruptFile:
-            return False
+        assert self._kept_log is not None
+        state = self._kept_log.read()
+        if state is None or state is self._recalled:
+            return state is not None
         if state.genesis is None or state.genesis.index_id != index_id:
             return False
         self._log.advance(state)
         if show:
             with self._lock:
                 self._show(self._log.state)
-        self._kept = kept
+        self._recalled = state
         return True
 
     def close(self) -> None:

@@ -4,7 +4,7 @@
 root/tiered_index.json   the index's id, its layout, its storage
 root/seen                the newest record of the storage's log that the root knows
 root/files               the unpublished files with entries, which the root must still have
-root/log                 the state of the storage's log before the last deletion, for when the storage doesn't answer
+root/log, root/log-whole the storage's log as its writer knew it before the last deletion (`log.kept`)
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the files; the folder is the file's state
 root/aside/              files that `recover` set aside, until their entries are put again
@@ -112,8 +112,6 @@ class Root:
         self.path = path
         self.disk = disk
         self._identity: tuple[int, int] | None = None
-        self._kept = 0
-        self._keeping = threading.Lock()
 
     def remember(self) -> None:
         """Note the folder's identity, for `check`."""
@@ -185,32 +183,6 @@ class Root:
     def temporary(self, state: str) -> Path:
         """Return a new temporary path in a state's folder."""
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
-
-    def keep_log(self, number: int, encode: Callable[[], bytes]) -> None:
-        """Write the state of the storage's log at record `number` to the root, durably, before a deletion.
-
-        A file that is neither in the root nor in this state is in no storage. If the write fails, the old state is
-        deleted, since it must never be older than a deletion.
-        """
-        path = self.path / "log"
-        with self._keeping:
-            if number <= self._kept:
-                return
-            try:
-                self.write_file(path, [encode()], f"writing {path}")
-            except TieredIndexError as error:
-                _log.warning("until the log is written to the root, readers need the storage: %s", error)
-                # if this also fails, the disk deletes no other file
-                with contextlib.suppress(OSError):
-                    self.disk.unlink(path)
-            self._kept = number
-
-    def kept_log(self) -> bytes | None:
-        """Return the state that `keep_log` wrote; None: there is none, or it can't be read."""
-        try:
-            return (self.path / "log").read_bytes()
-        except OSError:
-            return None
 
     def read_marker(self) -> Marker | None:
         """Return the marker; None: the root is empty or missing. Raises `NotAnIndex` for a folder with other files."""

@@ -225,6 +225,9 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
         with os.scandir(path) as entries:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
+                if not is_folder and not in_chunk and stem + entry.name <= start_after:
+                    # most files of a listing that starts near the end
+                    continue
                 decoded = decode(entry.name, is_folder=is_folder, in_chunk=in_chunk)
                 if decoded is None or not (is_folder or entry.is_file(follow_symlinks=False)):
                     continue

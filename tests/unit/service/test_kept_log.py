@@ -1,0 +1,160 @@
+"""The storage's log as a root keeps it: whole now and then, changes in between, at each step of a crash."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.disk_faults import FaultDisk, SimulatedCrash
+from tests.support.log_records import publish
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.service.log.kept import KeptLog
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import IndexDescriptor, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.root import Root
+from tiered_index.storage.memory import MemoryStorage
+
+OBJECTS = 200
+
+
+def an_object(number):
+    file_id = f"{1_700_000_000_000 + number:015d}-{number:012x}"
+    return StoredObject(f"data/{file_id}/0.index", file_id, "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
+
+
+@pytest.fixture(scope="module")
+def states():
+    """States of one log: each record adds a file, and every third one removes one."""
+    log = StorageLog(MemoryStorage(), ManualClock())
+    log.create(IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom"))
+    log.claim_epoch()
+    found = [publish(log, 1, tuple(map(an_object, range(OBJECTS))))]
+    for n in range(60):
+        gone = [an_object(n).name] if n % 3 == 0 else []
+        found.append(publish(log, 1, (an_object(OBJECTS + n),), remove=gone))
+    return found
+
+
+def like(state):
+    return state, state.digest, state.chain
+
+
+def a_root(path: Path, disk: FaultDisk | None = None) -> Root:
+    path.mkdir(exist_ok=True)
+    return Root(path, disk or FaultDisk())
+
+
+def test_each_state_is_read_and_most_cost_their_changes(tmp_path, states):
+    root = a_root(tmp_path / "root")
+    kept, reader, sizes = KeptLog(root), KeptLog(root), []
+    assert reader.read() is None
+    for state in states:
+        kept.keep(state)
+        assert like(reader.read()) == like(state) == like(KeptLog(root).read())
+        assert reader.read() is reader.read()
+        sizes.append(kept.path.stat().st_size)
+    whole = len(states[0].encode())
+    assert sizes[0] == whole and sum(size > whole / 8 for size in sizes) <= 4
+    # an earlier one changes nothing
+    kept.keep(states[3])
+    assert like(KeptLog(root).read()) == like(states[-1])
+
+
+def test_the_next_writer_begins_with_a_whole_one_as_earlier_versions_wrote_it(tmp_path, states):
+    root = a_root(tmp_path / "root")
+    for state in states[:3]:
+        KeptLog(root).keep(state)
+        assert kept_by_an_earlier_version(root) == state.encode()
+        assert like(KeptLog(root).read()) == like(state)
+
+
+def kept_by_an_earlier_version(root):
+    return (root.path / "log").read_bytes()
+
+
+def test_an_earlier_version_takes_changes_for_damage(tmp_path, states):
+    root = a_root(tmp_path / "root")
+    kept = KeptLog(root)
+    for state in states[:3]:
+        kept.keep(state)
+    with pytest.raises(CorruptFile, match="changes since another state"):
+        LogState.decode(kept_by_an_earlier_version(root), "log")
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 40])
+def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, states, number):
+    """Of the first whole one, of the first changes, of later ones, and of another whole one."""
+    rng = random.Random(number)
+    steps = 0
+    while True:
+        steps += 1
+        disk = FaultDisk()
+        root = a_root(tmp_path / f"root{steps}", disk)
+        kept = KeptLog(root)
+        for state in states[:number]:
+            kept.keep(state)
+        disk.crash(nth=steps, torn=steps % 2 == 0)
+        try:
+            kept.keep(states[number])
+        except SimulatedCrash:
+            disk.revive()
+            disk.lose_unsynced(rng)
+            found = KeptLog(root).read()
+            assert like(found) in (like(states[number - 1]), like(states[number]))
+            # the next writer deletes half-made work, and goes on
+            next_one = KeptLog(root)
+            next_one.keep(states[number])
+            assert like(KeptLog(root).read()) == like(states[number])
+        else:
+            break
+    assert steps > 4
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "link"])
+def test_a_failing_disk_keeps_none_rather_than_an_earlier_one(tmp_path, states, operation):
+    disk = FaultDisk()
+    root = a_root(tmp_path / "root", disk)
+    kept = KeptLog(root)
+    kept.keep(states[0])
+    disk.fail(operation, error=errno.ENOSPC, times=None)
+    kept.keep(states[1])
+    found = KeptLog(root).read()
+    # without a second name for the whole one, another whole one is written
+    assert found is None if operation != "link" else like(found) == like(states[1])
+    disk.clear()
+    for state in states[2:6]:
+        kept.keep(state)
+        assert like(KeptLog(root).read()) == like(state)
+
+
+@pytest.mark.parametrize("file", ["log", "log-whole"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "another's"])
+def test_damage_is_no_state_and_is_told_once(tmp_path, states, file, how, caplog):
+    root = a_root(tmp_path / "root")
+    kept = KeptLog(root)
+    for state in states[:4]:
+        kept.keep(state)
+    path = root.path / file
+    data = path.read_bytes()
+    damaged = {
+        "flipped": data[:70] + bytes([data[70] ^ 1]) + data[71:],
+        "cut": data[: len(data) // 2],
+        "empty": b"",
+        "another's": states[9].encode() if file == "log-whole" else states[30].encode_since(states[9].as_base("", 1)),
+    }
+    path.unlink() if how == "gone" else path.write_bytes(damaged[how])
+    reader = KeptLog(root)
+    with caplog.at_level(logging.WARNING):
+        assert [reader.read() for _ in range(3)] == [None] * 3
+    told = [one for one in caplog.messages if "kept in the root can't be used" in one]
+    assert len(told) == (0 if (file, how) == ("log", "gone") else 1)
+    # the next deletion's is another file
+    kept.keep(states[4])
+    assert (reader.read() is None) == (file == "log-whole")
