@@ -84,7 +84,7 @@ def test_an_earlier_version_takes_changes_for_damage(tmp_path, states):
     kept = KeptLog(root)
     for state in states[:3]:
         kept.keep(state)
-    with pytest.raises(CorruptFile, match="changes since another state"):
+    with pytest.raises(CorruptFile, match="base is another state"):
         LogState.decode(kept_by_an_earlier_version(root), "log")
 
 

@@ -169,7 +169,7 @@ def test_an_object_that_is_another_file_is_damage(open_index, clock):
     assert len(good) == len(other)
     storage.put(first, other)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
-        with pytest.raises(CorruptFile, match="the log names"):
+        with pytest.raises(CorruptFile, match="differs from its description in the log"):
             reader.query("t", "k")
         assert reader.query("t", "k", allow_partial=True).status == "partial"
     storage.put(first, good)
