@@ -198,6 +198,7 @@ class LogState:
         return data if len(data) * _CHANGES_SHARE <= base.size_bytes else b""
 
     def encode_since(self, base: CheckpointBase) -> bytes:
+        """Return the bytes of a checkpoint with the changes since `base`, a whole checkpoint of this history."""
         objects, gone = _changes(base.objects, self.objects)
         archive, removed = _changes(base.archive, self.archive)
         since = {"number": base.number, "digest": base.digest, "removed": [*gone, *removed]}
