@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from tiered_index._version import __version__
 
 if TYPE_CHECKING:
+    from tiered_index.archives import erase_index as erase
     from tiered_index.config import IndexConfig
     from tiered_index.format.hash_sql import hash_key_sql
     from tiered_index.format.hashing import key_hash as hash_key
     from tiered_index.retention import Retention
-    from tiered_index.rocketmq.archive.erasure import erase_index as erase
     from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.erasure.erase import Erasure
     from tiered_index.service.index import IndexService
@@ -89,11 +89,11 @@ _ALIASES = {
 }
 # Modules load on first use: their libraries load slowly, and a command must react to an interrupt before that.
 _NAMES = {
+    "archives": ("erase",),
     "config": ("IndexConfig",),
     "format.hash_sql": ("hash_key_sql",),
     "format.hashing": ("hash_key",),
     "retention": ("Retention",),
-    "rocketmq.archive.erasure": ("erase",),
     "service.async_reader": ("AsyncIndexReader",),
     "service.erasure.erase": ("Erasure",),
     "service.index": ("IndexService",),

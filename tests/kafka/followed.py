@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tiered_index.follow import Follower
-from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.format.columnar import decode_columns
+from tiered_index.kafka.archive import KafkaArchiver, records_of
 from tiered_index.kafka.client import KafkaAddress
 from tiered_index.kafka.keys import Keys
 from tiered_index.kafka.source import KafkaSource
@@ -34,6 +35,16 @@ def archive(index, servers, *topics, segment_bytes=32 << 20, **options) -> Follo
         follower.finish_archiving()
     follower.notes = notes
     return follower
+
+
+def archived(index):
+    """The records in the archive, in its order."""
+    archive = index.segment_archive
+    state = archive.refresh()
+    segments = [segment for store in state.stores for segment in state.segments_of(store)]
+    for segment in segments:
+        assert segment.name.endswith(".parquet")
+        yield from records_of(decode_columns(archive.verified(segment, 0, segment.size_bytes)))
 
 
 def places(index, topic, key):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from tests.kafka.followed import archive
+import itertools
+
+import pytest
+
+from tests.kafka.followed import archive, archived, ingest, places, source_of
 from tests.support.kafka_cluster import PARTITIONS
-from tiered_index.format.columnar import decode_columns
-from tiered_index.kafka.archive import records_of
-
-
-def archived(index):
-    """The records in the archive, in its order."""
-    archive = index.segment_archive
-    state = archive.refresh()
-    segments = [segment for store in state.stores for segment in state.segments_of(store)]
-    for segment in segments:
-        assert segment.name.endswith(".parquet")
-        yield from records_of(decode_columns(archive.verified(segment, 0, segment.size_bytes)))
+from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexService
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.follow import Follower
+from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.storage.memory import MemoryStorage
 
 
 def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
@@ -39,3 +38,194 @@ def test_every_record_is_archived_as_it_is(index, servers, producing, topic):
         key = None if sent["key"] is None else sent["key"].encode()
         assert (one.topic, one.key, one.value, one.timestamp_ms) == (topic, key, sent["value"], sent["timestamp"])
         assert list(one.headers) == sent["headers"]
+
+
+def offsets(index):
+    return sorted((one.partition, one.offset) for one in archived(index))
+
+
+def packet(count, name="k", partition=0):
+    return [{"key": f"{name}{n}", "value": "v" * 100, "partition": partition} for n in range(count)]
+
+
+def lost(follower):
+    return [(one.kind, one.begin, one.end) for one in follower.losses]
+
+
+def test_it_goes_on_behind_the_last_archived_record(index, servers, producing, topic, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.archive._MESSAGES", 7)
+    producing.send(topic, packet(100))
+    assert archive(index, servers, topic, segment_bytes=2_000).archiving.archived > 5
+    assert archive(index, servers, topic).archiving.archived == 0
+    producing.send(topic, packet(5))
+    assert archive(index, servers, topic).archiving.archived == 1
+    assert offsets(index) == [(0, n) for n in range(105)]
+    segments = index.segment_archive.state().segments_of(next(iter(index.segment_archive.state().stores)))
+    # without a gap
+    assert [one.start for one in segments[1:]] == [one.end for one in segments[:-1]]
+
+
+def test_records_that_were_indexed_before_are_read_again_for_the_archive(index, servers, producing, topic):
+    producing.send(topic, packet(30))
+    ingest(index, servers, topic)
+    later = archive(index, servers, topic)
+    # and nothing is put twice
+    assert (later.messages, later.entries, later.loss_count) == (0, 0, 0)
+    assert offsets(index) == [(0, n) for n in range(30)]
+    assert places(index, topic, "k7") == {(0, 7)}
+
+
+def test_records_that_are_read_again_for_the_index_are_not_archived_again(index, servers, producing, topic):
+    producing.send(topic, packet(30))
+    archive(index, servers, topic)
+    again = archive(index, servers, topic, restart=True)
+    assert (again.messages, again.archiving.archived) == (30, 0)
+    assert offsets(index) == [(0, n) for n in range(30)]
+
+
+@pytest.mark.parametrize("archived_before", [0, 20])
+def test_records_that_the_broker_deleted_before_they_were_archived_are_a_loss_with_both_offsets(
+    index, cluster, servers, producing, topic, archived_before
+):
+    if archived_before:
+        producing.send(topic, packet(archived_before))
+        archive(index, servers, topic)
+    producing.send(topic, packet(50))
+    ingest(index, servers, topic)
+    producing.send(topic, packet(10))
+    cluster.trim(topic, 0, 45)
+    follower = archive(index, servers, topic)
+    assert lost(follower) == [("missing", archived_before, 45)]
+    assert f"offset {archived_before:,} is next, and the log begins at 45" in follower.losses[0].problem
+    assert offsets(index) == [(0, n) for n in (*range(archived_before), *range(45, 60 + archived_before))]
+    # that was said, and the archive goes on behind it
+    assert archive(index, servers, topic).loss_count == 0
+
+
+def test_a_first_run_begins_where_the_log_does(index, cluster, servers, producing, topic):
+    producing.send(topic, packet(20))
+    cluster.trim(topic, 0, 5)
+    assert archive(index, servers, topic).loss_count == 0
+    assert offsets(index) == [(0, n) for n in range(5, 20)]
+
+
+def test_a_topic_that_was_made_again_is_a_log_of_its_own(index, cluster, servers, producing, topic):
+    cluster.create(topic)
+    producing.send(topic, packet(20, "old"))
+    archive(index, servers, topic)
+    producing.send(topic, packet(10, "late"))
+    ingest(index, servers, topic)
+    cluster.delete(topic)
+    cluster.create(topic)
+    producing.send(topic, packet(40, "new"))
+    follower = archive(index, servers, topic)
+    # ten records went with the topic
+    assert ("missing", 20, 30) in lost(follower)
+    assert sorted(one.key for one in archived(index)) == sorted(
+        f"{name}{n}".encode() for name, count in (("old", 20), ("new", 40)) for n in range(count)
+    )
+    assert archive(index, servers, topic).archiving.archived == 0
+
+
+def test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_one_before(
+    index, cluster, servers, producing, topic, monkeypatch
+):
+    cluster.create(topic)
+    producing.send(topic, packet(20, "old"))
+    source = source_of(index, servers, topic)
+    archiver = KafkaArchiver(source)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        read = archiver._read
+
+        def read_late(*arguments):
+            cluster.delete(topic)
+            cluster.create(topic)
+            producing.send(topic, packet(20, "new"))
+            return read(*arguments)
+
+        monkeypatch.setattr(archiver, "_read", read_late)
+        with pytest.raises(StorageUnavailable, match="its id is not"):
+            archiver.finish()
+    assert offsets(index) == []
+    archive(index, servers, topic)
+    assert {one.key[:3] for one in archived(index)} == {b"new"}
+
+
+def test_while_ids_can_not_be_asked_nothing_is_archived(index, cluster, servers, producing, topic):
+    producing.send(topic, packet(20))
+    ingest(index, servers, topic)
+    cluster.control(0)
+    with pytest.raises(StorageUnavailable, match="its id is not"):
+        archive(index, servers, topic)
+    cluster.control(1)
+    archive(index, servers, topic)
+    assert offsets(index) == [(0, n) for n in range(20)]
+
+
+def test_a_partition_is_archived_once_its_time_is_over_or_much_waits(index, servers, producing, topic):
+    producing.send(topic, packet(300))
+    source = source_of(index, servers, topic)
+    source.clock = clock = ManualClock(SystemClock().now_ms())
+    archiver = KafkaArchiver(source, every_s=3_600)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        index.flush()
+        assert archiver.run_once() == 0
+        clock.advance(3_599)
+        assert archiver.run_once() == 0
+        clock.advance(1)
+        assert archiver.run_once() == 1
+        assert archiver.run_once() == 0
+
+
+def test_a_stop_ends_a_round_and_loses_nothing(index, servers, producing, topic):
+    producing.send(topic, packet(300))
+    source = source_of(index, servers, topic)
+    archiver = KafkaArchiver(source)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        archiver.stop()
+        assert archiver.finish() == 0
+    archive(index, servers, topic)
+    assert offsets(index) == [(0, n) for n in range(300)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("again", ["in the same process", "after a crash"])
+def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, producing, topic, tmp_path, when, again):
+    producing.send(topic, packet(40))
+    settings = {"slots": 97, "items": 5_000, "background": False}
+    for nth in itertools.count(1):
+        storage = FaultStorage(MemoryStorage())
+        opened = {"root": tmp_path / f"{nth}", "storage_backend": storage, **settings}
+        index = IndexService.open(**opened)
+        ingest(index, servers, topic)
+        source = source_of(index, servers, topic)
+        archiver = KafkaArchiver(source)
+        calls = storage.calls()
+        storage.fail("*", nth=nth, when=when)
+        struck = False
+        for _ in range(3):
+            try:
+                archiver.finish()
+                break
+            except StorageUnavailable:
+                struck = True
+                if again == "after a crash":
+                    break
+        took = storage.calls() - calls
+        storage.clear()
+        source.close()
+        if again == "after a crash":
+            index.abandon()
+            index = IndexService.open(**opened)
+        archive(index, servers, topic)
+        assert offsets(index) == [(0, n) for n in range(40)], nth
+        # leftovers of the fault are no part of the archive
+        assert index.segment_archive.state().archive.keys() <= {info.name for info in storage.list("segments/")}
+        index.abandon()
+        if took < nth:
+            assert not struck
+            assert nth > 3
+            return

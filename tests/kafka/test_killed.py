@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.kafka.followed import ingest, places
+from tests.kafka.followed import archive, archived, places
 from tests.kafka.killed import open_index
 from tests.support.kafka_cluster import PARTITIONS
 
@@ -23,7 +23,7 @@ def test_twenty_kills_while_records_arrive(servers, producing, topic, tmp_path):
         count += PACKET
 
     send()
-    command = [sys.executable, "-m", "tests.kafka.killed", str(root), servers, topic, str(KILLS)]
+    command = [sys.executable, "-m", "tests.kafka.killed", str(root), servers, topic, str(KILLS), "0.6", "archive"]
     folder = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as killing:
         while killing.poll() is None:
@@ -36,7 +36,11 @@ def test_twenty_kills_while_records_arrive(servers, producing, topic, tmp_path):
         # each follower had put something before it was killed
         assert (killing.returncode, killing.stdout.read().split()[-1]) == (0, str(KILLS))
     with open_index(root) as index:
-        ingest(index, servers, topic)
+        archive(index, servers, topic)
+        found = [(one.key, one.partition, one.offset) for one in archived(index)]
+        # more than this last follower has made alone
+        assert len(index.segment_archive.state().archive) > PARTITIONS
+        assert sorted(found) == sorted((f"k{n}".encode(), n % PARTITIONS, n // PARTITIONS) for n in range(count))
         answers = index.query_many([(topic, f"k{n}") for n in range(count)])
         for n, answer in enumerate(answers):
             assert [(item.queue_id, item.offset) for item in answer] == [(n % PARTITIONS, n // PARTITIONS)]

@@ -35,7 +35,7 @@ _OBJECT = re.compile(
     rf"|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
 )
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
-_MAX_STORE_BYTES = 128
+_MAX_STORE = 128
 
 
 def new_file_id(begin_ms: int) -> str:
@@ -126,16 +126,15 @@ def ticket_name(file_id: str, epoch: int) -> str:
 def store_prefix(store: str) -> str:
     """Return the prefix of a store's archived segments. Raises `InvalidArgument` for an empty name.
 
-    Bytes that are not plain are written as ``=`` and two hexadecimal digits. A name of more than 128 bytes becomes
-    ``==`` and its digest.
+    Bytes that are not plain are written as ``=`` and two hexadecimal digits. A name of which this makes more than
+    128 characters becomes ``==`` and its digest.
     """
     named = store.encode("utf-8", "surrogatepass")
     if not named:
         raise InvalidArgument("a store's name is not empty")
-    if len(named) > _MAX_STORE_BYTES:
+    written = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named)
+    if len(written) > _MAX_STORE:
         written = "==" + hashlib.blake2b(named, digest_size=16).hexdigest()
-    else:
-        written = "".join(chr(byte) if byte in _PLAIN else f"={byte:02X}" for byte in named)
     return f"{SEGMENTS_PREFIX}{written}/"
 
 

@@ -14,19 +14,23 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
-from tiered_index.format.columnar import encode_columns
+from tiered_index.format.columnar import encode_columns, notes_of
 from tiered_index.kafka.client import TIMEOUT_S, asked, error_of, ids_of_topics, is_passing, kafka, range_of, record_of
 from tiered_index.kafka.record import KafkaRecord, TimestampType
 from tiered_index.kafka.source import KafkaSource, Name, positions_by_store
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
+from tiered_index.service.reader import IndexReader
+from tiered_index.storage.local.files import encode
 
 # of an index whose keys a function gave
 FUNCTION = ("function",)
@@ -75,6 +79,12 @@ def encode_records(records: Sequence[KafkaRecord], keys: Sequence[str]) -> bytes
     return encode_columns(table, sizes, {KEYS_NOTE: json.dumps(list(keys))})
 
 
+def keys_of_file(end: bytes) -> list[str]:
+    """Return what `--key` gave when an archived file was written, by its footer or all of it."""
+    found: list[str] = json.loads(notes_of(end)[KEYS_NOTE])
+    return found
+
+
 def records_of(table: pa.Table) -> list[KafkaRecord]:
     """Return the records of an archived file's rows."""
     times = table["timestamp"].cast(pa.int64()).to_pylist()
@@ -87,6 +97,16 @@ def records_of(table: pa.Table) -> list[KafkaRecord]:
 
 def _headers(rows: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
     return tuple((row["key"], row["value"]) for row in rows or ())
+
+
+def archived_files(reader: IndexReader, topic: str) -> list[str]:
+    """Return the paths or URIs of a topic's archived files, as DuckDB, Spark and Arrow open them."""
+    named = [(Name.parse(segment.store), segment.name) for segment in reader.archived()]
+    names = [name for store, name in named if store is not None and store.topic == topic]
+    place = reader.storage.uri.partition("?")[0]
+    if not place.startswith("file://"):
+        return [f"{place}/{name}" for name in names]
+    return [str(Path(unquote(urlsplit(place).path)) / encode(name)) for name in names]
 
 
 def archived_end(state: LogState, store: str) -> int | None:

@@ -8,7 +8,6 @@ at an entry's place that contradicts the entry is of another log of the partitio
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import deque
@@ -25,8 +24,8 @@ from tiered_index.errors import (
     StorageError,
     StorageUnavailable,
 )
-from tiered_index.format.columnar import NUMBER, decode_group, notes_of, row_group_of
-from tiered_index.kafka.archive import FUNCTION, KEYS_NOTE, records_of
+from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
+from tiered_index.kafka.archive import FUNCTION, keys_of_file, records_of
 from tiered_index.kafka.client import TIMEOUT_S, asked, error_of, is_passing, kafka, open_consumer, range_of, record_of
 from tiered_index.kafka.keys import KeyFunction, Keys
 from tiered_index.kafka.record import KafkaRecord
@@ -269,7 +268,7 @@ class KafkaMessages:
             search.requests += 1
             search.bytes += segment.object_bytes - segment.size_bytes + segment.footer_bytes
         footer = archive.table(segment).footer
-        keys = set(json.loads(notes_of(footer)[KEYS_NOTE]))
+        keys = set(keys_of_file(footer))
         if (group := row_group_of(footer, search.place[2])) is None:
             return None, keys
         search.requests += 1

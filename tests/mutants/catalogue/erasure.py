@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "erase-hides-collisions",
         "the certificate does not say that entries of other keys went, too",
-        "MessagesToErase._collisions",
+        "EraseRequest.collisions",
         "int((alike & ~sought).sum())",
         "int((alike & sought).sum() * 0)",
         (

@@ -92,6 +92,8 @@ def test_a_stores_name_becomes_part_of_an_objects_name(store, prefix):
 @given(st.text(min_size=1) | st.text(min_size=120, max_size=300) | st.sampled_from(["\ud800", "a/" * 2000]))
 def test_every_store_has_a_prefix_of_its_own(store):
     assert check_name(segment_name(store, 2**63 - 1, 2**63 - 1)).startswith(store_prefix(store))
+    # as long as a record can hold
+    assert len(store_prefix(store).split("/")[1]) <= 128
     assert len({store_prefix(name) for name in (store, store + "/", f"={store}", f"=={store}", store + store)}) == 5
 
 

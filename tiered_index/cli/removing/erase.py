@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from typer import Option
 
+from tiered_index.archives import messages_to_erase
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, likely_seconds, unknown_topic
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.erasure.erase import EraseRequest, Erasure
 from tiered_index.service.erasure.erase import erase as erase_index
@@ -79,7 +78,7 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
             now=now,
             grace_s=given.grace,
             threads=config.query_threads,
-            messages=partial(MessagesToErase, request),
+            messages=messages_to_erase(request, index.log.state),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
         )
         if given.yes:

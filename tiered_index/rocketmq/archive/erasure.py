@@ -7,10 +7,8 @@ whose body matches its CRC. An erasure by key compares keys and tags themselves,
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,21 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASED, VALUE_END
 from tiered_index.rocketmq.log.message import body_crc
 from tiered_index.rocketmq.log.property_columns import key_columns
-from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, Progress, erase
+from tiered_index.service.erasure.erase import EraseRequest
 from tiered_index.service.erasure.segments import FoundMessages, Patch
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.storage.base import StorageOptions
-from tiered_index.storage.opening import open_storage
 
 _BODY_CRC_AT = 8
 SYS_FLAG_AT = 36
@@ -77,18 +70,9 @@ class MessagesToErase:
             keys = key_columns(batch.data, columns.properties_at[places], columns.ends[places], tags=True)
             sought = pc.is_in(keys.keys, value_set=pa.array(self.request.keys, pa.large_string()))
             is_sought = sought.to_numpy(zero_copy_only=False)
-            collisions = self._collisions(keys.keys, is_sought)
+            collisions = self.request.collisions(keys.keys, is_sought, keyed=self.keyed)
             places = places[np.unique(keys.message[is_sought])]
         return list(overwritten(columns, places, batch.begin - start)), collisions
-
-    def _collisions(self, keys: Any, sought: npt.NDArray[np.bool_]) -> int:
-        """Return the number of `keys` that are not `sought` but are hidden by the tombstones of the sought ones."""
-        hashes, prints = hash_batch([self.request.topic], np.zeros(len(sought), np.int64), code_units(keys))
-        alike = np.zeros(len(sought), np.bool_)
-        for stone in self.request.tombstones(0, keyed=self.keyed):
-            mine = np.isin(hashes, stone.hashes)
-            alike |= mine if stone.fingerprint is None else mine & (prints == stone.fingerprint)
-        return int((alike & ~sought).sum())
 
     def _asked(self, batch: IndexBatch) -> tuple[MessageColumns, npt.NDArray[Any]]:
         """Return the messages, and the indices of those that match the request, apart from its keys."""
@@ -120,38 +104,3 @@ def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) ->
             *([Patch(body_at, b"\0", body_bytes)] if body_bytes else []),
             *([Patch(properties_at, VALUE_END.encode(), end - properties_at)] if end > properties_at else []),
         ]
-
-
-def erase_index(
-    storage: str,
-    topic: str,
-    *,
-    keys: str | Sequence[str] | None = None,
-    queue_id: int | None = None,
-    before_ms: int | None = None,
-    yes: bool = False,
-    now: bool = False,
-    grace_s: float = GRACE_S,
-    threads: int = 2,
-    s3: StorageOptions | None = None,
-    clock: Clock | None = None,
-    progress: Progress = lambda what, done, total: None,
-) -> Erasure:
-    """Erase entries of a topic that are older than `before_ms`; without `yes` only return the plan.
-
-    `before_ms` is in epoch milliseconds (None: now). The entries are those of `keys`, of a queue, or of the whole topic
-    (`keys` None; an empty list is refused). One log record hides them permanently, also those that arrive later. The
-    next merges leave their bytes out. With `now` the objects that hold them are rewritten at once, and objects that
-    records removed `grace_s` seconds ago are deleted. A key is identified by hash and fingerprint, in an index without
-    fingerprints by its hash. `progress` is called with the present step, the steps done and their number.
-
-    Returns the certificate. You may repeat the call, also beside writers, readers and merges. Raises `InvalidArgument`,
-    `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
-    """
-    request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
-    with contextlib.closing(open_storage(storage, options=s3)) as opened:
-        log = StorageLog(opened, present)
-        log.open()
-        find = partial(MessagesToErase, request)
-        chosen: dict[str, Any] = {"yes": yes, "now": now, "grace_s": grace_s, "threads": threads}
-        return erase(opened, log, request, present, **chosen, messages=find, progress=progress)

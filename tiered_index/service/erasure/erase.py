@@ -13,8 +13,12 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
@@ -100,6 +104,15 @@ class EraseRequest:
         return tuple(
             [Tombstone.of(self.topic, before_ms, key=key, queue_id=self.queue_id, keyed=keyed) for key in keys]
         )
+
+    def collisions(self, keys: Any, sought: npt.NDArray[np.bool_], *, keyed: bool) -> int:
+        """Return the number of `keys` that are not `sought` but are hidden by the tombstones of the sought ones."""
+        hashes, prints = hash_batch([self.topic], np.zeros(len(sought), np.int64), code_units(keys))
+        alike = np.zeros(len(sought), np.bool_)
+        for stone in self.tombstones(0, keyed=keyed):
+            mine = np.isin(hashes, stone.hashes)
+            alike |= mine if stone.fingerprint is None else mine & (prints == stone.fingerprint)
+        return int((alike & ~sought).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tiered_index.archives import messages_to_erase
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.format.schema import Schema
-from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, check_grace
 from tiered_index.service.erasure.erase import erase as erase_by
 from tiered_index.service.erasure.find import Found, find_hidden
@@ -87,7 +86,7 @@ def erase(
                 yes=yes,
                 now=True,
                 grace_s=grace_s,
-                messages=partial(MessagesToErase, request),
+                messages=messages_to_erase(request, log.state),
                 find=work.find,
                 run_tasks=tasks_on(spark, meter, address, present),
                 rewrite=work.rewrite,

@@ -1,0 +1,168 @@
+"""The archive is verified, repaired, copied, expired and erased, and other systems open it as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tests.kafka.followed import archive
+from tests.support.kafka_cluster import PARTITIONS
+from tiered_index import IndexReader, IndexService, Retention, copy, erase, expire
+from tiered_index.cli.main import app
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.kafka.archive import archived_files
+from tiered_index.kafka.messages import KafkaMessages
+
+COUNT, TIME_MS = 600, 1_700_000_000_000
+
+
+@pytest.fixture
+def sent(producing, topic):
+    records = [
+        {
+            "key": f"k{n}",
+            "value": json.dumps({"order": {"id": n % 10}, "text": "x" * 2_000}),
+            "headers": [("h", f"h{n}")],
+            "partition": n % PARTITIONS,
+            "timestamp": TIME_MS + 1_000 * n,
+        }
+        for n in range(COUNT)
+    ]
+    producing.send(topic, records)
+    return records
+
+
+@pytest.fixture
+def uri(tmp_path, servers, topic, sent, monkeypatch):
+    """A storage with the archive of a topic, of several files a partition."""
+    uri = (tmp_path / "storage").as_uri()
+    monkeypatch.setattr("tiered_index.kafka.archive._MESSAGES", 20)
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, slots=97, items=5_000) as index:
+        follower = archive(index, servers, topic, segment_bytes=1 << 16, keys=("key", "header:h", "json:order.id"))
+        assert (follower.messages, follower.loss_count) == (COUNT, 0)
+        index.seal()
+        index.run_lifecycle()
+    return uri
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout)
+
+    return invoke
+
+
+def flip(path, at):
+    """Flip a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def names(uri):
+    with IndexReader.open(uri) as reader:
+        return [segment.name for segment in reader.archived()]
+
+
+def paths(uri):
+    with IndexReader.open(uri) as reader:
+        (topic,) = {segment.store.split("/")[1] for segment in reader.archived()}
+        return archived_files(reader, topic)
+
+
+def found(uri, topic, key):
+    with IndexReader.open(uri) as reader:
+        return [
+            (one.state, one.message and one.message.key)
+            for one in reader.messages(topic, key, source=KafkaMessages(reader.segment_archives))
+        ]
+
+
+def test_duckdb_and_arrow_open_the_files_as_a_table(uri, tmp_path, sent):
+    files = paths(uri)
+    assert len(files) > PARTITIONS
+    table = f"read_parquet({files}, hive_partitioning = false)"
+    rows = duckdb.sql(f'select key, value, partition, "offset", headers from {table}').fetchall()
+    wanted = [
+        (one["key"].encode(), one["value"].encode(), n % PARTITIONS, n // PARTITIONS, one["headers"][0][1].encode())
+        for n, one in enumerate(sent)
+    ]
+    assert sorted((*row[:4], row[4][0]["value"]) for row in rows) == sorted(wanted)
+    # a condition on offsets reads the row groups that have them
+    few = duckdb.sql(f'select count(*) from {table} where "offset" between 10 and 19').fetchall()
+    assert few == [(10 * PARTITIONS,)]
+    assert pq.read_table(files).num_rows == COUNT
+
+
+def test_verify_finds_damage_anywhere_and_a_copy_repairs_it(uri, tmp_path, run):
+    copied = (tmp_path / "copied").as_uri()
+    copy(uri, copied)
+    assert sorted(names(copied)) == sorted(names(uri))
+    assert run("verify", "--deep", "--storage", copied)["findings"] == []
+    # a row group, the checksums, the footer
+    for path, share in zip(paths(uri), (0.3, 0.6, 0.99), strict=False):
+        flip(Path(path), int(Path(path).stat().st_size * share))
+    report = run("verify", "--deep", "--storage", uri, code=1)
+    assert {one["file"] for one in report["findings"]} == set(names(uri)[:3])
+    repaired = run("verify", "--deep", "--repair", "--copy", copied, "--yes", "--storage", uri)
+    assert (repaired["status"], len(repaired["repairs"])) == ("repaired", 3)
+    assert run("verify", "--deep", "--storage", uri)["findings"] == []
+    assert pq.read_table(paths(uri)).num_rows == COUNT
+
+
+@pytest.mark.parametrize(("key", "count"), [("k7", 1), ("h7", 1), ("7", COUNT // 10)])
+def test_a_record_is_erased_by_any_of_its_keys_and_certified(uri, tmp_path, topic, key, count, run):
+    before = names(uri)
+    certificate = erase(uri, topic, keys=key, yes=True, now=True, grace_s=0)
+    assert (certificate.messages_erased, certificate.segment_problems) == (count, ())
+    assert certificate.segments_remaining == ()
+    assert 0 < certificate.segments_rewritten == len(set(names(uri)) - set(before))
+    table = pq.read_table(paths(uri)).to_pylist()
+    assert len(table) == COUNT - count
+    assert not [row for row in table if key in (row["key"].decode(), row["headers"][0]["value"].decode())]
+    assert found(uri, topic, key) == []
+    assert found(uri, topic, "k8") == [("archived", b"k8")]
+    assert run("verify", "--deep", "--storage", uri)["findings"] == []
+    # the bytes are gone, too
+    assert sorted(map(Path, paths(uri))) == sorted((tmp_path / "storage").rglob("*.parquet"))
+    with IndexReader.open(uri) as reader:
+        source = KafkaMessages(reader.segment_archives)
+        assert source.at(topic, 7 % PARTITIONS, 7 // PARTITIONS).state == "erased"
+        # its range of offsets stays archived
+        assert {segment.start for segment in reader.archived()} == {int(name.split("/")[2]) for name in before}
+
+
+def test_a_partition_or_a_time_is_erased(uri, tmp_path, topic):
+    erase(uri, topic, queue_id=1, before_ms=TIME_MS + 300_000, yes=True, now=True, grace_s=0)
+    rows = pq.read_table(paths(uri)).to_pylist()
+    left = {(row["partition"], row["offset"]) for row in rows}
+    assert left == {(n % PARTITIONS, n // PARTITIONS) for n in range(COUNT) if n % PARTITIONS != 1 or n >= 300}
+    certificate = erase(uri, topic, yes=True, now=True, grace_s=0)
+    assert (certificate.messages_erased, pq.read_table(paths(uri)).num_rows) == (len(left), 0)
+
+
+def test_an_erasure_goes_on_at_no_damage(uri, tmp_path, topic):
+    flip(Path(paths(uri)[0]), 1_000)
+    certificate = erase(uri, topic, keys="none", yes=True, now=True)
+    assert [problem.startswith(names(uri)[0]) for problem in certificate.segment_problems] == [True]
+    assert certificate.segments_remaining == (names(uri)[0],)
+
+
+def test_segments_expire_and_are_counted(uri, topic, servers, tmp_path, run):
+    size = sum(Path(path).stat().st_size for path in paths(uri))
+    (row,) = [row for row in run("du", "--storage", uri)["rows"] if row["state"] == "archived"]
+    assert row["bytes"] == size
+    expire(uri, Retention(segments_age_s=1), yes=True, clock=ManualClock(SystemClock().now_ms() + 10_000))
+    assert names(uri) == []
+    assert found(uri, topic, "k7") == [("expired", None)]
+    # and are not archived again
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False) as index:
+        assert archive(index, servers, topic).archiving.archived == 0
