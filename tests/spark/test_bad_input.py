@@ -64,9 +64,9 @@ BAD_FRAMES = {
     "decimal_time": (
         PLAIN.replace("_ms long", "_ms decimal(20,0)"),
         {},
-        r"'timestamp_ms' has the type decimal128\(20, 0\), and times",
+        r"'timestamp_ms' has the type decimal128\(20, 0\), but must have times",
     ),
-    "date": (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' has the type date32.*, and times"),
+    "date": (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' has the type date32.*, but must have times"),
     "nested_key": (
         PLAIN.replace("key string", "order struct<id: string>"),
         {"key": "order"},
