@@ -84,7 +84,7 @@ def troubled(cluster: Cluster, faults: Any, outcome: Outcome, seed: int) -> Iter
     ended, draws = threading.Event(), random.Random(seed)
 
     def trouble() -> None:
-        while not ended.wait(draws.uniform(0.05, 0.4)):
+        while not ended.wait(draws.uniform(0.2, 1.2)):
             kind = draws.choice(("cuts", "holds", "errors", "slow brokers", "brokers away"))
             broker = draws.randint(1, BROKERS)
             if kind == "cuts":

@@ -40,6 +40,39 @@ def test_records_are_found_while_they_arrive_and_the_lag_is_told(servers, produc
         assert found(client, topic, "t0") == [(1, 0)]
 
 
+def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producing, topic, tmp_path):
+    records = [
+        {"key": f"k{n}", "value": f'{{"n": {n}}}', "partition": 1, "headers": [("trace", f"t{n}"), ("trace", None)]}
+        for n in range(3)
+    ]
+    producing.send(topic, [*records, {"key": "k0", "value": None, "partition": 1}])
+    index = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+    keys = ("--key", "key", "--key", "header:trace")
+    asked = {"topic": topic, "body": "json"}
+    with started(*index, "--follow", f"kafka://{servers}/{topic}", *keys) as (_, client):
+        until(lambda: found(client, topic, "t2") == [(1, 2)])
+        (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
+        assert (one["state"], one["read_from"]) == ("local", f"kafka://{servers}/{topic}/1")
+        message = one["message"]
+        shown = ("partition", "offset", "key", "body", "headers", "timestamp_type")
+        assert [message[n] for n in shown] == [1, 1, "k1", {"n": 1}, [["trace", "t1"], ["trace", None]], "create"]
+        several = client.get("/v1/messages", params=asked | {"key": "k0"}).json()["messages"]
+        assert [(each["message"]["offset"], each["message"]["body_bytes"]) for each in several] == [(3, None), (0, 8)]
+        having = client.get("/v1/messages", params=asked | {"key": "k0", "contains": "T0"}).json()
+        assert [each["message"]["offset"] for each in having["messages"]] == [0]
+        place = client.get(f"/v1/messages/kafka:{topic}/1/2", params={"body": "text"}).json()["messages"]
+        assert [each["message"]["body"] for each in place] == ['{"n": 2}']
+        assert client.get(f"/v1/messages/kafka:{topic}/1/9").status_code == 404
+        assert client.get("/v1/messages/kafka:nowhere/one").status_code == 400
+    # without a follower the client's settings name the broker
+    with started(*index, "--kafka", f"bootstrap.servers={servers}") as (_, client):
+        (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
+        assert one["message"]["body"] == {"n": 1}
+    with started(*index) as (_, client):
+        (one,) = client.get("/v1/messages", params=asked | {"key": "t1"}).json()["messages"]
+        assert (one["message"], "no archived segment has it" in one["problem"]) == (None, True)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

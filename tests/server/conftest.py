@@ -43,6 +43,7 @@ def serving(
     problems: Callable[[], list[str]] = list,
     gauges: Callable[[], dict[str, tuple[str, float]]] = dict,
     behind: Callable[[], str | None] = lambda: None,
+    records: Callable[[str], Any] = lambda _: None,
     **bounds: Any,
 ) -> Iterator[httpx.Client]:
     """Serve until the block ends, on a free port; yields a client of it."""
@@ -58,6 +59,7 @@ def serving(
             problems,
             gauges,
             behind,
+            records,
             stopping=stopping,
         )
         service = stack.enter_context(Service(served, hosts=own_names(host), **bounds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from tiered_index.service.reading.root_view import UnsealedView
 
 if TYPE_CHECKING:
     from tiered_index.follow import Follower
-    from tiered_index.kafka.messages import KafkaMessages
+    from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
     from tiered_index.service.index import IndexService
     from tiered_index.service.lifecycle.segment_archive import SegmentArchive
     from tiered_index.service.reader import IndexReader
@@ -107,22 +107,38 @@ def open_kafka_follower(
     return Follower(index, source, follow=follow, stop=stop, archiver=archiver, note=session.out.note, **of_follower)
 
 
-def open_kafka_messages(reader: IndexReader | None, options: KafkaClientOptions, topic: str) -> KafkaMessages | None:
-    """Return where the records of a topic come from; None: the topic is not Kafka's. The broker is asked if its address
-    is among the settings, as ``bootstrap.servers``.
-    """
-    settings, positions = options.settings(), set[str]()
-    archives: Mapping[str | None, SegmentArchive] = reader.segment_archives if reader is not None else {}
-    if reader is not None:
-        # what a root has put and not uploaded is in its journals alone
-        files = (file.journal.positions for file in reader.files() if isinstance(file, UnsealedView))
-        states = [archive.state() for archive in archives.values()]
-        positions = {text for several in files for text in several}
-        positions.update(text for state in states for text in (*state.positions, *state.stores))
-    if not settings and not any(text.startswith("kafka:") and f"/{topic}/" in text for text in positions):
+def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> KafkaBroker | None:
+    """Return the brokers at `place`, or those of the setting ``bootstrap.servers``; None: there is neither."""
+    settings = options.settings()
+    if place is None and "bootstrap.servers" not in settings:
         return None
-    from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+    from tiered_index.kafka.client import KafkaAddress
+    from tiered_index.kafka.messages import KafkaBroker
+
+    return KafkaBroker(
+        settings if place is None else settings | {"bootstrap.servers": KafkaAddress.parse(place).servers}
+    )
+
+
+def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, topic: str) -> KafkaMessages | None:
+    """Return where the records of a topic come from; None: the topic is not Kafka's."""
+    if reader is None:
+        return kafka_messages({}, (), broker, topic)
+    # what a root has put and not uploaded is in its journals alone
+    files = (file.journal.positions for file in reader.files() if isinstance(file, UnsealedView))
+    states = [archive.state() for archive in reader.segment_archives.values()]
+    positions = {text for several in files for text in several}
+    positions.update(text for state in states for text in (*state.positions, *state.stores))
+    return kafka_messages(reader.segment_archives, positions, broker, topic)
+
+
+def kafka_messages(
+    archives: Mapping[str | None, SegmentArchive], positions: Iterable[str], broker: KafkaBroker | None, topic: str
+) -> KafkaMessages | None:
+    """As `open_kafka_messages`, by an index's names of positions."""
+    if broker is None and not any(text.startswith("kafka:") and f"/{topic}/" in text for text in positions):
+        return None
+    from tiered_index.kafka.messages import KafkaMessages
     from tiered_index.kafka.source import keys_in
 
-    broker = KafkaBroker(settings) if "bootstrap.servers" in settings else None
     return KafkaMessages(archives, broker, keys_in(positions))

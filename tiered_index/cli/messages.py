@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.explaining import lost_text
-from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_messages
+from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
 from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
@@ -161,7 +161,7 @@ def _record_lookup(
     from tiered_index.kafka.messages import parse_place
 
     topic, partition, offset = parse_place(text)
-    if (records := open_kafka_messages(reader, options, topic)) is None:
+    if (records := open_kafka_messages(reader, open_kafka_broker(options), topic)) is None:
         raise InvalidArgument(f"the index has no topic {topic!r} of Kafka: --kafka bootstrap.servers=... asks a broker")
     stack.callback(records.close)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_messages
+from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_kafka_messages
 from tiered_index.cli.messages import messages_source, write_messages
 from tiered_index.cli.options import LimitOptions, RangeOptions, ServiceOptions
 from tiered_index.cli.output import Output
@@ -177,7 +177,7 @@ def query(
             pages.reader = reader
             look_up = reader.query
             if messages:
-                if (records := open_kafka_messages(reader, kafka, topic)) is not None:
+                if (records := open_kafka_messages(reader, open_kafka_broker(kafka), topic)) is not None:
                     stack.callback(records.close)
                 look_up = partial(reader.messages, source=records or messages_source(store, reader, config))
             asked = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from tiered_index.cli.follow import open_follower
-from tiered_index.cli.kafka import SCHEME, KafkaOptions, open_kafka_follower
+from tiered_index.cli.kafka import (
+    SCHEME,
+    KafkaOptions,
+    kafka_messages,
+    open_kafka_broker,
+    open_kafka_follower,
+    open_kafka_messages,
+)
 from tiered_index.cli.options import ArchiveOptions, LogAs, MaxLag, bytes_option, given_flags, refuse_others
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, install_hint
@@ -23,7 +30,9 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.budget import LookupLimits
 
 if TYPE_CHECKING:
+    from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
     from tiered_index.server.listening import Listener, Tls
+    from tiered_index.service.reader import IndexReader
 
 
 @contextlib.contextmanager
@@ -215,7 +224,8 @@ def serve(
             "give --rocketmq-keys FILE, or --insecure to let everybody in"
         )
     writes = write or follow is not None
-    given = [*given_flags(archiving), *given_flags(kafka)]
+    # records are read from a broker without a follower, too
+    given = [*given_flags(archiving), *(flag for flag in given_flags(kafka) if not flag.startswith("--kafka"))]
     if follow is None and (store_name is not None or max_lag is not None or given):
         options = ", ".join(["--store-name", "--max-lag", *given])
         raise InvalidArgument(f"{options} are of a source that is followed: give --follow, too")
@@ -289,6 +299,9 @@ def serve(
             known,
             stopping=stopping,
         )
+        if (broker := open_kafka_broker(kafka, follow if followed is None else None)) is not None:
+            stack.callback(broker.close)
+        served.records = partial(_records, lookups, broker)
         if following is not None:
             served.problems = following.problems
             served.behind = partial(following.behind, max_lag)
@@ -327,6 +340,13 @@ def serve(
             following.end()
     session.out.answer({"status": "stopped"}, streamed=True)
     return 0
+
+
+def _records(lookups: IndexReader | IndexService, broker: KafkaBroker | None, topic: str) -> KafkaMessages | None:
+    """Return where the records of a topic come from, if it is Kafka's."""
+    if isinstance(lookups, IndexService):
+        return kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
+    return open_kafka_messages(lookups, broker, topic)
 
 
 def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:

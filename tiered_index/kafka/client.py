@@ -125,7 +125,7 @@ def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: fl
             found = answer.result().topic_id
         except kafka.KafkaException as error:
             if error.args[0].name() not in ("UNKNOWN_TOPIC_OR_PART", "_UNSUPPORTED_FEATURE"):
-                raise error_of(error.args[0], name) from error
+                raise
             continue
         words = found.get_most_significant_bits(), found.get_least_significant_bits()
         if any(words):  # a broker without ids answers 0

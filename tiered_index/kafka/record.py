@@ -61,6 +61,16 @@ class KafkaRecord:
         }
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Key and headers."""
+        of_headers = [text for name, value in self.headers for text in (name, key_text(value or b""))]
+        return (key_text(self.key or b""), *of_headers)
+
+    def body(self, _: int) -> bytes:
+        """Return the value; a tombstone's is empty."""
+        return self.value or b""
+
+    @property
     def size(self) -> int:
         """The bytes of key, value and headers."""
         size = len(self.key or b"") + len(self.value or b"")

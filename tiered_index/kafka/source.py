@@ -223,10 +223,11 @@ class KafkaSource:
         self._looked_s = time.monotonic()
         timeout_s = TIMEOUT_S if begin else _LOOK_TIMEOUT_S
         try:
-            found = asked(self.place, lambda: self._consumer.list_topics(timeout=timeout_s))
+            patience_s = TIMEOUT_S if begin else 0.0
+            found = asked(self.place, lambda: self._consumer.list_topics(timeout=timeout_s), patience_s)
             known = [name for name, topic in found.topics.items() if topic.error is None]
             wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
-            ids = ids_of_topics(self.admin, found, wanted, timeout_s)
+            ids = asked(self.place, lambda: ids_of_topics(self.admin, found, wanted, timeout_s), patience_s)
         except StorageUnavailable as error:
             if begin:
                 raise

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.kafka.messages import parse_place
 from tiered_index.retention import NOTHING
 from tiered_index.rocketmq.archive.messages import Containing, RocketmqMessages, messages_by_id
 from tiered_index.rocketmq.remoting.archived_queues import Directories, queues_at_hand
@@ -45,7 +46,7 @@ from tiered_index.service.answers.pages import PageTotals
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.cold.caches import ByteCache
-from tiered_index.service.lookup.budget import RequestStats
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
 from tiered_index.service.lookup.messages import MessageSource, MessagesResult, pause_s
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
@@ -301,11 +302,13 @@ class LookupHandlers(Handlers):
         caller_of(request).need_topic(asked.topic)
         self._check_count(asked.max_count)
         allowance = self.allowance(asked)
-        source: MessageSource = CountedMessages(self._messages_for(caller_of(request)), request.state.reservation)
-        if asked.contains is not None:
-            source = Containing(source, asked.contains, self.served.caps.message_bytes)
+        others = self._messages_for(caller_of(request))
 
         def look_up() -> MessagesResult:
+            records = self.served.records(asked.topic)
+            source: MessageSource = CountedMessages(records or others, request.state.reservation)
+            if asked.contains is not None:
+                source = Containing(source, asked.contains, self.served.caps.message_bytes)
             answer = self.served.lookups.messages(
                 asked.topic,
                 asked.key,
@@ -332,21 +335,26 @@ class LookupHandlers(Handlers):
     async def message(self, request: Request, asked: parameters.MessageParameters) -> Response:
         """Answer with one message: by the id of its place, or with `topic` by its unique key."""
         caller, msg_id = caller_of(request), str(request.path_params["id"])
-        if asked.topic is not None:
-            caller.need_topic(asked.topic)
+        place = parse_place(msg_id) if asked.topic is None and msg_id.startswith("kafka:") else None
+        if (topic := place[0] if place is not None else asked.topic) is not None:
+            caller.need_topic(topic)
         allowance = self.allowance(asked)
         source = self._messages_for(caller)
 
         def look_up() -> MessagesResult:
-            answer = messages_by_id(
-                self.served.lookups,
-                source,
-                msg_id,
-                asked.topic,
-                cursor=asked.cursor,
-                allow_partial=asked.allow_partial,
-                by_key=CountedMessages(source, request.state.reservation),
-                timeout_s=allowance.left_s(),
+            answer = (
+                self._record(place, allowance)
+                if place is not None
+                else messages_by_id(
+                    self.served.lookups,
+                    source,
+                    msg_id,
+                    asked.topic,
+                    cursor=asked.cursor,
+                    allow_partial=asked.allow_partial,
+                    by_key=CountedMessages(source, request.state.reservation),
+                    timeout_s=allowance.left_s(),
+                )
             )
             answer = self._leveled(request, answer)
             if not any(one.message is not None for one in answer.messages) and answer.cursor is None:
@@ -426,6 +434,13 @@ class LookupHandlers(Handlers):
             return whole | {"later": answer.later_after(number)}
 
         return document_with_ends(document, _row_ends(shown), whole, end_after)
+
+    def _record(self, place: tuple[str, int, int], allowance: Allowance) -> MessagesResult:
+        """Return the record at a topic's partition and offset."""
+        if (records := self.served.records(place[0])) is None:
+            raise Refused(404, f"the index has no topic {place[0]!r:.80} with records of its own places")
+        with LookupBudget(self.prices, LookupLimits(timeout_s=allowance.left_s())).open():
+            return MessagesResult(messages=(records.at(*place),), status="complete")
 
     def _messages_for(self, caller: Caller) -> RocketmqMessages:
         messages = self.served.messages

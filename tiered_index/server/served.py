@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from tiered_index.encoding import json_text
 from tiered_index.errors import SetupUnavailable, TieredIndexError
@@ -23,6 +23,7 @@ from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.messages import Fetched, MessageSource
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
 
@@ -108,11 +109,19 @@ def shown_topics(topics: Iterable[str]) -> list[str]:
     return sorted({topic[:SHOWN] for topic in topics})[:MOST_SHOWN]
 
 
+class RecordSource(MessageSource, Protocol):
+    """Records of topics, each by its own place."""
+
+    def at(self, topic: str, partition: int, offset: int) -> Fetched:
+        """Return the record at an offset of a partition. Raises the error that made it impossible to ask."""
+
+
 @dataclass
 class Served:
     """The index or indexes of a service, and what the service knows of them.
 
     `problems` and `gauges` are those of a follower in the process. `behind` returns why answers are too old, or None.
+    `records` returns the records of a topic, for topics whose records have places of their own.
     """
 
     lookups: Index
@@ -124,6 +133,7 @@ class Served:
     problems: Callable[[], list[str]] = list
     gauges: Callable[[], Gauges] = dict
     behind: Callable[[], str | None] = lambda: None
+    records: Callable[[str], RecordSource | None] = lambda _: None
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:

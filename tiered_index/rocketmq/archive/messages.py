@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tiered_index.encoding import MAX_BODY_BYTES
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
@@ -549,6 +549,17 @@ class ByUniqueKey:
         ]
 
 
+@runtime_checkable
+class Searched(Protocol):
+    """A message that can be searched for a text: its `texts` (ids, keys, properties) and its body."""
+
+    @property
+    def texts(self) -> tuple[str, ...]: ...
+
+    def body(self, max_bytes: int) -> bytes:
+        """Return the plain body. Raises `CorruptFile` for a damaged body, or one of more than `max_bytes`."""
+
+
 @dataclass(frozen=True)
 class Containing:
     """A `MessageSource` of only the messages that have `text`; others are marked as not carrying the key.
@@ -579,18 +590,17 @@ class Containing:
 
     def _passed_over(self, one: Fetched, wanted: str) -> Fetched:
         message = one.message
-        if not isinstance(message, Message) or not one.carries_key or self._has(message, wanted):
+        if not isinstance(message, Searched) or not one.carries_key or self._has(message, wanted):
             return one
         # free the memory of the message
         return replace(one, message=one.message if one.instead is not None else None, carries_key=False)
 
-    def _has(self, message: Message, wanted: str) -> bool:
+    def _has(self, message: Searched, wanted: str) -> bool:
         try:
             body = message.body(self.max_body_bytes)
         except CorruptFile:
             return True
-        names = (message.offset_msg_id, *message.index_keys, *message.properties.values())
-        return any(wanted in text.casefold() for text in names) or _body_has(body, wanted)
+        return any(wanted in text.casefold() for text in message.texts) or _body_has(body, wanted)
 
 
 def _body_has(body: bytes, wanted: str) -> bool:

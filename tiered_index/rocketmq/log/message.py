@@ -261,6 +261,11 @@ class Message(NamedTuple):
         """The compression of the body: "zlib", "lz4", "zstd", "unknown" or None."""
         return _compression_of(self.sys_flag)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Message id, keys and values of properties."""
+        return (self.offset_msg_id, *self.index_keys, *self.properties.values())
+
     def body(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Return the plain body. Raises `CorruptFile` if it can't be decompressed or is larger than `max_bytes`."""
         return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)

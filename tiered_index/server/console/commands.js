@@ -34,6 +34,8 @@ export function ofKey(topics, { key, begin_ms: begin, end_ms: end, having: conta
 export const ofMessage = (id) => ({ curl: curl(`v1/messages/${encodeURIComponent(id)}`, {}),
   mqadmin: `mqadmin queryMsgById ${NAMED} -i ${quoted(id)}` });
 
+export const ofRecord = (place) => ({ curl: curl(`v1/messages/${encodeURIComponent(place)}`, {}) });
+
 // Copies a text, and reports it in `said`.
 export async function copy(text, said) {
   try {

@@ -1,7 +1,7 @@
 // Shows one message: its state, its fields, and its body as text, JSON, a tree or hexadecimal digits.
 import { json } from "./api.js";
 import { around } from "./browse.js";
-import { ofMessage, shown } from "./commands.js";
+import { ofMessage, ofRecord, shown } from "./commands.js";
 import { bytes, counted, find, make, tell, time } from "./page.js";
 
 const SHOWN = 64 << 10;
@@ -19,9 +19,9 @@ const STATES = {
 const BRANCHES = 200;
 // characters that no text has; tabs and line ends are allowed
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f]/;
-const TIMES = { born_ms: "born", store_ms: "stored" };
+const TIMES = { born_ms: "born", store_ms: "stored", timestamp_ms: "time" };
 const LEFT_OUT = new Set(["body", "body_format", "body_problem", "topic_id", "key_hash", "fingerprint"]);
-const FIRST = new Set(["topic", "keys", "uniq_key", "tags", "store_ms", "msg_id"]);
+const FIRST = new Set(["partition", "offset", "key", "headers", "timestamp_ms", "topic", "keys", "uniq_key", "tags", "store_ms", "msg_id"]);
 let opened = 0;
 let bodies = 0;
 let opener = null;
@@ -74,20 +74,25 @@ async function open(from, read) {
   }
 }
 
+// A record of Kafka has a place of its own.
+const placeOf = ({ topic, partition, offset }) => `kafka:${topic}/${partition}/${offset}`;
+
 function parts({ state, item, message, read_from: place, problem }) {
+  const isRecord = message?.partition !== undefined;
   const hasNone = /^no archive[^;]*, and no store directory was given$/.test(problem ?? "");
   const none = "This service reads no store (pass serve --store), and no archived segment has the message.";
   const warnings = [hasNone ? none : problem, message?.body_problem && `The body is shown as it is stored: ${message.body_problem}`];
   const fields = Object.entries(message ?? item ?? {}).filter(([name]) => !LEFT_OUT.has(name));
   return [
-    make("p", { class: "state", role: "status" }, STATES[state] ?? state),
+    make("p", { class: "state", role: "status" }, isRecord && state === "local" ? "read from the broker" : STATES[state] ?? state),
     ...warnings.filter(Boolean).map((warning) => make("p", { class: "warning" }, warning)),
     ...(place ? [make("p", { class: "hint" }, `From ${place}`)] : []),
-    ...(message?.body === undefined ? [] : bodyParts(message.body, message.uniq_key || message.msg_id)),
+    ...(isRecord && message.body_bytes === null ? [make("p", { class: "hint" }, "A record without a value (a tombstone).")] : []),
+    ...(message?.body === undefined ? [] : bodyParts(message.body, isRecord ? placeOf(message) : message.uniq_key || message.msg_id)),
     list(message ? fields.filter(([name]) => FIRST.has(name)) : fields, message),
     ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields, message)),
-      make("p", {}, make("a", { href: around(message) }, "Messages around it in its queue")),
-      shown(ofMessage(message.msg_id))] : []),
+      ...(isRecord ? [shown(ofRecord(placeOf(message)))]
+        : [make("p", {}, make("a", { href: around(message) }, "Messages around it in its queue")), shown(ofMessage(message.msg_id))])] : []),
   ];
 }
 
@@ -101,12 +106,12 @@ const keyLink = (key, { topic }) => make("a", { href: `#search?${new URLSearchPa
 
 function said(name, value, message) {
   if (message && name === "keys") return value.flatMap((key, n) => [n ? ", " : "", keyLink(key, message)]);
-  if (message && name === "uniq_key" && value) return [keyLink(value, message)];
-  if (name.endsWith("_ms")) return [`${time(value)} (${value})`];
-  if (Array.isArray(value)) return [value.join(", ")];
+  if (message && (name === "uniq_key" || name === "key") && value) return [keyLink(value, message)];
+  if (name.endsWith("_ms") && value !== null) return [`${time(value)} (${value})`];
+  if (Array.isArray(value) && name !== "headers") return [value.join(", ")];
   if (value === null || typeof value !== "object") return [String(value ?? "–")];
-  const rows = Object.entries(value).map(([one, text]) =>
-    make("tr", {}, make("th", { scope: "row" }, one), make("td", { class: "text" }, String(text))));
+  const rows = (Array.isArray(value) ? value : Object.entries(value)).map(([one, text]) =>
+    make("tr", {}, make("th", { scope: "row" }, one), make("td", { class: "text" }, String(text ?? "–"))));
   return [make("table", {}, make("caption", { class: "skip" }, name), make("tbody", {}, ...rows))];
 }
 

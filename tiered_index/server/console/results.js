@@ -70,7 +70,7 @@ const of = (title, value, more) => ({ title, of: value, by: value, ...more });
 const ABOUT = [
   of("Tags", (row) => messageOf(row)?.tags ?? "", { rare: Boolean }),
   of("Message id", idOf, { text: true, rare: Boolean }),
-  of("Keys", (row) => messageOf(row)?.keys.length ?? "", { ...NUMBER, rare: Boolean }),
+  of("Keys", (row) => messageOf(row)?.keys?.length ?? "", { ...NUMBER, rare: Boolean }),
   { title: "Body", of: bodyCell, by: bodyOf, text: true },
 ];
 
