@@ -148,8 +148,8 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
 def inspect(session: Session, file: File) -> int:
     """Show header, geometry, metadata and directory statistics of one file.
 
-    The command does not check entries: use verify for that. An unsealed file of RocketMQ does not state its geometry:
-    pass the settings slots and items.
+    To check entries, use verify. An unsealed file of RocketMQ does not state its geometry: pass the settings slots and
+    items.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""`tiered-index import FILE`: puts the entries that `export` wrote into an index, with their hashes of keys.
+"""`tiered-index import FILE`: puts the entries of an exported table into an index, with their hashes of keys.
 
 The index stores the number of durable rows with the entries. If the command is killed and run again, it puts only the
 missing rows. One thread in addition to the index's own; memory: a batch.
@@ -212,7 +212,7 @@ def import_(
     geometry: GeometryOptions,
     intake: IntakeOptions,
 ) -> int:
-    """Import entries that `export` wrote into an index.
+    """Import exported entries into an index.
 
     Lookups in the new index give the same answers as in the exported one, since entries keep the hashes of their keys.
     Run the command again with the same file to continue. Files of `--format rocketmq` are for RocketMQ, and can't be

@@ -263,8 +263,8 @@ def ingest(
     --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
 
     Each partition of Kafka continues at its own position. A topic that was deleted and created again is read from its
-    start, and is reported as rewritten. Topics have no id before Kafka 2.8. The command then compares the last 100
-    records before the position with the index. If the index has none of them, it reads the partition from its start.
+    start, and is reported as rewritten. Before Kafka 2.8 topics have no id. There the command looks in the index for
+    the last 100 records before the position. If the index has none of them, it reads the partition from its start.
 
     [bold]Examples[/bold]
 

@@ -47,7 +47,7 @@ _COMMANDS = {
     "files:dump": "Print the entries of one file as JSON lines, in the order of the file.",
     "files:du": "Show stored entries, bytes and monthly cost by topic, day and state.",
     "export:export": "Export the entries of an index as one table, as of one position of its log.",
-    "importing:import_": "Import entries that `export` wrote into an index.",
+    "importing:import_": "Import exported entries into an index.",
     "verify:verify": "Check all checksums of an index: local files, log records, checkpoints and objects.",
     "recovery.recover:recover": "Recover a root after a crash, a restore or a loss.",
     "recovery.rebuild:rebuild": "Build a new index from the archived segments of another index.",

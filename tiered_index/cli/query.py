@@ -95,7 +95,7 @@ def query(
     The file of --keys has the columns topic, key and optionally begin_ms and end_ms. Rows without bounds have those of
     --begin and --end. --max applies to each key. The command looks up 100,000 keys at a time (a service 1,000), and
     reads each stored file once for them. The output has a row for each entry, and one row for a key without entries.
-    With --json it has a line for each, then the status.
+    With --json each row is one line, and the last line is the status.
 
     [bold]Examples[/bold]
 

@@ -89,9 +89,9 @@ def verify(
     storage did not answer. Objects that the log does not name are notes, not findings.
 
     --repair prints a repair for each damaged or missing object, and the topics and times that answers will lack. With
-    --yes it applies the repairs. It tries these in order: restore the object from the root's copy (--root), from
-    another upload, or from a copy of the index (--copy); salvage the undamaged parts; give up the rest. From then on
-    answers name the files with given-up entries. A damaged local copy is replaced from the storage.
+    --yes it applies the repairs. It restores an object from the first good copy: in the root (--root), another upload,
+    or a copy of the index (--copy). Without a good copy, it keeps the undamaged parts and gives up the rest. From then
+    on answers name the files with given-up entries. A damaged local copy is replaced from the storage.
 
     An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.

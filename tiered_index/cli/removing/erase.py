@@ -47,9 +47,9 @@ def erase(
     hold them, and deletes the objects that were removed at least --grace ago. The certificate lists the changes, the
     result of a scan of the stored bytes, and the places that the scan can't see.
 
-    Status erased: no byte is left. Status pending: bytes stay until the end of --grace, of an unfinished upload or of a
-    staged file; run the command again later. Status remains: objects of the index still hold some of the bytes, or
-    can't be read (exit code 1).
+    Status erased: no byte is left. Status pending: removed objects wait for --grace, or unfinished uploads or staged
+    files still have bytes; run the command again later. Status remains: objects of the index still hold some of the
+    bytes, or can't be read (exit code 1).
 
     With preset rocketmq, the command also erases another key of the topic that has the same hash: such an index stores
     no fingerprint.

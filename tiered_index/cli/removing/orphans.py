@@ -28,8 +28,8 @@ def orphans(
     """Find objects and unfinished uploads that the log does not name.
 
     Crashes and merges leave such orphans. The command prints them. Pass --yes to delete them. It leaves out objects
-    that were uploaded, or removed by a merge, after the time of --older-than: their upload may not have ended, or a
-    reader may still use them.
+    younger than --older-than: their upload may still run. It also leaves out objects that the log removed in that time:
+    readers may still use them.
 
     The default of a day is always safe: jobs and writers publish nothing that they began to upload more than 23 hours
     ago. A shorter time is safe only if every merge, build and upload ends within it. Otherwise a job fails, or the

@@ -57,8 +57,8 @@ def lookup(
 ) -> int:
     """Look up every key of a file with Spark.
 
-    The job opens each stored object once, whatever the number of keys. A row of the file has topic, key and optionally
-    begin_ms and end_ms (epoch ms or ISO 8601). --begin and --end apply to all rows. The answer keeps other columns.
+    The job opens each stored object once. A row of the file has topic, key and optionally begin_ms and end_ms (epoch ms
+    or ISO 8601). --begin and --end apply to all rows. The answer keeps other columns.
 
     [bold]Examples[/bold]
 
