@@ -144,7 +144,7 @@ class IndexConfig(BaseModel):
     )
     refresh_interval_s: float = Field(30, ge=0, description="time between reads of the storage's log for new records")
     checkpoint_every: int | None = Field(
-        None, gt=0, description="log records per checkpoint; None: 1, more for a large index"
+        None, gt=0, description="log records per checkpoint; None: 1"
     )
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     raise_file_limit: bool = Field(
