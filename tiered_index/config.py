@@ -143,9 +143,7 @@ class IndexConfig(BaseModel):
         1.0, gt=0, description="pause between rounds that seal, compact, upload and retire files"
     )
     refresh_interval_s: float = Field(30, ge=0, description="time between reads of the storage's log for new records")
-    checkpoint_every: int | None = Field(
-        None, gt=0, description="log records per checkpoint; None: 1"
-    )
+    checkpoint_every: int | None = Field(None, gt=0, description="log records per checkpoint; None: 1")
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     raise_file_limit: bool = Field(
         True, description="raise the process's soft limit of open files, and leave it raised after closing"
