@@ -59,9 +59,9 @@ def recover(
     only this, and prints a report. If the root is lost, pass a new one and --storage: the new root continues the index.
     Exit code 4: a file is damaged and kept as it is. Exit code 3: the storage did not answer.
 
-    If the root or the storage was restored to an earlier state, or the root is a clone, the other commands refuse it.
-    `recover` makes the root match the storage: it uses the storage's source positions, and keeps the local entries that
-    the storage lacks. The next `ingest` uploads them and reads the missing messages from the source.
+    If the root or the storage was restored to an earlier state, or the root is a clone, the other commands refuse the
+    root. `recover` makes the root match the storage: it uses the storage's source positions, and keeps the local
+    entries that the storage lacks. The next `ingest` uploads them and reads the missing messages from the source.
 
     --take-over claims the index at once, although another writer holds the lease. If that writer is alive, it is
     fenced: it publishes nothing more and keeps its files.
