@@ -1,4 +1,5 @@
-"""`python -m tests.demo.kafka`: topics of Kafka into an index, a follower that is killed, and records found again.
+"""`python -m tests.demo.kafka`: topics of Kafka into an index and its archive, a follower that is killed, and records
+found again, also once the broker has deleted them.
 
 librdkafka's mock cluster is the broker. Each record has a key (a customer), a header (a trace) and JSON (an order): all
 three are keys of the index. Every record is looked up by its trace afterwards.
@@ -6,13 +7,14 @@ three are keys of the index. Every record is looked up by its trace afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,9 @@ from tiered_index.cli.main import run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
+from tiered_index.kafka.client import open_consumer, range_of
+from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
+from tiered_index.kafka.record import KafkaRecord
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Lookup
 
@@ -64,15 +69,20 @@ class Record:
         order = self.number // 2
         return f"customer-{order * 7919 % 997}", f"trace-{self.number}", f"order-{order}"
 
+    @property
+    def value(self) -> bytes:
+        """Its value."""
+        order = {"id": self.keys[2], "total": self.number % 900}
+        return json.dumps({"order": order, "state": ("placed", "paid")[self.number % 2]}).encode()
+
     def produced(self) -> dict[str, Any]:
         """Return the arguments of the producer."""
-        customer, trace, order = self.keys
-        value = {"order": {"id": order, "total": self.number % 900}, "state": ("placed", "paid")[self.number % 2]}
+        customer, trace, _ = self.keys
         time_ms = BEGIN_MS + self.number * 10
         headers = [("trace", trace)]
         return {
             "key": customer,
-            "value": json.dumps(value),
+            "value": self.value,
             "partition": self.place[0],
             "headers": headers,
             "timestamp": time_ms,
@@ -129,11 +139,41 @@ class Stages:
             f"files: {done['files']}"
         )
 
+    def delete_and_show(self) -> None:
+        """Delete every record at the broker, and show records of each partition out of the archive."""
+        consumer = open_consumer(self.cluster.servers, {"log_level": "0"})
+        left = 0
+        for topic in TOPICS:
+            for partition in range(PARTITIONS):
+                self.cluster.trim(topic, partition, range_of(consumer, topic, partition)[1])
+                begin, end = range_of(consumer, topic, partition)
+                left += end - begin
+        consumer.close()
+        wrong, gets, states = [], 0, Counter[str]()
+        broker = KafkaBroker({"bootstrap.servers": self.cluster.servers})
+        with (
+            contextlib.closing(broker),
+            IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader,
+        ):
+            source = KafkaMessages(reader.segment_archives, broker, KEYS)
+            for record in map(Record, range(0, self.records, max(1, self.records // self.lookups))):
+                for kind in (1, 2):
+                    answer = reader.messages(record.topic, record.keys[kind], source=source)
+                    gets += answer.message_requests
+                    for one in answer.messages:
+                        states[one.state] += 1
+                        if not isinstance(one.message, KafkaRecord) or one.message.value != record.value:
+                            wrong.append(f"{record.topic}/{record.place}: {one.state}, {one.problem}")
+        archived = states["archived"]
+        self.say(f"the brokers' records deleted ({left} left): {archived:,} looked up, and shown from the archive")
+        shown = {"records_at_brokers": left, "shown": archived, "gets_per_record": round(gets / max(1, archived), 2)}
+        self.figures |= shown | {"shown_wrong": [*wrong, *(state for state in states if state != "archived")]}
+
     def _ingest(self, *more: str) -> subprocess.Popen[str]:
         place = f"kafka://{self.cluster.servers}/{','.join(TOPICS)}"
         keys = [text for key in KEYS for text in ("--key", key)]
         places = ["--root", f"{self.config.root}", "--storage", f"{self.config.storage}", "--json", "--quiet"]
-        geometry = ["--slots", "50000", "--items", "200000"]
+        geometry = ["--slots", "50000", "--items", "200000", "--archive"]
         command = [sys.executable, "-m", "tiered_index", "ingest", place, *keys, *places, *geometry, *more]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -154,11 +194,7 @@ class Stages:
             self._take_census(reader)
             self.figures["asked"] = [_shown(reader, topic) for topic in TOPICS]
         wrong = [text for one in measured for text in one.wrong]
-        self.figures |= {
-            "lookups": [one.to_dict() for one in measured],
-            "wrong_answers": len(wrong),
-            "wrong": wrong[:5],
-        }
+        self.figures |= {"lookups": [one.to_dict() for one in measured], "wrong": wrong}
 
     def _check(self, reader: IndexReader, measured: Measured, pair: tuple[str, str], expected: Any) -> None:
         began_s = time.perf_counter()
@@ -205,7 +241,8 @@ def demo(
     records: int = Option(200_000, min=2_000, help="Records of the topics."),
     lookups: int = Option(200, min=1, help="Look-ups by each kind of key."),
 ) -> int:
-    """Show Kafka beside the engine: topics are followed, the follower is killed, and every record is found again.
+    """Show Kafka beside the engine: topics are followed, and the follower is killed. Every record is found again, also
+    after the brokers have deleted it.
 
     The broker is a mock cluster in a process of its own. The storage is an embedded S3 server unless --storage names
     another one. Exit code 1 where a record is lost or doubled, or an answer is wrong.
@@ -232,7 +269,10 @@ def demo(
         stages = Stages(cluster, config, records, lookups, say)
         stages.follow_and_die()
         stages.look_up()
+        stages.delete_and_show()
     figures = stages.figures
+    figures["wrong"] += figures.pop("shown_wrong")
+    figures["wrong_answers"] = len(figures["wrong"])
     wrong = figures["records_lost"] or figures["records_doubled"] or figures["wrong_answers"]
     figures = {"status": "wrong" if wrong else "ok", "storage": place.label, "records": records, **figures}
     figures["elapsed_s"] = round(time.monotonic() - began_s, 1)
@@ -270,11 +310,13 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
             "kills survived": f"1 (went on at record {human_count(figures['resumed_from'])})",
             "records lost": figures["records_lost"],
             "records doubled": figures["records_doubled"],
+            "left at the brokers": f"{figures['records_at_brokers']} records",
+            "shown from archive": f"{figures['shown']:,} records, {figures['gets_per_record']} GETs a record",
             "wrong answers": figures["wrong_answers"],
             "time": human_seconds(figures["elapsed_s"]),
         }
     )
-    for text in figures["wrong"]:
+    for text in figures["wrong"][:5]:
         out.line(f"WRONG {text}")
     out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
 

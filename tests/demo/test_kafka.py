@@ -26,6 +26,8 @@ def test_the_demo_of_kafka(tmp_path):
         "orders": [[3, 1177]],
         "payments": [[3, 1177]],
     }
+    assert document["records_at_brokers"] == 0 and document["shown"] >= 120
+    assert document["gets_per_record"] <= 2
     assert list(tmp_path.iterdir()) == []
 
 

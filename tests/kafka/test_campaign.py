@@ -1,0 +1,16 @@
+"""The campaign of kills and faults, in a sample and whole: nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kafka.campaign import run
+
+
+@pytest.mark.parametrize(("records", "kills"), [(6_000, 2), pytest.param(1_000_000, 20, marks=[pytest.mark.slow])])
+def test_followers_that_are_killed_beside_brokers_that_fail(tmp_path, records, kills):
+    outcome = run(records, kills, 1, tmp_path)
+    print(outcome.table())
+    assert outcome.is_right(), outcome
+    assert outcome.kills == kills
+    assert outcome.faults.total() > 0
