@@ -20,6 +20,7 @@ _STEP = st.one_of(
     st.tuples(st.just("insert"), _BOUND, st.integers(0, 12)),
     st.tuples(st.just("remove"), st.integers(0, 10**6), st.just(0)),
     st.tuples(st.just("replace"), st.integers(0, 10**6), st.integers(0, 5)),
+    st.tuples(st.just("extend"), st.integers(0, 10**6), st.integers(0, 9)),
     st.tuples(st.just("scan"), _BOUND, st.integers(0, 12)),
 )
 
@@ -49,6 +50,12 @@ def test_it_yields_what_a_sorted_list_yields(steps, seed):
             assert list(tested.overlapping(first, first + second)) == oracle.overlapping(first, first + second)
         elif oracle.rows:
             begin, end, age, node = oracle.rows[first % len(oracle.rows)]
+            if kind == "extend":
+                oracle.rows.remove((begin, end, age, node))
+                oracle.rows.add((begin, end + second, age, node))
+                tested.extend(node, end + second)
+                check_reach(tested)
+                continue
             if kind == "replace":
                 oracle.insert(begin - second, end + second, tested.insert(begin - second, end + second, node.value))
             oracle.rows.remove((begin, end, age, node))
@@ -147,7 +154,11 @@ def _changes(tested, passing, steady_node, rng):
         tested.insert(steady_node.begin, steady_node.end, steady_node.value)
         tested.remove(steady_node)
 
+    def extend():
+        tested.extend(steady_node, steady_node.end + 9)
+
     yield lambda: tested.insert(begin, end, "new")
+    yield extend
     if leaving is not None:
         yield lambda: tested.remove(leaving)
     yield replace
@@ -159,7 +170,7 @@ def _missed(nodes, steady, low, high):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_change_at_any_bytecode_of_a_scan_hides_nothing(few_levels, seed):
-    for change in range(3):
+    for change in range(4):
         at, done = 1, False
         while not done:
             tested, steady, passing, keep, rng = _small_list(seed)
@@ -174,7 +185,7 @@ def test_a_change_at_any_bytecode_of_a_scan_hides_nothing(few_levels, seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_scan_at_any_bytecode_of_a_change_misses_nothing(few_levels, seed):
-    for change in range(3):
+    for change in range(4):
         at, done = 1, False
         while not done:
             tested, steady, passing, keep, rng = _small_list(seed)

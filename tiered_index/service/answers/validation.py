@@ -13,6 +13,7 @@ same in every root. One id never means two names. Threads: any.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import operator
@@ -318,6 +319,7 @@ def _as_mapping(batch: Any) -> dict[str, Any]:
     raise InvalidArgument(f"a batch is an Arrow table, a data frame or a dict of arrays, not {type(batch).__name__}")
 
 
+@functools.lru_cache(64)
 def _known_text(kind: pa.DataType) -> pa.DataType:
     """Return the type, or the plain type for a string or binary view, which Polars uses."""
     if pa.types.is_dictionary(kind):
@@ -405,7 +407,8 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
         raise InvalidArgument(f"{name} {int(numbers.max())} is outside 0..{limit}")
     # always a copy, because an Arrow array may be on memory that the caller uses again after this call
     signed = numbers.astype(np.int64)
-    if len(signed) and signed.min() >= 0 and signed.max() <= limit:
+    # as unsigned numbers, negative ones are beyond any limit
+    if len(signed) and signed.view(np.uint64).max() <= limit:
         return signed
     if len(signed) and (bad := np.flatnonzero((signed < 0) | (signed > limit))).size:
         row = int(bad[0])

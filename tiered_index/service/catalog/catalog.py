@@ -281,7 +281,10 @@ class Catalog:
         """Update the interval of a handle that has grown."""
         old = self._nodes[handle.file_id]
         begin, end = min(old.begin, handle.second_min), max(old.end, handle.second_max)
-        if (begin, end) != (old.begin, old.end):
+        if begin == old.begin:
+            if end > old.end:
+                self._list.extend(old, end)
+        else:
             self._nodes[handle.file_id] = self._list.insert(begin, end, handle)
             self._list.remove(old)
 

@@ -6,13 +6,13 @@ links that lead to an overlapping node: O(log n + hits).
 
 Invariants
 - A link is an immutable pair (target, greatest end), replaced as a whole, so readers get a consistent pair. The end is
-  never too small: an insertion raises it before it links the node, and a removal lowers it after it has unlinked the
-  node. So a reader may visit too many nodes, but never too few.
+  never too small: an insertion raises it before it links the node, an extension before it extends the node, and a
+  removal lowers it after it has unlinked the node. So a reader may visit too many nodes, but never too few.
 - A removed node keeps its links, so a reader on it continues in the list.
 - To replace a node, insert the new one first, with a begin that is not greater. It is then behind the old node, and a
   concurrent reader sees at least one of the two.
 
-Threads: `insert` and `remove` take a lock; `overlapping`, `__len__` and `__iter__` take none and may run at any time.
+Threads: `insert`, `extend` and `remove` take a lock; `overlapping`, `__len__` and `__iter__` take none, at any time.
 Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990); Hanson and Johnson, "The interval
 skip list: a data structure for finding all intervals that overlap a point" (1991).
 """
@@ -88,6 +88,16 @@ class TimeRangeSkipList(Generic[V]):
                 self._measure(node, i)
             self._count += 1
             return node
+
+    def extend(self, node: Node[V], end: int) -> None:
+        """Raise the end of the interval of `node`, which is in the list, to `end`."""
+        with self._lock:
+            path = self._path(node.key)
+            # first the links that skip the node or end at it
+            for i in range(_MAX_LEVEL):
+                following, reach = path[i].links[i]
+                path[i].links[i] = (following, max(reach, end))
+            node.end = max(node.end, end)
 
     def remove(self, node: Node[V]) -> None:
         """Remove `node`. Raises `KeyError` if it is not in the list."""

@@ -788,7 +788,10 @@ class StorageLog:
         if not state.number:
             return
         try:
-            found = self._reread(state.number).digest
+            found = digest_of(self._storage.get(log_name(state.number)))
+            if found != state.digest:
+                # perhaps damaged on the way
+                found = self._reread(state.number).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
         if state.digest not in ("", found):

@@ -111,6 +111,8 @@ class Root:
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
         self.disk = disk
+        # made once, because each flush looks at them
+        self._no_links = [path / name for name in (*STATES, FOLLOWERS)]
         self._identity: tuple[int, int] | None = None
 
     def remember(self) -> None:
@@ -135,7 +137,7 @@ class Root:
 
     def refuse_links(self) -> None:
         """Raise `StorageMisconfigured` if a folder of the root is a symbolic link."""
-        for folder in map(self.folder, (*STATES, FOLLOWERS)):
+        for folder in self._no_links:
             if folder.is_symlink():
                 raise StorageMisconfigured(
                     f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there"
