@@ -14,10 +14,10 @@ import pytest
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
+from tiered_index.archives import erase_index
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
-from tiered_index.rocketmq.archive.erasure import erase_index
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase, names_of_nothing_else
