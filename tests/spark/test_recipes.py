@@ -68,9 +68,12 @@ def test_a_delta_table_is_continued(tmp_path: Path) -> None:
 
 
 def test_records_of_kafka_become_entries_once(spark: Any) -> None:
-    entries_of = run("spark-sql.md", "Kafka")["entries_of"]
+    found = run("spark-sql.md", "Kafka")
     at = datetime(2023, 11, 15, tzinfo=UTC)
-    rows = [(b"k", None, "t", 3, 4, at, 0), (b"", b"12", "t", 3, 5, at, 1), ("ü".encode(), b"12", "t", 3, 6, at, 0)]
-    kafka = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
-    found = [tuple(row)[:5] for row in entries_of(spark.createDataFrame(rows, kafka)).collect()]
-    assert found == [("t", 3, "k", 4, 0), ("t", 3, None, 5, 2), ("t", 3, "ü", 6, 2)]
+    rows = [
+        (b"k", None, "t", 3, 4, at, 0, None),
+        (b"", b"12", "t", 3, 5, at, 1, [("trace", None)]),
+        ("ü".encode(), b"12", "t", 3, 6, at, 0, [("trace", b"ab")]),
+    ]
+    entries = [tuple(row)[:5] for row in found["entries_of"](spark.createDataFrame(rows, found["KAFKA"])).collect()]
+    assert entries == [("t", 3, "k", 4, 1), ("t", 3, None, 5, 7), ("t", 3, "ü", 6, 11), ("t", 3, "ab", 6, 11)]
