@@ -254,7 +254,7 @@ class KafkaArchiver:
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""
         if name.topic_id:
-            found = asked(name.topic, lambda: self._consumer.list_topics(name.topic, timeout=TIMEOUT_S))
+            found = asked(name.topic, lambda: self.source.admin.list_topics(name.topic, timeout=TIMEOUT_S))
             ids = asked(name.topic, lambda: ids_of_topics(self.source.admin, found, [name.topic], TIMEOUT_S))
             if ids.get(name.topic) != name.topic_id:
                 raise StorageUnavailable(f"{name.topic}: its id is not {name.topic_id} any more, or can't be asked now")

@@ -88,6 +88,10 @@ def read_settings(path: Path) -> dict[str, str]:
     return settings
 
 
+# of consumers that read a piece here and there: no other request waits behind one for records that are yet to come
+PROMPT = {"log_level": "0", "fetch.wait.max.ms": "10"}
+
+
 def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any:
     """Return a consumer of a cluster with the user's `settings` of the client; `more` are the caller's own.
 

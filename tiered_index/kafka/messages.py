@@ -26,7 +26,17 @@ from tiered_index.errors import (
 )
 from tiered_index.format.columnar import NUMBER, decode_group, row_group_of
 from tiered_index.kafka.archive import FUNCTION, keys_of_file, records_of
-from tiered_index.kafka.client import TIMEOUT_S, asked, error_of, is_passing, kafka, open_consumer, range_of, record_of
+from tiered_index.kafka.client import (
+    PROMPT,
+    TIMEOUT_S,
+    asked,
+    error_of,
+    is_passing,
+    kafka,
+    open_consumer,
+    range_of,
+    record_of,
+)
 from tiered_index.kafka.keys import KeyFunction, Keys
 from tiered_index.kafka.record import KafkaRecord
 from tiered_index.kafka.source import Name, keys_in
@@ -74,11 +84,12 @@ class KafkaBroker:
         try:
             consumer = self._idle.pop()
         except IndexError:
-            few = {"log_level": "0", "queued.min.messages": "1"}
+            few = {**PROMPT, "queued.min.messages": "1"}
             consumer = open_consumer(self.settings["bootstrap.servers"], {**few, **self.settings})
         try:
             return self._read(consumer, topic, partition, offset)
         finally:
+            consumer.unassign()  # else it reads on
             self._idle.append(consumer)
 
     def _read(self, consumer: Any, topic: str, partition: int, offset: int) -> KafkaRecord | None:

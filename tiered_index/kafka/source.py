@@ -40,6 +40,7 @@ from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, Stora
 from tiered_index.follow import Batch, Lag, Loss
 from tiered_index.kafka.client import (
     MISSED,
+    PROMPT,
     TIMEOUT_S,
     KafkaAddress,
     asked,
@@ -351,7 +352,7 @@ class KafkaSource:
 
     def open_consumer(self) -> Any:
         """Return another consumer of the cluster."""
-        return open_consumer(self.address.servers, {"log_level": "0", **self.settings})
+        return open_consumer(self.address.servers, {**PROMPT, **self.settings})
 
     def _is_put(self, message: Any, keys: Keys) -> bool:
         """Return whether the index has an entry of a message, with its place, size, time and one of its keys."""
