@@ -196,12 +196,13 @@ def test_a_stop_ends_a_round_and_loses_nothing(index, servers, producing, topic)
 def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, producing, topic, tmp_path, when, again):
     producing.send(topic, packet(40))
     settings = {"slots": 97, "items": 5_000, "background": False}
+    soon = {"settings": {"fetch.wait.max.ms": "10"}}
     for nth in itertools.count(1):
         storage = FaultStorage(MemoryStorage())
         opened = {"root": tmp_path / f"{nth}", "storage_backend": storage, **settings}
         index = IndexService.open(**opened)
-        ingest(index, servers, topic)
-        source = source_of(index, servers, topic)
+        ingest(index, servers, topic, **soon)
+        source = source_of(index, servers, topic, **soon)
         archiver = KafkaArchiver(source)
         calls = storage.calls()
         storage.fail("*", nth=nth, when=when)
@@ -220,7 +221,7 @@ def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, produci
         if again == "after a crash":
             index.abandon()
             index = IndexService.open(**opened)
-        archive(index, servers, topic)
+        archive(index, servers, topic, **soon)
         assert offsets(index) == [(0, n) for n in range(40)], nth
         # leftovers of the fault are no part of the archive
         assert index.segment_archive.state().archive.keys() <= {info.name for info in storage.list("segments/")}
