@@ -301,4 +301,30 @@ MUTANTS = (
         "piece.seconds < window.begin_s + window.window_s - 1",
         ("tests/unit/service/merge/test_answers.py::test_files_that_straddle_windows[native]",),
     ),
+    Mutant(
+        "kafka-archive-skips",
+        "the archive goes on behind what was indexed, though nothing of it is archived",
+        "KafkaArchiver._begin",
+        "return max(begin, due)",
+        "return max(begin, due) if known is not None else until",
+        ("tests/kafka/test_archive.py::test_records_that_were_indexed_before_are_read_again_for_the_archive",),
+    ),
+    Mutant(
+        "kafka-archive-of-another-log",
+        "records of a topic that was made again are archived as those of the one before",
+        "KafkaArchiver._check_log",
+        "ids.get(name.topic) != name.topic_id",
+        "not ids",
+        (
+            "tests/kafka/test_archive.py::test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_one_before",
+        ),
+    ),
+    Mutant(
+        "kafka-shows-collisions",
+        "a record of another key with an equal hash is shown as a match",
+        "_Search.take",
+        "carried = self.key is None or carries(record, self.key)",
+        "carried = True",
+        ("tests/kafka/test_messages.py::test_a_colliding_key_is_never_shown_as_a_match[True]",),
+    ),
 )
