@@ -32,6 +32,7 @@ from tiered_index.service.checks.checks import _check_log
 from tiered_index.service.checks.report import Report
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log import state as state_module
+from tiered_index.service.log import summary as summary_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import (
     ArchivedSegment,
@@ -673,3 +674,18 @@ def test_a_record_makes_the_texts_of_its_own_objects_alone(monkeypatch, objects)
         publish(log, EPOCH, (an_object(10_000 + n),), remove=[an_object(n).name])
         assert sorted(made) == sorted([an_object(10_000 + n).name, an_object(n).name])
         made.clear()
+
+
+def test_a_few_more_files_are_not_compared_with_the_summary(monkeypatch):
+    compared = []
+    wanted = summary_module._wanted
+    monkeypatch.setattr(summary_module, "_wanted", lambda state: compared.append(state.number) or wanted(state))
+    log = a_log(MemoryStorage())
+    for n in range(40):
+        publish(log, EPOCH, (an_object(n),))
+    # of each eight records one renews it, and the next one compares what it has
+    assert 0 < len(compared) <= 2 * (40 // 8) + 2
+    compared.clear()
+    publish(log, EPOCH, remove=[an_object(0).name])
+    publish(log, EPOCH, (a_shard(1),))
+    assert compared == [log.state.number - 1, log.state.number]

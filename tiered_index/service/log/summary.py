@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tiered_index.documents import COUNT, checked, list_of, load, text, tuple_of
 from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageError
@@ -44,15 +45,31 @@ Part = tuple[int, bytes | memoryview]
 """The last bytes of an object, and their position in it: the begin of its filter or directory."""
 
 
-def encode(parts: Mapping[str, Part]) -> bytes:
-    """Return the bytes of a summary of objects, by name."""
-    index = json.dumps([[name, position, len(data)] for name, (position, data) in parts.items()]).encode()
-    body = b"".join([_HEAD.pack(_MAGIC, len(index)), index, *(data for _, data in parts.values())])
+class Index(NamedTuple):
+    """The index of a summary: its bytes, and their meaning."""
+
+    data: bytes
+    rows: Sequence[tuple[str, int, int]]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Part]) -> Index:
+        """Return the index of these parts."""
+        rows = [(name, position, len(data)) for name, (position, data) in parts.items()]
+        return cls(json.dumps(rows).encode(), rows)
+
+
+def encode(parts: Mapping[str, Part], index: Index | None = None) -> bytes:
+    """Return the bytes of a summary of objects, by name, with their `index`."""
+    index = index or Index.of(parts)
+    body = b"".join([_HEAD.pack(_MAGIC, len(index.data)), index.data, *(data for _, data in parts.values())])
     return body + _CRC.pack(crc32(body))
 
 
-def decode(data: bytes, name: str) -> dict[str, Part]:
-    """Return the parts of a summary, by name of their object. Raises `CorruptFile`."""
+def decode(data: bytes, name: str, known: Index | None = None) -> dict[str, Part]:
+    """Return the parts of a summary, by name of their object. Raises `CorruptFile`.
+
+    An index that is `known` is not parsed again.
+    """
     view = memoryview(data)
     try:
         (expected,) = _CRC.unpack(view[-_CRC.size :])
@@ -61,7 +78,10 @@ def decode(data: bytes, name: str) -> dict[str, Part]:
         CorruptFile.unless_equal(name, "not a summary", _MAGIC, magic)
         at = _HEAD.size + length
         parts: dict[str, Part] = {}
-        for of, position, size in checked(_INDEX, load(view[_HEAD.size : at], name, "summary"), name, "summary"):
+        index = bytes(view[_HEAD.size : at])
+        if known is None or known.data != index:
+            known = Index(index, checked(_INDEX, load(index, name, "summary"), name, "summary"))
+        for of, position, size in known.rows:
             parts[of] = position, view[at : at + size]
             at += size
     except struct.error as error:
@@ -102,6 +122,8 @@ class Summary:
     _covered: frozenset[str] | None = None
     # objects that could not be read, which this process does not try again
     _unread: set[str] = field(default_factory=set)
+    # of the last summary that was written here
+    _index: Index | None = None
     # the last state for which it was not due, and how many objects it lacked
     _compared: LogState | None = None
     _lacking: int = 0
@@ -145,7 +167,8 @@ class Summary:
                     self._unread.add(stored.name)
             old = [info.name for info in self.listed]
             if kept:
-                name, data = summary_name(state.number, state.digest), encode(kept)
+                self._index = Index.of(kept)
+                name, data = summary_name(state.number, state.digest), encode(kept, self._index)
                 self.storage.put(name, data)
                 self.listed = [ObjectInfo(name, len(data), 0)]
                 old = [one for one in old if one != name]
@@ -178,7 +201,7 @@ class Summary:
         if self.newest is None:
             return {}
         try:
-            return decode(self.storage.get(self.newest.name), self.newest.name)
+            return decode(self.storage.get(self.newest.name), self.newest.name, self._index)
         except (ObjectNotFound, CorruptFile) as error:
             _log.warning("ignoring a summary of directories: %s", error)
             return {}

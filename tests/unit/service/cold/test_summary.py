@@ -22,9 +22,10 @@ from tiered_index.errors import BudgetExceeded, CorruptFile
 from tiered_index.format.names import CHECKPOINT_PREFIX, is_summary
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.log import log as log_module
+from tiered_index.service.log import summary as summary_module
 from tiered_index.service.log.log import LIST_EVERY_S, StorageLog
 from tiered_index.service.log.records import LogRecord
-from tiered_index.service.log.summary import Summary, decode, encode
+from tiered_index.service.log.summary import Index, Summary, decode, encode
 from tiered_index.storage.base import Bytes, Storage
 from tiered_index.storage.memory import MemoryStorage
 
@@ -414,3 +415,17 @@ def test_a_repeated_erasure_renews_the_summary_that_a_crash_left(
     assert summaries(storage) == [name]
     erase_all()
     assert summaries(storage) == []
+
+
+def test_an_index_that_this_process_wrote_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"a": (7, b"xyz"), "b": (0, b"")}
+    index, data = Index.of(parts), encode(parts)
+    assert encode(parts, index) == data
+    parsed: list[object] = []
+    load = summary_module.load
+    monkeypatch.setattr(summary_module, "load", lambda *given: parsed.append(given) or load(*given))
+    assert decode(data, "name", index) == parts and not parsed
+    # another process's
+    assert decode(encode({"c": (1, b"z")}), "name", index) == {"c": (1, b"z")} and len(parsed) == 1
+    with pytest.raises(CorruptFile, match="length"):
+        decode(data, "name", Index(index.data, index.rows[1:]))
