@@ -73,6 +73,21 @@ def test_records_are_shown_from_the_broker_by_key_and_by_place(servers, producin
         assert (one["message"], "no archived segment has it" in one["problem"]) == (None, True)
 
 
+def test_records_that_the_broker_deleted_are_shown_from_the_archive(cluster, servers, producing, topic, tmp_path):
+    producing.send(topic, [{"key": f"k{n}", "value": f"v{n}", "partition": 1} for n in range(5)])
+    storage = ("--storage", (tmp_path / "storage").as_uri())
+    ingested = ("ingest", f"kafka://{servers}/{topic}", "--root", tmp_path / "root", *storage, "--archive", "--wait")
+    assert CliRunner().invoke(app, [*map(str, ingested)]).exit_code == 0
+    cluster.trim(topic, 1, 5)
+    for broker in ((), ("--kafka", f"bootstrap.servers={servers}")):
+        with started(*storage, *broker) as (_, client):
+            (one,) = client.get("/v1/messages", params={"topic": topic, "key": "k3"}).json()["messages"]
+            (same,) = client.get(f"/v1/messages/kafka:{topic}/1/3").json()["messages"]
+        assert (one["state"], one["message"]["body"]) == ("archived", "v3")
+        assert same["message"] == one["message"]
+        assert ("the broker has deleted it" in (one["problem"] or "")) == bool(broker)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

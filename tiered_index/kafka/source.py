@@ -278,10 +278,11 @@ class KafkaSource:
         """Ask what each partition's end is, and note who did not say since the last look: without new records, nothing
         else tells that a leader is away, or there again.
         """
+        if not all(one.done() for one in self._answers.values()):
+            return  # each ends by its timeout
         if self._answers:
-            failed = [one.exception() for one in self._answers.values() if one.done() and one.exception() is not None]
-            silent = [place for place, one in self._answers.items() if not one.done()]
-            self.trouble = str(failed[0]) if failed else f"no answer about {silent[0]}" if silent else None
+            failed = [one.exception() for one in self._answers.values() if one.exception() is not None]
+            self.trouble = str(failed[0]) if failed else None
         places = [kafka.TopicPartition(one.name.topic, one.name.partition) for one in self._reading()]
         latest = kafka.admin.OffsetSpec.latest()
         asked_of = dict.fromkeys(places, latest)
