@@ -327,4 +327,12 @@ MUTANTS = (
         "carried = True",
         ("tests/kafka/test_messages.py::test_a_colliding_key_is_never_shown_as_a_match[True]",),
     ),
+    Mutant(
+        "kafka-range-of-an-error",
+        "the begin of a partition is read out of an answer that is an error",
+        "range_of",
+        "if found.error is not None:",
+        "if found.error is not None and found.offset >= 0:",
+        ("tests/kafka/test_faults.py::test_no_error_makes_the_range_of_a_partition_another_one[errors1]",),
+    ),
 )
