@@ -58,6 +58,7 @@ from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
+from tiered_index.storage.context import UNBOUNDED, request_context
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import ItemT, shortened
@@ -524,9 +525,11 @@ class IndexService(Lookups[ItemT]):
         # after the view, because closing empties the catalog, and a read of the log changes both
         if self._closed or self._is_foreign or session.log_error is not None or session.expired is not NOTHING:
             return None
+        if view is None:
+            return None
         lost = session.log.state.lost
         about: About = (), [(None, one) for one in lost.values()] if lost else ()
-        return None if view is None else (view, about)
+        return view if request_context.get() is UNBOUNDED else view.local, about
 
     def _viewed(self, second_min: int, second_max: int) -> Viewed:
         """Return the handles of `_handles` that are not in a view, and a view of the catalog (None: there is none)."""
@@ -534,7 +537,7 @@ class IndexService(Lookups[ItemT]):
         if compiled_views() is None or self._closed:
             return (), None
         found = self._buffered(second_min, second_max)
-        view = self._catalog.view(partial(LocalView, self._schema))
+        view = self._catalog.view(partial(LocalView, self._schema, stored=True)).local
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", error))
         return (found, view) if not self._closed else ((), None)

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -206,8 +207,13 @@ class IndexReader(Lookups[ItemT]):
             )
         elif storage is not None or root is not None or item_type is not None or settings:
             raise InvalidArgument("give a config or settings by name, not both")
-        with deadline_at(limits.deadline_s()):
-            return cls(config, clock=clock, storage=storage_backend, storages=several)
+
+        def make() -> IndexReader[ItemT]:
+            with deadline_at(limits.deadline_s()):
+                return cls(config, clock=clock, storage=storage_backend, storages=several)
+
+        # in a copy: an interrupt cannot keep the deadline for later calls
+        return copy_context().run(make)
 
     def refresh(self) -> LogState:
         """Read new log records. Return the state of the log; for several indexes that of the first."""

@@ -14,6 +14,7 @@ from tests.support.core import compiled_core, using
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.files.view import StoredSource
+from tiered_index.storage.context import UNBOUNDED, Activation, request_context
 
 T_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -84,10 +85,18 @@ def open_reader(store: Path, **settings: Any) -> IndexReader[Any]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"filter_after_probes": 1}, {"block_cache_bytes": 0}, {"directory_cache_bytes": 0}]
+    "settings",
+    [
+        {},
+        {"filter_after_probes": 1},
+        {"block_cache_bytes": 0},
+        {"directory_cache_bytes": 0},
+        {"filter_after_probes": 1, "cache_dir": "cache"},
+    ],
 )
-def test_answers_and_costs_are_those_of_the_search_file_by_file(store, settings):
-    with open_reader(store, **settings) as one, open_reader(store, **settings) as other:
+def test_answers_and_costs_are_those_of_the_search_file_by_file(store, settings, tmp_path):
+    caches = [{"cache_dir": tmp_path / name} if "cache_dir" in settings else {} for name in ("one", "other")]
+    with open_reader(store, **settings | caches[0]) as one, open_reader(store, **settings | caches[1]) as other:
         for lookup in lookups(1, 20 if "directory_cache_bytes" in settings else 150):
             with using(None):
                 expected = told(other, lookup)
@@ -110,6 +119,62 @@ def test_pages_are_those_of_the_search_file_by_file(store):
             assert [page.items for page in found if page.items] == [page.items for page in expected if page.items]
             assert found[0].seen == expected[0].seen
         assert one._engine.plain.truncated
+
+
+def test_a_writer_answers_from_stored_tables_as_file_by_file(tmp_path):
+    """Its local files, and tables that only the storage has, are one view; a lookup with limits counts the tables."""
+    uri, random_ = (tmp_path / "storage").as_uri(), random.Random(9)
+    settings: dict[str, Any] = {"slots": 40, "items": 4_000, "max_late_s": 10**9, "local_keep_s": 0}
+    compiled_core()
+    with IndexService.open(
+        root=tmp_path / "root", storage=uri, environment=False, background=False, **settings
+    ) as index:
+
+        def fill(hour: int) -> None:
+            for _ in range(600):
+                at_ms = T_MS + hour * HOUR_MS + random_.randrange(HOUR_MS)
+                index.put(random_.choice("ab"), 0, f"k{random_.randrange(KEYS)}", random_.randrange(10**9), 7, at_ms)
+
+        for hour in range(3):
+            fill(hour)
+            index.seal()
+        index.run_lifecycle()
+        tiered_index.merge(uri, window="1h")
+        index.run_lifecycle()
+        fill(3)
+        index.flush()
+        assert {handle.place for handle in index._catalog.all()} >= {"storage", "unsealed"}
+        for _ in range(2):
+            for lookup in lookups(10, 150):
+                with using(None):
+                    expected = index.query(**lookup)
+                found, bound = index.query(**lookup), index.query(**lookup, max_requests=1_000)
+                assert found.items == expected.items == bound.items
+                assert (found.status, found.seen) == (expected.status, expected.seen)
+        assert index._engine.plain.complete > 150
+
+
+@pytest.mark.parametrize("kind", ["reader", "writer"])
+def test_an_interrupt_while_a_bound_is_left_does_not_outlive_the_lookup(store, tmp_path, kind, monkeypatch):
+    """Ctrl-C between the last line of a lookup and the end of its bounds: later lookups have none of them."""
+    if kind == "reader":
+        index: Any = open_reader(store)
+    else:
+        index = IndexService.open(root=tmp_path / "root", storage="memory://left", environment=False)
+        index.put("b", 0, "k1", 1, 7, T_MS)
+    with index:
+        answer = index.query("b", "k1").items
+        assert answer
+
+        def interrupted(self: object, *_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Activation, "__exit__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                index.query("b", "k1", max_requests=0 if kind == "writer" else 100, timeout_s=60)
+        assert request_context.get() is UNBOUNDED
+        assert index.query("b", "k1").items == answer
 
 
 def test_a_lookup_without_limits_leaves_files_that_one_with_limits_counts(store):

@@ -147,7 +147,7 @@ class Filters:
     false_positives: int = 0
     """Number of searches that found nothing although a cached filter allowed them."""
     kept: int = 0
-    """Number of filters that were put into memory."""
+    """Number of filters that were put into a cache."""
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
         """Return whether the file certainly lacks a key. False if its filter is in no cache.
@@ -226,8 +226,10 @@ class Filters:
 
     def keep(self, stored: StoredObject, data: bytes) -> bool:
         """Cache a file's verified filter, on disk or in memory. Return whether it is kept."""
-        kept = self.folder is not None and self.folder.write(stored.name, "filter", data)
-        return kept or self.adopt(stored, data)
+        if self.folder is None or not self.folder.write(stored.name, "filter", data):
+            return self.adopt(stored, data)
+        self.kept += 1
+        return True
 
     def adopt(self, stored: StoredObject, data: bytes) -> bool:
         """Cache a file's verified filter only in memory. Return whether it is kept."""
@@ -237,8 +239,14 @@ class Filters:
         return kept
 
     def whole(self, stored: StoredObject) -> bytes | None:
-        """Return a file's filter; None: not in memory."""
-        return self.memory.get((self.index_id, stored.name, _WHOLE), counts_miss=False)
+        """Return a file's verified filter, and keep it in memory; None: it is in no cache."""
+        key = self.index_id, stored.name, _WHOLE
+        held = self.memory.get(key, counts_miss=False)
+        if held is None and self.folder is not None:
+            held = self.folder.read(stored.name, "filter", stored.filter_length)
+            if held is not None:
+                self.memory.put(key, held, len(held))
+        return held
 
     def has(self, stored: StoredObject) -> bool:
         """Return whether the whole filter is in a cache. In the disk cache it is verified."""

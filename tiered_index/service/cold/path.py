@@ -180,7 +180,6 @@ class ColdPath:
         self.in_core: dict[str, Any] = {}
         # bytes of the directories and filters in these
         self.core_bytes = 0
-        self.has_folder = folder is not None
 
     def trailer(self, stored: StoredObject) -> Trailer:
         """Return a file's verified trailer. Concurrent callers share one fetch and its error."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 import numpy as np
@@ -171,15 +172,25 @@ class LocalView:
         rest = [handle for handle in handles if not isinstance(handle, UnsealedFile) or handle not in growing]
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
+        self._has_stored = False
         files, labels = [], []
         for handle in self.handles:
             # labels in place of handles, so that an answer keeps no file open
             label = handle.label if isinstance(handle, UnsealedFile) else label_of(handle)
-            for file in _stored_in_core(handle, schema) if stored else [_in_core(handle, schema)]:
+            found = _local_in_core(handle, schema)
+            if found is None and stored:
+                found = _stored_in_core(handle, schema)
+                self._has_stored |= found is not None
+            for file in found or [None]:
                 files.append((file, handle.second_min, handle.second_max))
                 labels.append(label)
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
+
+    @cached_property
+    def local(self) -> LocalView:
+        """The view without files in a storage, for lookups whose requests are counted or bounded."""
+        return LocalView(self.schema, self.handles) if self._has_stored else self
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
         """Return the rows of the files for a lookup.
@@ -236,17 +247,18 @@ Viewed = tuple[Sequence[Handle], LocalView | None]
 """The files of an index that are not in its view, and the view; None: there is no view."""
 
 
-def _in_core(handle: Handle, schema: Schema) -> object:
+def _local_in_core(handle: Handle, schema: Schema) -> list[LocalFile] | None:
     """Return the core's `LocalFile` of a local file; None: it has none."""
+    file = None
     if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
-        return handle.in_core()
-    if isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
-        return handle.local.in_core()
-    return None
+        file = handle.in_core()
+    elif isinstance(handle, CompactedFile) and handle.local is not None and handle.metadata().layout.schema == schema:
+        file = handle.local.in_core()
+    return None if file is None else [file]
 
 
-def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None]:
-    """Return the core's `LocalFile` of a stored file, or of each shard of a table; [None]: it has none."""
+def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | None:
+    """Return the core's `LocalFile` of a stored file, or of each shard of a table; None: it has none."""
     if isinstance(handle, CompactedFile) and handle.local is None and handle.stored is not None:
         return [_of_object(handle.stored.cold, handle.stored.stored, handle.hash, schema)]
     if isinstance(handle, WindowTable):
@@ -254,12 +266,11 @@ def _stored_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None]:
         # shards of a giant slot have the same slot, and are left to the caller
         if all(one.part.slot_high <= other.part.slot_low for one, other in itertools.pairwise(shards)):
             return [_of_object(handle.cold, one, handle.hash, schema) for one in shards]
-    return [None]
+    return None
 
 
 def _of_object(cold: ColdPath, stored: StoredObject, rule: HashRule, schema: Schema) -> LocalFile | None:
-    # with a disk cache, filters are read by pieces
-    if cold.has_folder or (number := HASH_RULES.index(rule)) > 1:
+    if (number := HASH_RULES.index(rule)) > 1:
         return None
     file: LocalFile | None = cold.in_core.get(stored.name)
     if file is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
@@ -354,7 +355,8 @@ class Lookups(ABC, Generic[ItemT]):
         status = "failed"
         try:
             with span(kind) as traced:
-                found = self._run(answer, allow_partial, limits)
+                # in a copy: an interrupt while a context is left cannot keep a bound of this lookup for later calls
+                found = copy_context().run(self._run, answer, allow_partial, limits)
                 if traced is not None and traced.is_recording():
                     traced.set_attributes(_span_attributes(found))
             status = getattr(found, "status", "partial" if getattr(found, "failed", ()) else "complete")
