@@ -54,7 +54,7 @@ def test_a_key_that_was_not_asked_for_is_refused(server: ScriptedServer) -> None
     with opened(server) as storage:
         for body, act in answers(storage, keys):
             server.answers(Answer(200, body, {"Content-Type": "application/xml"}))
-            with pytest.raises(StorageMisconfigured, match="asked for"):
+            with pytest.raises(StorageMisconfigured, match="has not the prefix"):
                 list(act(DATA_PREFIX))
 
 

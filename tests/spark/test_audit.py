@@ -245,7 +245,7 @@ def test_an_index_that_an_append_doubled_is_told(spark: Any, sound: Path, copy: 
     assert re.search(
         f"counts +missing 0, extra 0, wrong 0\n.*source entries +{COUNT:,}\n +index entries +{COUNT:,}\n", out, re.S
     )
-    assert f"{COUNT:,} entries of the index are there more than once" in out
+    assert f"the index has {COUNT:,} entries more than once" in out
 
 
 def test_further_columns_are_compared(spark: Any, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_what_the_index_has_more_often_is_counted() -> None:
     source = digests([1, 1, 2, 3])
     assert compare_range(source, digests([1, 2, 3, 3, 3, 2, 9, 9]))[3] == 1 + 2 + 1
     assert compare_range(source, digests([3, 1, 2, 1]))[3] == 0
-    assert Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("4 entries of the index are there more than")
+    assert Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("the index has 4 entries more than once")
     assert Differences({}, (), 0, 0, 0).remarks == ["nothing was compared: neither side has an entry within the bounds"]
     assert Differences({}, (), 0, 1, 1).remarks == []
 

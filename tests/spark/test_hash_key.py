@@ -121,7 +121,7 @@ def test_the_rule_of_newer_rocketmq(spark):
     with duckdb.connect() as connection:
         connection.execute(hash_key_sql("duckdb", "mask"))
         assert [connection.execute("SELECT hash_key(?, ?)", row).fetchone()[0] for row in rows] == masked
-    with pytest.raises(InvalidArgument, match="'abs' or 'mask', not by 'both'"):
+    with pytest.raises(InvalidArgument, match="'abs' or 'mask', not 'both'"):
         hash_key("t", "k", "both")
 
 

@@ -149,9 +149,7 @@ class Directory:
             raise CorruptFile(file, f"directory's groups do not rise from slot {low} to {high}")
         begins, ends = _cover(groups, size, "groups", file)
         counts = groups["count"].astype(np.int64)
-        CorruptFile.unless_equal(
-            file, "directory and metadata differ in the number of items", metadata.count, int(counts.sum())
-        )
+        CorruptFile.unless_equal(file, "the directory has another number of items", metadata.count, int(counts.sum()))
         first_item = HEADER_SIZE if size is None else end - size * metadata.count
         if begins[0] != first_item or ends[-1] != end or (begins[1:] != ends[:-1]).any():
             raise CorruptFile(file, "directory's groups do not cover the items, each once")

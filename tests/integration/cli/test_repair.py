@@ -160,7 +160,7 @@ def test_segments_without_a_copy_are_given_up_when_that_is_asked_for(run_here, p
     with IndexReader.open(uri) as reader:
         source = RocketmqMessages(None, reader.segment_archive)
         inside, before = source.at(begin), source.at(0)
-    assert (inside.state, before.state) == ("missing", "archived") and "gave it up" in inside.problem
+    assert (inside.state, before.state) == ("missing", "archived") and "a record removed it" in inside.problem
     more = ("--root", place / "root", "--storage", uri, "--store-name", "b", "--archive-segments", "--wait")
     assert run_here("ingest", place / "broker", *more).code == 0
     with IndexReader.open(uri) as reader:

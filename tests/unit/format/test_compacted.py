@@ -152,7 +152,7 @@ def test_stored_min_value_goes_to_slot_zero(make):
 
 def test_no_entries():
     layout = Layout(NATIVE, NATIVE.schema, 7, 10)
-    with pytest.raises(InvalidArgument, match="empty file"):
+    with pytest.raises(InvalidArgument, match="without entries"):
         Compaction(np.zeros(0, NATIVE.schema.entry), layout, 0, 0)
 
 

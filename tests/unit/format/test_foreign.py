@@ -175,7 +175,7 @@ def test_bare_compacted_files_that_contradict_themselves(make):
     for length in range(len(sound)):
         with pytest.raises(CorruptFile):
             opened(sound[:length])
-    with pytest.raises(CorruptFile, match="end the file"):
+    with pytest.raises(CorruptFile, match="end at the file's end"):
         opened(sound + bytes(28))
     with pytest.raises(CorruptFile, match="wrong magic"):
         opened(b"xxxx" + sound[4:])
@@ -183,8 +183,8 @@ def test_bare_compacted_files_that_contradict_themselves(make):
         with pytest.raises(CorruptFile, match="not a compacted"):
             opened(struct.pack(">I", magic) + sound[4:])
     for at, value, message in (
-        (28, 28 + 8 * 19, "end the file"),
-        (28, 28 + 8 * 21, "end the file"),
+        (28, 28 + 8 * 19, "end at the file's end"),
+        (28, 28 + 8 * 21, "end at the file's end"),
         (28, 29, "slot 0"),
         (28, 28 + 8 * 200_000, "behind the file's end"),
         (20, 21, "header and slot table"),
@@ -241,7 +241,7 @@ def test_recognise(make, preset, slots, count):
 
 def test_recognise_refuses(make):
     data, _ = make.file(LAYOUT, 30)
-    with pytest.raises(CorruptFile, match="no bytes"):
+    with pytest.raises(CorruptFile, match="the file is empty"):
         recognise(b"", b"", 0, "f")
     with pytest.raises(CorruptFile, match="wrong magic"):
         recognise(bytes(40), bytes(40), 40, "f")

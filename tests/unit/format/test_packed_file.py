@@ -152,7 +152,7 @@ def test_what_its_items_contradict_is_named(packed_small):
 
 def test_rocketmqs_files_are_not_packed(make):
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
-    with pytest.raises(InvalidArgument, match="not packed"):
+    with pytest.raises(InvalidArgument, match="cannot pack"):
         make.file(layout, 12, packed=True)
     data, _ = make.file(layout, 12)
     more = {"packed": {"base": 0, "shift": 0, "seconds": [0, 0]}}

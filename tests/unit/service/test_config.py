@@ -335,8 +335,8 @@ def test_what_is_given_by_position_is_named(tmp_path):
         (IndexService.open, backend, "did you mean storage_backend="),
         (IndexReader.open, backend, "did you mean storage_backend="),
         (IndexReader.open, IndexConfig(), "did you mean config="),
-        (IndexReader.open, root, "is the root of an index: give root="),
-        (IndexReader.open, str(root), "is the root of an index: give root="),
+        (IndexReader.open, root, "is the root of an index: give it as root="),
+        (IndexReader.open, str(root), "is the root of an index: give it as root="),
     ):
         with pytest.raises(ConfigError, match=meant):
             open_index(given)

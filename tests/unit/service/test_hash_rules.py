@@ -95,5 +95,5 @@ def test_which_rule_new_files_have(open_index, storage):
     index = open_index("root", preset="rocketmq", hash="abs")
     index.close()
     assert open_index("root")._rule == "abs"
-    with pytest.raises(ConfigError, match="hash = mask is for preset rocketmq; give that, too: native has abs"):
+    with pytest.raises(ConfigError, match="hash = mask is for preset rocketmq: set that, too, since native has abs"):
         open_index("other", hash="mask")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 import numpy as np
@@ -173,6 +172,7 @@ class LocalView:
         rest.sort(key=lambda handle: (-handle.second_max, -handle.sequence, handle.file_id))
         self.handles: list[Handle] = [*growing, *rest]
         self._has_stored = False
+        self._without_stored: LocalView | None = None
         files, labels = [], []
         for handle in self.handles:
             # labels in place of handles, so that an answer keeps no file open
@@ -187,10 +187,14 @@ class LocalView:
         self.schema, self.labels = schema, labels
         self.core: View = core.View(row_form(schema), files, labels)
 
-    @cached_property
+    @property
     def local(self) -> LocalView:
         """The view without files in a storage, for lookups whose requests are counted or bounded."""
-        return LocalView(self.schema, self.handles) if self._has_stored else self
+        if not self._has_stored:
+            return self
+        if self._without_stored is None:
+            self._without_stored = LocalView(self.schema, self.handles)
+        return self._without_stored
 
     def find(self, lookup: PreparedLookup) -> ViewRows | None:
         """Return the rows of the files for a lookup.
