@@ -251,7 +251,7 @@ Viewed = tuple[Sequence[Handle], LocalView | None]
 """The files of an index that are not in its view, and the view; None: there is no view."""
 
 
-def _local_in_core(handle: Handle, schema: Schema) -> list[LocalFile] | None:
+def _local_in_core(handle: Handle, schema: Schema) -> list[LocalFile | None] | None:
     """Return the core's `LocalFile` of a local file; None: it has none."""
     file = None
     if isinstance(handle, UnsealedFile) and handle.layout.schema == schema:
