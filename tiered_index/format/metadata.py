@@ -198,10 +198,15 @@ def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedS
 
 def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicStats]:
     """Return the stats of each topic id in columns (integers in any byte order, n each), sorted by id."""
+    columns = [np.asarray(column, column.dtype.newbyteorder("=")) for column in (topic_ids, sizes, seconds)]
+    ids, sizes, seconds = columns
+    if len(ids) and ids.min() == ids.max():
+        # a quarter of the time of groups
+        total = int(sizes.sum(dtype=np.int64))
+        return [TopicStats(int(ids[0]), len(ids), total, int(seconds.min()), int(seconds.max()))]
     # Imported on use: a lookup of one key needs no Arrow
     import pyarrow as pa
 
-    columns = [np.asarray(column, column.dtype.newbyteorder("=")) for column in (topic_ids, sizes, seconds)]
     table = pa.table(columns, names=["id", "size", "second"])
     grouped = table.group_by("id", use_threads=False).aggregate(
         [("size", "count"), ("size", "sum"), ("second", "min"), ("second", "max")]

@@ -9,11 +9,12 @@ import json
 import struct
 import zlib
 
+import numpy as np
 import pytest
 
 from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
-from tiered_index.format.metadata import Metadata
+from tiered_index.format.metadata import Metadata, topic_stats
 from tiered_index.format.trailer import TAIL_SIZE, Directory, Tail, build_trailer, parse_trailer
 
 
@@ -171,3 +172,26 @@ def test_ids_of_many_topics_are_gathered_in_one_pass(small):
     assert many.ids_by_topic["topic-7"] == {7, 407}
     assert len(many.ids_by_topic) == 400
     assert Counted.passes == 1
+
+
+@pytest.mark.parametrize("topics", [1, 2, 7])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_stats_of_topics_are_those_of_their_rows(topics, order):
+    rng = np.random.default_rng(topics)
+    ids = rng.integers(0, topics, 500) + 3
+    sizes = rng.integers(2**31 - 9, 2**31 - 1, 500)
+    seconds = rng.integers(-50, 50, 500)
+    found = topic_stats(*(column.astype(f"{order}i4") for column in (ids, sizes, seconds)))
+    wanted = [
+        (
+            one,
+            int((ids == one).sum()),
+            int(sizes[ids == one].sum()),
+            seconds[ids == one].min(),
+            seconds[ids == one].max(),
+        )
+        for one in sorted(set(ids.tolist()))
+    ]
+    assert [(s.topic_id, s.entries, s.bytes, s.second_min, s.second_max) for s in found] == wanted
+    assert len(found) == topics
+    assert topic_stats(*[np.zeros(0, "<i4")] * 3) == []
