@@ -96,8 +96,8 @@ def verify(
     An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
 
-    Each new object is verified before a log record names it. Stop the writer of a root whose files you repair. Other
-    writers, readers and jobs may run. Exit code 0: nothing is left to repair.
+    Each new object is verified before a log record names it. With --root, first stop its writer. Readers and jobs may
+    run, and without --root the writer, too. Exit code 0: nothing is left to repair.
 
     [bold]Examples[/bold]
 

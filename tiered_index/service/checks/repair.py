@@ -4,8 +4,8 @@ A good copy is the root's file, another upload of the same object, or the object
 the parts of the object that still verify are salvaged. The rest is lost, and the log says so permanently.
 
 Every byte of a new object is read back. Then one log record replaces the bad object by the new one, unless it was
-merged or removed meanwhile. So a crash leaves the old or the new state, and it is safe to repeat a repair while
-writers, readers and jobs run. In a root, whose lock is taken, damaged copies are fetched again. One thread.
+merged or removed meanwhile. So a crash leaves the old or the new state, and it is safe to repeat a repair while the
+writer, readers and jobs run. In a root, whose lock is taken, damaged copies are fetched again. One thread.
 """
 
 from __future__ import annotations
