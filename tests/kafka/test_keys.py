@@ -72,3 +72,11 @@ def test_a_function_gives_keys_of_any_format():
 def test_what_is_no_key_is_refused(text):
     with pytest.raises(InvalidArgument, match="--key"):
         Keys((text,))
+
+
+def test_a_value_that_a_function_of_the_path_refuses_lacks_that_key():
+    keys = Keys(("json:length(items)", "json:sort(tags)", "json:id"))
+    assert keys.take(record(None, document(id=7))) == ["7"]
+    assert keys.take(record(None, document(id=8, items=[1, 2], tags=["a", 1]))) == ["2", "8"]
+    assert keys.take(record(None, document(tags=[1, "a"]))) == []
+    assert (keys.without_key, keys.no_json) == (1, 0)

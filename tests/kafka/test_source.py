@@ -9,6 +9,7 @@ from tests.support.hanging import until
 from tests.support.kafka_cluster import PARTITIONS
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
+from tiered_index.kafka.messages import KafkaBroker
 from tiered_index.kafka.source import Name
 
 
@@ -59,6 +60,34 @@ def test_a_batch_that_was_not_put_comes_again(index, servers, producing, topic):
     with Follower(index, source, follow=False) as follower:
         follower.run()
     assert len(places(index, topic, "a")) == 10
+
+
+def test_records_whose_keys_cannot_be_taken_are_not_passed_by_a_later_round(index, servers, producing, topic):
+    """The client does not return them again, so the source ends; another one begins before them."""
+    producing.send(topic, ({"key": "a", "partition": 0} for _ in range(5)))
+
+    def refuse(record):
+        raise ZeroDivisionError(record.offset)
+
+    source = source_of(index, servers, topic, function=refuse)
+    for raised in (ZeroDivisionError, InvalidArgument):
+        with pytest.raises(raised):
+            for _ in range(100):
+                for batch in source.batches():
+                    assert not batch.position
+    assert set(source.positions().values()) == {0}
+    source.close()
+    assert ingest(index, servers, topic).messages == 5
+    assert len(places(index, topic, "a")) == 5
+
+
+def test_no_setting_is_in_the_text_of_a_source_or_a_broker(index, servers, topic, producing):
+    producing.send(topic, [{"key": "a"}])
+    secret = {"ssl.key.password": "pw-4711"}
+    source = source_of(index, servers, topic, settings=secret)
+    assert "pw-4711" not in repr(source)
+    assert "pw-4711" not in repr(KafkaBroker(secret | {"bootstrap.servers": servers}))
+    source.close()
 
 
 def test_a_pattern_means_topics_of_later_and_not_those_of_kafka_itself(index, servers, producing, topic):

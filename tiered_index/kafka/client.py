@@ -105,7 +105,7 @@ def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any
         return kafka.Consumer({**_DEFAULTS, "bootstrap.servers": servers, **settings, **_OURS, **more})
     except (kafka.KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
-        for value in sorted(settings.values(), key=len, reverse=True):
+        for value in sorted(filter(None, settings.values()), key=len, reverse=True):
             reason = reason.replace(value, "...")
         raise ConfigError(f"--kafka: {reason}") from None
 

@@ -112,4 +112,9 @@ class Keys:
                     damaged.append(f"{record.topic}/{record.partition}/{record.offset}")
                 return
             for path in self._paths:
-                yield from _texts(path.search(document))
+                try:
+                    found = path.search(document)
+                except jmespath.exceptions.JMESPathError:
+                    # a function of the path does not accept this value: the record lacks this key
+                    continue
+                yield from _texts(found)

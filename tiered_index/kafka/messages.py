@@ -73,7 +73,7 @@ class KafkaBroker:
     each has a client of its own while it reads.
     """
 
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(repr=False)
 
     def __post_init__(self) -> None:
         self.place = f"kafka://{self.settings['bootstrap.servers']}"

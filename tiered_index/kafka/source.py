@@ -168,7 +168,7 @@ class KafkaSource:
 
     index: IndexService
     address: KafkaAddress
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     keys: Keys = field(default_factory=Keys)
     follow: bool = True
     restart: bool = False
@@ -196,6 +196,8 @@ class KafkaSource:
         self._out_of_range: set[tuple[str, int]] = set()
         self._losses: list[Loss] = []
         self._problem: Exception | None = None
+        # whether records are being taken in, which the client does not return again
+        self._is_taking = False
         self.trouble: str | None = None
         self._looked_s = self._committed_s = 0.0
         self._heard_s = time.monotonic()
@@ -405,14 +407,21 @@ class KafkaSource:
         return {str(partition.name): partition.position for partition in list(self._partitions.values())}
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Yield new records, in batches of one partition. Raises `OffsetOutOfRange`, and as `error_of`."""
+        """Yield new records, in batches of one partition.
+
+        Raises `OffsetOutOfRange`, `InvalidArgument` after an earlier round failed among records, and as `error_of`.
+        """
+        if self._is_taking:
+            raise InvalidArgument(f"{self.place}: an earlier round failed among records: open another source")
         until_s = time.monotonic() + _ROUND_S
         yield from self._hand_over()
         if time.monotonic() - self._looked_s > _METADATA_S:
             self._look_for_partitions()
         while self._problem is None:
             messages = asked(self.place, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
+            self._is_taking = True
             self._take_in(messages)
+            self._is_taking = False
             yield from self._hand_over()
             if not messages or self._out_of_range or time.monotonic() > until_s:
                 break
@@ -485,7 +494,7 @@ class KafkaSource:
     def _read(self, partition: Partition, messages: list[Any]) -> _Read:
         """Return the batch of messages of one partition, which are in order of offset."""
         partition.at_end = False
-        end = partition.read = messages[-1].offset() + 1
+        end = messages[-1].offset() + 1
         without = self.keys.without_key
         if self.keys.only_key:
             found = [message.key() for message in messages]
@@ -521,6 +530,7 @@ class KafkaSource:
         batch = Batch(
             source=str(partition.name), position=end, columns=columns, messages=len(messages), left_out=left_out
         )
+        partition.read = end
         return _Read(partition, batch, newest_ms)
 
     def _slow_keys(self, messages: list[Any]) -> tuple[Any, Any]:
