@@ -87,7 +87,9 @@ class IndexConfig(BaseModel):
         None, gt=0, description="hash slots per file; None: 1,000,000, or 5,000,000 with preset rocketmq"
     )
     items: int | None = Field(
-        None, gt=1, description="entries per file, plus 1; None: 4,000,000, or 20,000,000 with preset rocketmq"
+        None,
+        gt=1,
+        description="one more than the most entries of a file; None: 4,000,000, or 20,000,000 with preset rocketmq",
     )
     item_type: type[IndexItem] | None = Field(
         None, exclude=True, description="class of entries; None: the class of the preset"
