@@ -65,7 +65,7 @@ def test_every_entry_has_one_piece_within_its_shard_and_its_partition():
         assert mine.window.begin_s == begin <= second < begin + 86400
         low, high = mine.base_slots(piece - mine.first_piece, 1)
         assert low <= hash32 % 64 < high
-    with pytest.raises(InvalidArgument, match="changes"):
+    with pytest.raises(InvalidArgument, match="changed while it was read"):
         plan.pieces_of(seconds + 86400 * 400, hashes)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -301,7 +302,7 @@ def serve(
         )
         if (broker := open_kafka_broker(kafka, follow if followed is None else None)) is not None:
             stack.callback(broker.close)
-        served.records = partial(_records, lookups, broker)
+        served.records = partial(_records, lookups, broker, kafka.key or ("key",))
         if following is not None:
             served.problems = following.problems
             served.behind = partial(following.behind, max_lag)
@@ -342,10 +343,14 @@ def serve(
     return 0
 
 
-def _records(lookups: IndexReader | IndexService, broker: KafkaBroker | None, topic: str) -> KafkaMessages | None:
-    """Return where the records of a topic come from, if it is Kafka's."""
+def _records(
+    lookups: IndexReader | IndexService, broker: KafkaBroker | None, keys: Sequence[str], topic: str
+) -> KafkaMessages | None:
+    """Return where the records of a topic come from, if it is Kafka's; `keys` are those of the follower."""
     if isinstance(lookups, IndexService):
-        return kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
+        found = kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
+        # entries in the buffer are found before the positions that name their keys are durable
+        return found if found is None else replace(found, keys={*found.keys, *keys})
     return open_kafka_messages(lookups, broker, topic)
 
 
