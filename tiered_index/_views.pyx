@@ -1703,7 +1703,7 @@ cdef class ViewBatch:
 cdef class Answers:
     """Answers plain lookups: those that need only the files of a view, and have no budget and no cursor.
 
-    An answer is a `kind`. Its `_later` is a `ViewRows`, of which `fields` makes the answer's fields on first access.
+    An answer is a `kind`. Its `_later` is a `ViewRows`, whose `fields` makes the answer's fields on first access.
     `complete` and `truncated` count the answers. A topic has at most `most_topic` characters, a key at most `most_key`,
     and a time is at most `last_millisecond`.
     """

@@ -98,7 +98,7 @@ def test_records_that_the_broker_deleted_before_they_were_archived_are_a_loss_wi
     assert lost(follower) == [("missing", archived_before, 45)]
     assert f"offset {archived_before:,} is next, and the log begins at 45" in follower.losses[0].problem
     assert offsets(index) == [(0, n) for n in (*range(archived_before), *range(45, 60 + archived_before))]
-    # that was said, and the archive goes on behind it
+    # that was reported, and the archive continues behind it
     assert archive(index, servers, topic).loss_count == 0
 
 

@@ -126,8 +126,8 @@ def ticket_name(file_id: str, epoch: int) -> str:
 def store_prefix(store: str) -> str:
     """Return the prefix of a store's archived segments. Raises `InvalidArgument` for an empty name.
 
-    Bytes that are not plain are written as ``=`` and two hexadecimal digits. A name of which this makes more than
-    128 characters becomes ``==`` and its digest.
+    Bytes that are not plain are written as ``=`` and two hexadecimal digits. If this gives more than 128
+    characters, the name becomes ``==`` and its digest.
     """
     named = store.encode("utf-8", "surrogatepass")
     if not named:

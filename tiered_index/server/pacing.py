@@ -126,7 +126,7 @@ class PacedResponse(Response):
         return until
 
     def _early_end(self, at: int, request_id: str) -> tuple[int, bytes]:
-        """Return the position at which an answer of which `at` bytes are sent ends early, and the bytes of its end.
+        """Return the position at which an answer ends early after `at` sent bytes, and the bytes of its end.
 
         Without a cut after `at`, a document of rows is sent whole.
         """

@@ -303,7 +303,7 @@ MUTANTS = (
     ),
     Mutant(
         "kafka-archive-skips",
-        "the archive goes on behind what was indexed, though nothing of it is archived",
+        "the archive continues behind the indexed records, though none of them is archived",
         "KafkaArchiver._begin",
         "return max(begin, due)",
         "return max(begin, due) if known is not None else until",

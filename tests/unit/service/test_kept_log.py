@@ -108,7 +108,7 @@ def test_a_crash_at_each_step_leaves_the_state_before_or_the_new_one(tmp_path, s
             disk.lose_unsynced(rng)
             found = KeptLog(root).read()
             assert like(found) in (like(states[number - 1]), like(states[number]))
-            # the next writer deletes half-made work, and goes on
+            # the next writer deletes half-made work, and continues
             next_one = KeptLog(root)
             next_one.keep(states[number])
             assert like(KeptLog(root).read()) == like(states[number])

@@ -25,7 +25,7 @@ from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
 
 V = TypeVar("V")
-# of which the files are known
+# most changes whose files are kept
 _CHANGES_KEPT = 1_000
 # seconds of a range of all times
 _EVER = 1 << 62

@@ -1,8 +1,8 @@
 """A writer's session in the storage: the log, the claimed epoch, and the lease.
 
 If a root starts while the storage is unavailable, the life cycle claims the epoch later. The lease only decides when
-another host may claim; only the log's fences make this correct. It is a numbered object ``lease/EPOCH/N``, of which
-the greatest name counts. It names the lock of its root: the holder of that lock takes over immediately, but a copy of
+another host may claim; only the log's fences make this correct. It is a numbered object ``lease/EPOCH/N``; the
+greatest name counts. It names the lock of its root: the holder of that lock takes over immediately, but a copy of
 the root waits like any other root. Wall clocks of hosts do not count. Renewals age by the storage's clock. If
 that clock was set back, the claimer watches the lease by its monotonic clock. Threads: the life cycle's, and the
 opener's before.

@@ -1,4 +1,4 @@
-"""Appenders: each writes a sequence of unsealed files, of which the last accepts entries.
+"""Appenders: each writes a sequence of unsealed files; the last one accepts entries.
 
 An appender begins a new file if the current one is full, if a timestamp's difference does not fit 32 bits, or after a
 failed append. After any error, the next write first ends a file that accepts no more entries (`_end`); nothing else

@@ -166,7 +166,7 @@ def _by_piece(path: Path) -> Iterator[pa.RecordBatch]:
 
 WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "hash", "offsetSpace")
 STREAM_OPTIONS = (*WRITE_OPTIONS, "checkpointLocation")
-# Most windows of a task, each of which is an object.
+# Most windows of a task; each is an object.
 _MAX_WINDOWS = 1_000
 _QUERY_ID = "sql.streaming.queryId"
 

@@ -65,7 +65,7 @@ class SqliteStorage(SizedStorage):
         return cls(local_path(uri, "sqlite:///file.db"))
 
     def put(self, name: str, data: Bytes) -> None:
-        """Store `data` under `name`: up to 16 MiB in one transaction, more in several, of which the last names it."""
+        """Store `data` under `name`: up to 16 MiB in one transaction, more in several; the last one names it."""
         check_name(name)
         view = memoryview(data).cast("B")
         self._bodies.finish(
