@@ -191,6 +191,37 @@ def test_a_stop_ends_a_round_and_loses_nothing(index, servers, producing, topic)
     assert offsets(index) == [(0, n) for n in range(300)]
 
 
+def test_partitions_that_can_not_be_read_do_not_keep_others_out_of_the_archive(
+    index, servers, producing, topic, monkeypatch
+):
+    producing.send(topic, [one for number in range(PARTITIONS) for one in packet(5, partition=number)])
+    monkeypatch.setattr("tiered_index.kafka.archive._FAILURES", 2)
+    source = source_of(index, servers, topic)
+    archiver, read, away, asked = KafkaArchiver(source), KafkaArchiver._read, {0, 1}, []
+
+    def read_or_fail(self, name, *offsets):
+        asked.append(name.partition)
+        if name.partition in away:
+            raise StorageUnavailable(f"partition {name.partition} is away")
+        return read(self, name, *offsets)
+
+    monkeypatch.setattr(KafkaArchiver, "_read", read_or_fail)
+    with Follower(index, source, follow=False) as follower:
+        follower.run()
+        with pytest.raises(StorageUnavailable, match="partition 0 is away"):
+            archiver.finish()
+        assert asked == [0, 1]  # so many that the rest waits for the next round
+        with pytest.raises(StorageUnavailable, match="partition 0 is away"):
+            archiver.finish()
+        assert asked[2:] == [*range(2, PARTITIONS), 0, 1]
+        away.remove(1)
+        with pytest.raises(StorageUnavailable, match="partition 0 is away"):
+            archiver.finish()
+        away.clear()
+        archiver.finish()
+    assert offsets(index) == [(number, n) for number in range(PARTITIONS) for n in range(5)]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("again", ["in the same process", "after a crash"])
 def test_a_fault_at_any_step_neither_loses_nor_doubles_a_record(servers, producing, topic, tmp_path, when, again):

@@ -9,6 +9,7 @@ loss with both offsets. One thread uses a `KafkaArchiver`; `stop`, `archived` an
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -54,6 +55,8 @@ _WAIT_S = 0.2
 _PATIENCE_S = 60.0
 # the bytes of a record in memory, less those of its texts
 _RECORD_BYTES = 100
+# a round ends after so many partitions that can't be archived now: each may take as long as a request may
+_FAILURES = 3
 # a partition is worth an object before its time is over: about so many bytes, or so many records where none is archived
 _WORTH_BYTES, _WORTH_RECORDS = 8 << 20, 100_000
 
@@ -139,6 +142,9 @@ class KafkaArchiver:
         self._consumer: Any = None
         self._next: tuple[str, int, int] | None = None
         self._stopped = threading.Event()
+        # partitions that could not be archived last time, by store; the latest one is the last of the next round
+        self._failed: dict[str, int] = {}
+        self._failures = itertools.count(1)
         self._begun_ms = self._clock.now_ms()
         self._indexed_before = {name.store for name, _ in self.source.settled()}
 
@@ -158,18 +164,29 @@ class KafkaArchiver:
         return self._run(whole=True)
 
     def _run(self, *, whole: bool) -> int:
-        before = self.archived
+        before, errors = self.archived, list[StorageUnavailable]()
         try:
-            for name, until in self.source.settled():
-                while not self._stopped.is_set() and (whole or self._is_due(name, until)):
-                    if not self._archive_next(name, until):
+            for name, until in sorted(self.source.settled(), key=lambda one: self._failed.get(one[0].store, 0)):
+                try:
+                    while not self._stopped.is_set() and (whole or self._is_due(name, until)):
+                        if not self._archive_next(name, until):
+                            break
+                    self._failed.pop(name.store, None)
+                except _Stopped:
+                    break
+                except StorageUnavailable as error:
+                    # a partition may be away for long, and the others must not wait for it
+                    self._failed[name.store] = next(self._failures)
+                    self._next = None
+                    errors.append(error)
+                    if len(errors) == _FAILURES:
                         break
-        except _Stopped:
-            pass
         finally:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = self._next = None
+        if errors:
+            raise errors[0]
         return self.archived - before
 
     def _is_due(self, name: Name, until: int) -> bool:
