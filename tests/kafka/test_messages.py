@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from typer.testing import CliRunner
 from tests.kafka.followed import archive, ingest
 from tests.support.storage_faults import FaultStorage
 from tiered_index.cli.main import app
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.kafka.messages import KafkaBroker, KafkaMessages, parse_place
+from tiered_index.storage.context import RequestContext
 
 TIME_MS = 1_700_000_000_000
 
@@ -58,6 +60,47 @@ def test_a_record_that_nobody_has_any_more_is_expired(index, cluster, servers, p
     assert "the broker has deleted it: the log of" in found.problem
     (found,) = index.messages(topic, "k7", source=messages_of(index)).messages
     assert (found.state, found.problem) == ("missing", "no archived segment has it")
+
+
+def test_records_of_a_partition_whose_broker_is_away_are_waited_for_once(index, servers, producing, topic, monkeypatch):
+    producing.send(topic, sent(9))
+    archive(index, servers, topic)
+    asked = []
+
+    def away(*place_and_timeout):
+        asked.append(place_and_timeout[1:])
+        time.sleep(min(0.2, place_and_timeout[-1]))
+        raise StorageUnavailable("timed out")
+
+    monkeypatch.setattr("tiered_index.kafka.messages.range_of", away)
+    source = messages_of(index, servers)
+    for _ in range(3):
+        assert source.at(topic, 0, 7).state == "archived"
+    assert asked == [(topic, 0, 30.0)]
+    # a call with little time waits no longer than that, and says nothing of the broker
+    source = messages_of(index, servers)
+    with RequestContext(deadline_s=time.monotonic() + 0.2).active(), pytest.raises(BudgetExceeded):
+        source.at(topic, 0, 7)
+    assert 0.1 <= asked[-1][2] <= 0.2
+    assert source.at(topic, 0, 7).state == "archived"
+    assert asked[-1] == (topic, 0, 30.0)
+
+
+def test_a_client_that_reads_while_the_broker_is_closed_leaves_after_its_record(servers, producing, topic, monkeypatch):
+    producing.send(topic, sent(9))
+    broker, closed = KafkaBroker({"bootstrap.servers": servers}), []
+
+    class Consumer:
+        def unassign(self):
+            broker.close()
+
+        def close(self):
+            closed.append(self)
+
+    monkeypatch.setattr("tiered_index.kafka.messages.open_consumer", lambda *_: Consumer())
+    monkeypatch.setattr(broker, "_read", lambda *_: None)
+    broker.record(topic, 0, 7)
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("with_broker", [True, False])

@@ -152,20 +152,21 @@ def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
         time.sleep(_PAUSE_S)
 
 
-def range_of(consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-    """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`.
+def range_of(consumer: Any, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> tuple[int, int]:
+    """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`, at the latest
+    after about twice `timeout_s`.
 
     librdkafka's call for both takes the last one for the first if only the request for the first one fails.
     """
 
     def offset_of(which: int) -> int:
-        (found,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, which)], timeout=TIMEOUT_S)
+        (found,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, which)], timeout=timeout_s)
         if found.error is not None:
             raise kafka.KafkaException(found.error)
         return int(found.offset)
 
     return asked(
-        f"{topic}/{partition}", lambda: (offset_of(kafka.OFFSET_BEGINNING), offset_of(kafka.OFFSET_END)), TIMEOUT_S
+        f"{topic}/{partition}", lambda: (offset_of(kafka.OFFSET_BEGINNING), offset_of(kafka.OFFSET_END)), timeout_s
     )
 
 

@@ -45,11 +45,13 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.service.threads import each
-from tiered_index.storage.context import check_deadline
+from tiered_index.storage.context import check_deadline, remaining_s
 from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
 
 _PLACE = re.compile(r"kafka:([^/]+)/([0-9]+)/([0-9]+)")
 _WAIT_S = 0.2
+# else each record of an answer waits for a broker that is away
+_AWAY_S = 5.0
 # how often a segment is looked for that was replaced since the log was read
 _LOOKS = 5
 # entries of the preset `rocketmq` may be one second off
@@ -78,9 +80,18 @@ class KafkaBroker:
     def __post_init__(self) -> None:
         self.place = f"kafka://{self.settings['bootstrap.servers']}"
         self._idle: deque[Any] = deque()
+        self._closed = False
+        # until when a partition is not asked again, and why
+        self._away: dict[tuple[str, int], tuple[float, str]] = {}
 
     def record(self, topic: str, partition: int, offset: int) -> KafkaRecord | None:
-        """Return the record at a place; None: the log has none there. Raises `_Deleted`, and as the client."""
+        """Return the record at a place; None: the log has none there. Raises `_Deleted`, and as the client.
+
+        If a partition's broker is away, calls for the partition in the next seconds raise the same error at once.
+        """
+        away_until_s, reason = self._away.get((topic, partition), (0.0, ""))
+        if time.monotonic() < away_until_s:
+            raise StorageUnavailable(reason)
         try:
             consumer = self._idle.pop()
         except IndexError:
@@ -88,13 +99,24 @@ class KafkaBroker:
             consumer = open_consumer(self.settings["bootstrap.servers"], {**few, **self.settings})
         try:
             return self._read(consumer, topic, partition, offset)
+        except StorageUnavailable as error:
+            check_deadline(f"reading {topic}/{partition}")  # with more time it might have answered
+            self._away[topic, partition] = time.monotonic() + _AWAY_S, str(error)
+            raise
         finally:
             consumer.unassign()  # else it reads on
-            self._idle.append(consumer)
+            if self._closed:
+                consumer.close()
+            else:
+                self._idle.append(consumer)
 
     def _read(self, consumer: Any, topic: str, partition: int, offset: int) -> KafkaRecord | None:
         where = f"{topic}/{partition}"
-        begin, end = range_of(consumer, topic, partition)
+        check_deadline(f"reading {where}")
+        left_s = remaining_s()
+        begin, end = range_of(
+            consumer, topic, partition, TIMEOUT_S if left_s is None else max(0.1, min(TIMEOUT_S, left_s))
+        )
         if offset < begin:
             raise _Deleted(f"the log of {where} begins at offset {begin:,}")
         if offset >= end:
@@ -114,7 +136,8 @@ class KafkaBroker:
         raise StorageUnavailable(f"{where}: the broker did not answer within {TIMEOUT_S:g} seconds")
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Leave the cluster. A client that reads now leaves it after its record."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 
