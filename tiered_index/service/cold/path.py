@@ -34,9 +34,9 @@ from tiered_index.service.cold.caches import Caches, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.log.records import StoredObject, verified_trailer
 from tiered_index.service.log.summary import decode
-from tiered_index.service.threads import DaemonPool, side_by_side
+from tiered_index.service.threads import DaemonPool, NoThread, side_by_side
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context, check_deadline, remaining_s
+from tiered_index.storage.context import RequestContext, active_context, check_deadline, remaining_s
 
 T = TypeVar("T")
 # directories that are read one by one before the summary is read
@@ -321,12 +321,26 @@ class ColdPath:
         return self.filters.excludes(stored, key_hash, fingerprint if self.keyed else 0)
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter if it is due and the context has no budget. Return whether it was fetched and kept."""
-        if not self.filters.is_due(stored):
+        """Fetch a file's filter if it is due. Return whether it was fetched and kept.
+
+        If the context has a budget, another thread fetches the filter for later lookups, and the result is False.
+        """
+        if not self.filters.is_due(stored) or not self.filters.begin_fetch(stored):
             return False
         context = active_context()
-        if context.deadline_s is not None or context.is_limited or not self.filters.begin_fetch(stored):
-            return False
+        if context.deadline_s is None and not context.is_limited:
+            return self._fetch_due(stored)
+        try:
+            self._range_reads.submit(self._fetch_for_later, stored)
+        except (IndexClosed, NoThread):
+            self.filters.end_fetch(stored)
+        return False
+
+    def _fetch_for_later(self, stored: StoredObject) -> None:
+        with RequestContext().active(), contextlib.suppress(MissingObject):  # a lookup finds out by itself
+            self._fetch_due(stored)
+
+    def _fetch_due(self, stored: StoredObject) -> bool:
         try:
             return self.filters.keep(stored, self._filter(stored))
         except MissingObject:

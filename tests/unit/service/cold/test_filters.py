@@ -5,10 +5,12 @@ a word too much.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.storage.context import RequestContext
 
 FILES = 3
 PROBES = 4
@@ -217,6 +220,42 @@ def test_a_limit_that_suffices_without_the_filter_suffices(made: ColdIndex, abse
             pytest.fail("two requests are enough for a filter and a group")
         assert answer.items == present.items
         assert len(made.storage.operations) <= 2 and group
+
+
+@pytest.mark.parametrize("limits", [{"timeout_s": 10.0}, {"max_requests": 5}], ids=["deadline", "requests"])
+def test_a_lookup_with_limits_has_the_filter_fetched_for_later_lookups(
+    made: ColdIndex, absent: list[str], limits: dict[str, Any]
+) -> None:
+    stored = made.stored[0]
+    second = stored.second_min * 1000, stored.second_max * 1000
+    with made.reader(filter_after_probes=2, block_cache_bytes=0) as reader:
+        cold = reader._cold_paths[0]
+        costs = [reader.query("t", key, *second, **limits).explain.requests for key in absent[:3]]
+        for _ in range(500):
+            if cold.filters.has(stored):
+                break
+            time.sleep(0.01)
+        assert costs[1:] == [1, 1]  # none of them counts the fetch
+        assert reader.query("t", absent[3], *second, **limits).explain.requests == 0
+
+
+def test_a_filter_for_later_lookups_of_an_object_that_is_gone_is_no_error(made: ColdIndex, absent: list[str]) -> None:
+    stored = made.stored[0]
+    with made.reader(filter_after_probes=1, block_cache_bytes=0) as reader:
+        cold = reader._cold_paths[0]
+        reader.query("t", absent[0], stored.second_min * 1000, stored.second_max * 1000)
+        whole = made.inner.get(stored.name)
+        made.inner.delete(stored.name)
+        try:
+            with RequestContext(deadline_s=time.monotonic() + 10).active():
+                assert not cold.maybe_fetch_filter(stored)
+            for _ in range(500):
+                if not cold.filters.is_due(stored):
+                    break
+                time.sleep(0.01)
+            assert not cold.filters.has(stored)
+        finally:
+            made.inner.put(stored.name, whole)
 
 
 def test_filters_of_files_that_changed_places_are_refused(made: ColdIndex, absent: list[str]) -> None:
