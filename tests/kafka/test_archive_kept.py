@@ -99,6 +99,9 @@ def test_duckdb_and_arrow_open_the_files_as_a_table(uri, tmp_path, sent):
     # a condition on offsets reads the row groups that have them
     few = duckdb.sql(f'select count(*) from {table} where "offset" between 10 and 19').fetchall()
     assert few == [(10 * PARTITIONS,)]
+    # and is exported
+    duckdb.read_parquet(files, hive_partitioning=False).filter("partition = 1").write_parquet(f"{tmp_path}/one.parquet")
+    assert pq.read_table(tmp_path / "one.parquet").num_rows == COUNT // PARTITIONS
     assert pq.read_table(files).num_rows == COUNT
 
 
