@@ -179,7 +179,7 @@ def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
                 "; ".join(f"{cpu_s / spent.cpu_s(other):.2f} of {other[0]}" for other in beside),
             )
         )
-    columns = ("job", "CPU s", "of it Java", "fixed part", "M entries a CPU s beyond it", "wall s", "CPU beside")
+    columns = ("job", "CPU s", "of it Java", "fixed part", "rate, M entries a CPU s", "wall s", "CPU ÷ another job's")
     title = (
         f"CPU seconds, median: {amounts.entries:,} entries of {amounts.days} days, Parquet, local folders; {master}; "
         f"Spark's start takes {spent.fixed_s(_START):.1f}"
