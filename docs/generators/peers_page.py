@@ -17,7 +17,7 @@ PLOTTED = {
     "ingest CPU": "durable ingest, CPU us an entry",
     "ingest wall": "durable ingest, wall us an entry",
     "settle CPU": "compaction, CPU us an entry",
-    "bytes written": "bytes written a byte of entry",
+    "bytes written": "write amplification",
     "batch p99.9": "durable batch beside compaction, p99.9 ms",
     "stored bytes": "stored, bytes an entry",
     "hot lookup CPU": "lookup, just written, CPU us",
@@ -47,7 +47,7 @@ def _set_up(document: dict[str, Any]) -> str:
     lines = [
         f"- {about(machine)}, {machine['memory']} of memory, {machine['filesystem']}",
         f"- a durable commit every {document['commit_entries']:,} entries",
-        f"- {document['lookups']:,} lookups of each kind in a round, fewer of what takes more than 5 s",
+        f"- {document['lookups']:,} lookups of each kind in a round, or as many as end within 5 s",
         *(f"- {peer['name']}: {peer['version']}" for peer in document["peers"].values()),
         *(f"- {name}: not measured, {reason}" for name, reason in document["skipped"].items()),
     ]

@@ -28,13 +28,13 @@ FIGURES = {
     "many requests": "... requests",
     "many MB": "... MB",
     "many CPU": "... CPU ms",
-    "at once": "32 lookups at once, a second",
+    "at once": "lookups a second, 32 at once",
     "at once CPU": "... CPU ms a lookup",
     "memory": "peak memory, MiB",
     "stored": "stored, bytes an entry",
     "build": "build, CPU s",
     "fresh": "written to readable elsewhere, s",
-    "fresh USD": "... at one entry and 100 lookups a second, USD a day",
+    "fresh USD": "... cost of one entry and 100 lookups a second, USD a day",
 }
 GREATEST = {"at once"}
 """Figures that are better when greater."""

@@ -41,7 +41,7 @@ class RocketMq(Peer):
 
     @classmethod
     def version(cls) -> str:
-        return f"files and reading of 5.5.1, written by tiered_index {__version__}"
+        return f"file format of 5.5.1; tiered_index {__version__}"
 
     def open(self) -> None:
         self._settings = files_of(self, "rocketmq")
