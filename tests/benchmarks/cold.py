@@ -217,7 +217,7 @@ def _fingerprint_table(matches: _Matches) -> Table:
                 matches.expected_both * files,
             ),
             (
-                f"pairs of equal hash with {_LOW_BITS} equal bits of fingerprint, of {matches.pairs:,}",
+                f"{_LOW_BITS} equal bits of fingerprint, in {matches.pairs:,} pairs of keys with equal hash",
                 matches.pairs_low_bits,
                 None,
                 matches.pairs / 2**_LOW_BITS,
