@@ -78,7 +78,7 @@ class StorageConformance:
             assert storage.get("object") == data
             assert storage.head("object").size_bytes == len(data)
 
-    def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
+    def test_reading_a_missing_object_raises_object_not_found(self, storage: Storage) -> None:
         storage.put("there/object", b"x")
         reads: tuple[Callable[[str], object], ...] = (
             storage.get,
@@ -93,7 +93,7 @@ class StorageConformance:
                     read(name)
                 assert caught.value.name == name
 
-    def test_head_tells_name_size_and_time(self, storage: Storage) -> None:
+    def test_head_returns_name_size_and_time(self, storage: Storage) -> None:
         storage.put("object", b"12345")
         info = storage.head("object")
         assert (info.name, info.size_bytes) == ("object", 5)
@@ -122,7 +122,7 @@ class StorageConformance:
         assert [storage.get(info.name) for info in storage.list()] == [b"a", b"a/b/c"]
 
     @pytest.mark.parametrize("name", _BAD_NAMES, ids=lambda name: repr(name[:12]))
-    def test_bad_names_are_refused_by_every_call(self, storage: Storage, name: str) -> None:
+    def test_every_call_refuses_bad_names(self, storage: Storage, name: str) -> None:
         part = PartInfo(1, "etag", 1)
         handle = UploadHandle(name, "0" * 32, 0)
         calls: tuple[Callable[[], object], ...] = (
@@ -153,7 +153,7 @@ class StorageConformance:
 
     # Ranges.
 
-    def test_ranges_at_every_edge(self, storage: Storage) -> None:
+    def test_ranges_at_the_bounds_of_an_object(self, storage: Storage) -> None:
         data = bytes(range(250)) * 4
         storage.put("object", data)
         for start, length in ((0, 1), (0, 1000), (999, 1), (500, 500), (1, 998), (0, 0), (1000, 0), (7, 0)):
@@ -164,7 +164,7 @@ class StorageConformance:
             with pytest.raises(InvalidArgument):
                 storage.get_range("object", start, length)
 
-    def test_ranges_come_in_the_order_asked_and_may_overlap(self, storage: Storage) -> None:
+    def test_ranges_may_overlap(self, storage: Storage) -> None:
         data = random.Random(2).randbytes(5000)
         storage.put("object", data)
         ranges = [ByteRange(4000, 1000), ByteRange(0, 10), ByteRange(5, 10), ByteRange(5, 10), ByteRange(3, 0)]
@@ -173,7 +173,7 @@ class StorageConformance:
         with pytest.raises(InvalidArgument):
             storage.get_range("object", 4999, 2)
 
-    def test_many_ranges_of_one_object_at_once(self, storage: Storage, another: Storage) -> None:
+    def test_parallel_reads_of_one_object(self, storage: Storage, another: Storage) -> None:
         data = random.Random(6).randbytes(300_000)
         storage.put("object", data)
         barrier = threading.Barrier(self.readers)
@@ -213,7 +213,7 @@ class StorageConformance:
 
     # Put-if-absent and races.
 
-    def test_put_if_absent_keeps_what_is_there(self, storage: Storage, another: Storage) -> None:
+    def test_put_if_absent_keeps_an_existing_object(self, storage: Storage, another: Storage) -> None:
         storage.put_if_absent("log/1", b"first")
         for other in (storage, another):
             with pytest.raises(ObjectExists) as caught:
@@ -296,7 +296,7 @@ class StorageConformance:
                 found = [info.name for info in storage.list(prefix, start_after=start_after)]
                 assert found == after, (prefix, start_after)
 
-    def test_list_goes_on_over_many_pages(self, storage: Storage) -> None:
+    def test_list_returns_the_objects_of_all_pages(self, storage: Storage) -> None:
         names = [f"log/{n:05d}" for n in range(self.many)]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda name: storage.put(name, b"x"), names))
@@ -316,7 +316,7 @@ class StorageConformance:
         size = max(storage.min_part_bytes, 1000)
         return [random.Random(n).randbytes(64) * (size // 64 + 1) for n in range(count - 1)] + [b"the end"]
 
-    def test_parts_in_any_order_from_anywhere(self, storage: Storage, another: Storage) -> None:
+    def test_any_instance_uploads_parts_in_any_order(self, storage: Storage, another: Storage) -> None:
         first, second, last = self._parts(storage, 3)
         storage.put("big/object", b"old")
         handle = storage.begin_upload("big/object")
@@ -334,7 +334,7 @@ class StorageConformance:
         assert storage.get_suffix("big/object", 10) == ((second + last)[-10:], len(first + second + last))
         assert list(storage.list_uploads()) == []
 
-    def test_an_unnamed_part_is_dropped(self, storage: Storage) -> None:
+    def test_completing_drops_a_part_that_it_does_not_name(self, storage: Storage) -> None:
         handle = storage.begin_upload("object")
         storage.upload_part(handle, 2, b"never named")
         part = storage.upload_part(handle, 1, b"data")
@@ -356,7 +356,7 @@ class StorageConformance:
         storage.complete_upload(handle, [one, new])
         assert storage.get("object") == first + last
 
-    def test_completing_what_can_not_be_completed(self, storage: Storage) -> None:
+    def test_completing_with_wrong_parts_is_refused(self, storage: Storage) -> None:
         handle = storage.begin_upload("object")
         one = storage.upload_part(handle, 1, b"small")
         two = storage.upload_part(handle, 2, b"last")
@@ -398,7 +398,7 @@ class StorageConformance:
         assert storage.get("object") == b"newer"
         assert list(storage.list_uploads()) == []
 
-    def test_an_aborted_upload_is_gone(self, storage: Storage, another: Storage) -> None:
+    def test_an_aborted_upload_cannot_be_completed(self, storage: Storage, another: Storage) -> None:
         handle = storage.begin_upload("object")
         part = storage.upload_part(handle, 1, b"data")
         another.abort_upload(handle)
@@ -408,7 +408,7 @@ class StorageConformance:
         assert list(storage.list_uploads()) == []
         assert list(storage.list()) == []
 
-    def test_parts_of_an_upload_that_is_gone_are_refused(self, storage: Storage) -> None:
+    def test_parts_of_an_ended_upload_are_refused(self, storage: Storage) -> None:
         aborted, completed = storage.begin_upload("aborted"), storage.begin_upload("completed")
         storage.abort_upload(aborted)
         storage.complete_upload(completed, [storage.upload_part(completed, 1, b"data")])
@@ -416,7 +416,7 @@ class StorageConformance:
             with pytest.raises(ObjectNotFound):
                 storage.upload_part(handle, 2, b"late")
 
-    def test_a_handle_that_was_never_given_is_refused(self, storage: Storage) -> None:
+    def test_an_unknown_handle_is_refused(self, storage: Storage) -> None:
         real = storage.begin_upload("object")
         for handle in (UploadHandle("object", "0" * 32, 0), UploadHandle("object", "../../x", 0)):
             with pytest.raises(ObjectNotFound):

@@ -205,7 +205,7 @@ MUTANTS = (
         "LocalStorage._read_parts",
         "if digest.hexdigest() != part.etag:",
         "if not part.etag:",
-        ("tests/storage/test_conformance.py::TestLocalStorage::test_completing_what_can_not_be_completed",),
+        ("tests/storage/test_conformance.py::TestLocalStorage::test_completing_with_wrong_parts_is_refused",),
     ),
     Mutant(
         "staged-damage-compacted",
