@@ -60,7 +60,7 @@ def test_most_of_a_minute_of_chaos(server: Server, cluster: Cluster, tmp_path: P
         assert tally["found"] == {}, told
         tried.update(tally["tried"])
         if (
-            all(tried[what] for what in ("kills (SIGKILL)", "stops (SIGSTOP)", "requests spoilt"))
+            all(tried[what] for what in ("kills (SIGKILL)", "stops (SIGSTOP)", "disturbed requests"))
             and any(what.startswith("server: ") for what in tried)
             # more than the questions at the end
             and tried["answers checked"] > (seed - 2) * 2 * 2 * 199

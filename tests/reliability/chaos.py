@@ -63,18 +63,18 @@ _SERVER = (
     "stop the gateway",
     "stop the disk's process",
     "fill the disk",
-    "spend the quota",
+    "use up the quota",
 )
 _NETWORK = (
     "latency",
     "resets",
-    "half-answers",
+    "responses cut short",
     "lost requests",
-    "lost answers",
+    "lost responses",
     "503",
-    "black hole",
-    "black hole after the work",
-    "slow drip",
+    "no response",
+    "no response after the work",
+    "slow responses",
 )
 Timeline = Generator[float, None, None]
 """Yields how many seconds to wait; what is closed early heals what it has broken."""
@@ -379,7 +379,7 @@ class Campaign:
             self.begun[host] += 1
             action = make() if make is not None else None
             if action is not None:
-                self.count("requests spoilt")
+                self.count("disturbed requests")
             return action
 
         self.proxies[host].fault = fault
@@ -442,13 +442,13 @@ def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[
     return {
         "latency": lambda: Action(hold=lambda delay_s=chance.uniform(0.05, 2): over.wait(delay_s)),  # type: ignore[misc]
         "resets": lambda: Action(cut_at=0, reset=True),
-        "half-answers": lambda: Action(cut_at=chance.choice((1, 20, 100, 3000))),
+        "responses cut short": lambda: Action(cut_at=chance.choice((1, 20, 100, 3000))),
         "lost requests": lambda: Action(answer=nothing, lose_answer=True),
-        "lost answers": lambda: Action(lose_answer=True),
+        "lost responses": lambda: Action(lose_answer=True),
         "503": lambda: Action(answer=s3_error(503, "SlowDown")),
-        "black hole": lambda: Action(answer=nothing, hold=over.wait, lose_answer=True),
-        "black hole after the work": lambda: Action(hold=over.wait, lose_answer=True),
-        "slow drip": lambda: Action(drip_s=chance.uniform(0.5, 5)),
+        "no response": lambda: Action(answer=nothing, hold=over.wait, lose_answer=True),
+        "no response after the work": lambda: Action(hold=over.wait, lose_answer=True),
+        "slow responses": lambda: Action(drip_s=chance.uniform(0.5, 5)),
     }[what]
 
 

@@ -265,8 +265,8 @@ class Crashes:
                 with _without_chance(case):
                     self._open_struck(case, branch, branch_disk)
                 return
-            self.tally.tried["double crashes" if self._nested else f"crash states after {case.split(':')[1]}"] += 1
-            self.tally.tried[f"states of {case.split(':')[0]}"] += 1
+            self.tally.tried["double crashes" if self._nested else f"crash states after a {case.split(':')[1]}"] += 1
+            self.tally.tried[f"crash states in scenario {case.split(':')[0]}"] += 1
             with self._telling(case):
                 _come_back(branch, branch_disk)
         finally:

@@ -14,7 +14,7 @@ and answer everything that was durable and nothing that was never put.
 examples:
   python -m tests.reliability.interrupts --all             every line of every call in every state
   python -m tests.reliability.interrupts --stride 17       every 17th line
-  python -m tests.reliability.interrupts --only flush/half full/ours/120    one strike again, as a failure names it
+  python -m tests.reliability.interrupts --only flush/half full/engine/120    one strike again, as a failure names it
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ WAYS = {
     # some lines can't be interrupted (`never_struck`); callers of what writes are struck there all the same
     "interrupt": (KeyboardInterrupt, False),
     "memory": (MemoryError, False),
-    "ours": (MemoryError, True),
+    "engine": (MemoryError, True),
 }
 
 
@@ -345,7 +345,7 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
             striker.armed = False
             if not striker.struck:
                 return striker.seen
-            tally.tried[f"lines struck: {way}"] += 1
+            tally.tried[f"interrupted lines: {way}"] += 1
             _go_on(life, call, told=ours)
     except Hang:
         tally.fail("hangs", f"{where} at {striker.struck}")

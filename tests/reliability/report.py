@@ -1,13 +1,13 @@
-"""Run the campaigns and write docs/reliability.md: what was tried, and what of it failed.
+"""Run the campaigns and write their counts and failures into docs/reliability.md.
 
-Each campaign's tally is kept in build/reliability, so that the page can be made of runs at different times; each row
-names its commit.
+The tally of each campaign is kept in build/reliability. So the page may have runs of different times: each row has its
+commit.
 
 examples:
-  python -m tests.reliability.report                       all of them, one after the other (hours)
-  python -m tests.reliability.report --only crashes        one anew, the others as they were last
-  python -m tests.reliability.report --quick               a part of each (a quarter of an hour)
-  python -m tests.reliability.report --only ''             none: make the page of what there is
+  python -m tests.reliability.report                       all campaigns, one after the other (hours)
+  python -m tests.reliability.report --only crashes        one campaign; the others from their last tallies
+  python -m tests.reliability.report --quick               a part of each campaign (a quarter of an hour)
+  python -m tests.reliability.report --only ''             no campaign: write the page from the last tallies
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ SAID = {
     "index, compares it with the model, and continues to write. In further runs one call fails (*fault*), or two to "
     "eight calls fail (*burst*), and a crash follows. A *double crash* is a second crash during the recovery. The "
     "campaign tries all single crashes, and a random sample of the rest: 10 % of faults, 3 % of bursts, 0.5 % of "
-    "double crashes. A *crash state* is the index after one crash. Each row *states of* counts those of one scenario, "
-    "such as `quarantine`.",
+    "double crashes. A *crash state* is the index after one crash. A scenario is a sequence of calls, such as "
+    "`quarantine`.",
     "interrupts": "The campaign raises an exception at each line of each public call, in eight states of an index. "
-    "Then it uses, closes and reopens the index. Rows *lines struck* count these lines: *interrupt*, a "
-    "`KeyboardInterrupt` in the caller's thread; *memory*, a `MemoryError` there; *ours*, a `MemoryError` in the "
+    "Then it uses, closes and reopens the index. Rows *interrupted lines* count these lines: *interrupt*, a "
+    "`KeyboardInterrupt` in the caller's thread; *memory*, a `MemoryError` there; *engine*, a `MemoryError` in the "
     "engine's own threads. *Signals* are timer signals at random moments, while background workers run.",
     "simulation": "A scheduler with a seed runs one thread at a time. The threads are writers on two hosts, readers, "
     "the life cycle and merges. Clocks jump, processes are killed, and calls to disk and storage fail. To repeat a "
@@ -80,10 +80,9 @@ SAID = {
     "also ran a whole call or command. A write or deletion outside the index counts as a wrong answer.",
     "chaos": "Real processes write, read and merge on a real S3 server (Ceph's gateway). The campaign compares each "
     "answer with the entries that were put. It kills and stops the processes (SIGKILL, SIGTERM, SIGSTOP), breaks the "
-    "server (*server*), and disturbs the requests (*network*). *Black hole* gives no response, before or after the "
-    "server has done the work. *Half-answers* end early, and *slow drip* responds in slow pieces. *Requests spoilt* "
-    "is the number of disturbed requests. A *session* is one run of a writer. A *sweep* deletes orphans. Typed errors "
-    "and partial answers are correct: the rows count them.",
+    "server (*server*), and disturbs the requests (*network*). *No response*: the connection stays open without a "
+    "response. *Lost responses*: the connection closes after the server has done the work. A *session* is one run of "
+    "a writer. A *sweep* deletes orphans. Typed errors and partial answers are correct: the rows count them.",
 }
 
 

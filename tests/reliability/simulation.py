@@ -687,8 +687,8 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
                     "faults injected": world.struck,
                     "kills": world.kills,
                     "restores of roots and storages": world.went_back,
-                    "restores that an opening told of": world.told,
-                    "restores in the middle of a life": world.went_on,
+                    "restores that an open reported": world.told,
+                    "restores during a run": world.went_on,
                     "records of expiry and erasure": world.truth.stated,
                 }
             )

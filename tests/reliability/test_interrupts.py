@@ -16,8 +16,8 @@ def test_an_interrupt_at_any_line_loses_nothing(tmp_path, stride, share):
     tally = Tally("interrupts")
     strike_lines(tmp_path, 3, stride, tally, share=share)
     assert not tally.failures
-    assert tally.tried["lines struck: interrupt"]
-    assert tally.tried["lines struck: ours"] > 10
+    assert tally.tried["interrupted lines: interrupt"]
+    assert tally.tried["interrupted lines: engine"] > 10
 
 
 @pytest.mark.parametrize(("call", "module"), [("flush", ""), ("close", ""), ("put", "/writing/buffer.py")])
@@ -28,7 +28,7 @@ def test_every_line_at_which_a_caller_holds_a_lock_or_waits(tmp_path, call, modu
         if seen[line - 1][0].endswith(module):
             strike(tmp_path / f"{call}-{line}", "half full", call, "interrupt", line, tally)
     assert not tally.failures
-    assert tally.tried["lines struck: interrupt"] > 7
+    assert tally.tried["interrupted lines: interrupt"] > 7
 
 
 def test_a_real_signal_at_any_moment_loses_nothing(tmp_path):
