@@ -1,4 +1,4 @@
-"""Rewrites the measured tables of docs/cold-path.md out of documents of `python -m tests.benchmarks cold --out`.
+"""Rewrites the measured tables of docs/cold-path.md from documents of `python -m tests.benchmarks cold --out`.
 
 python -m docs.generators.cold_page INJECTED.json S3.json
 """
@@ -14,12 +14,12 @@ from docs.generators.measured_pages import about as about_machine
 from docs.generators.measured_pages import markdown, rewrite, table_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "cold-path.md"
-OURS, FILTERED, PLAIN = "ours", "ours, filters at hand", "plain GETs"
-SERIAL, PARALLEL = "RocketMQ, file by file", "RocketMQ, side by side"
+OURS, FILTERED, PLAIN = "ours", "ours, filters cached", "plain GETs"
+SERIAL, PARALLEL = "RocketMQ, file by file", "RocketMQ, in parallel"
 
 
 def lookups(document: dict[str, Any]) -> str:
-    """Return the table of lookups beside plain GETs and RocketMQ's way."""
+    """Return the table of lookups, with RocketMQ's way of reading and the ratio to plain GETs."""
     cells = {tuple(row[:3]): row for start in ("lookups", "other ways") for row in table_rows(document, start)}
     columns = (
         "files",

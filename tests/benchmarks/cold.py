@@ -1,10 +1,11 @@
-"""Suite `cold` beside RocketMQ's way of reading, with the tables that docs/cold-path.md shows.
+"""Suite `cold`: cold lookups compared with RocketMQ's way of reading. It makes the tables of docs/cold-path.md.
 
-RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then
-its array, one after the other, of every file in the range; there is no filter, and an array is not checked. How many
-files it asks at once is its provider's matter, so both are measured: one after another, and as many side by side as we
-have reads under way. Two tables need no storage and are left out with `--storage`: requests of `query_many` against the
-number of keys, and how often a lookup meets an entry of another key that looks like its own.
+RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then the slot's array, in every file of the range. It has
+no filter, and verifies nothing. Its storage provider decides how many files it reads in parallel. So the suite measures
+two ways: file by file, and with as many parallel reads as a reader of this project has.
+
+Two tables need no storage, and are not made with `--storage`: the requests of `query_many` by the number of keys, and
+the false matches of lookups (entries of other keys with an equal hash).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tiered_index.types import Lookup
 
 __all__ = ["COLD_BESIDE_ROCKETMQ", "curve_space_bytes"]
 
-_SERIAL, _PARALLEL = "RocketMQ, file by file", "RocketMQ, side by side"
+_SERIAL, _PARALLEL = "RocketMQ, file by file", "RocketMQ, in parallel"
 _LONG = 1_000
 # as many files one after another take a minute: once is enough
 _FEW_ITEMS = 20_000
@@ -55,7 +56,7 @@ _LOW_BITS = 8
 
 
 def _other_ways(measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
-    """Look one more key up as RocketMQ does."""
+    """Measure one more lookup of a key in RocketMQ's way."""
     count, number, amounts = len(files), measured.number, measured.amounts
     key, _, _ = measured.key(count, "one")
     read = partial(
@@ -83,7 +84,7 @@ COLD_BESIDE_ROCKETMQ = replace(COLD, run=_run)
 
 
 def curve_space_bytes(setting: Setting) -> int:
-    """Return the disk space of the files that `query_many` is measured on, stored and local."""
+    """Return the bytes of disk that the files for `query_many` need, stored and local."""
     return 2 * _curve_layout(setting).unsealed_size * _CURVE_FILES
 
 
@@ -96,7 +97,7 @@ def _curve_layout(setting: Setting) -> Layout:
 def _as_rocketmq(
     pool: Executor | None, storage: Storage, layout: Layout, files: Sequence[StorageBytes], topic: str, key: str
 ) -> LookupCost:
-    """Look a key up as RocketMQ does; without a pool one file after another."""
+    """Look a key up in RocketMQ's way: in parallel with a pool, otherwise file by file."""
     hash31 = key_hash(topic, key)
     slot = hash31 % layout.slots
 
@@ -114,13 +115,14 @@ def _as_rocketmq(
 
 
 def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
-    """Return requests and MiB of `query_many` for every number of keys and setting; each key is in one of the files,
-    drawn at random.
+    """Return the requests and MiB of `query_many` for each number of keys and each setting.
+
+    Keys are drawn at random. Each is in one of the files.
     """
     own = (files.layout.capacity - files.shared) * files.count
     drawn = keys_of(np.random.default_rng(7).choice(own, max(keys), replace=False))
     columns, results = ["keys"], []
-    for cache, filters in ((None, "no filters"), (files.cache, "filters at hand")):
+    for cache, filters in ((None, "no filters"), (files.cache, "filters cached")):
         for gap in _GAPS:
             columns += [f"requests ({filters}, gap {gap >> 10} KiB)", "MiB"]
             with open_reader(LocalStorage(files.objects), cache, coalesce_gap_bytes=gap) as reader:
@@ -144,9 +146,7 @@ def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
 
 @dataclass(frozen=True)
 class _Matches:
-    """What `sample` lookups of absent keys met in a file of `keys` keys, and how its own pairs of equal hash
-    compare.
-    """
+    """False matches of `sample` lookups of absent keys in a file of `keys` keys, and the file's pairs of equal hash."""
 
     keys: int
     sample: int
@@ -157,22 +157,21 @@ class _Matches:
 
     @property
     def expected_hash(self) -> float:
-        """Expected entries of equal hash a lookup: the hash has 31 bits."""
+        """Expected entries with equal hash per lookup. The hash has 31 bits."""
         return self.keys / 2**31
 
     @property
     def expected_both(self) -> float:
-        """Expected entries a lookup of which the fingerprint is equal, too."""
+        """Expected entries with equal hash and equal fingerprint per lookup."""
         return self.keys / 2**63
 
 
 def _count_matches(keys: int) -> _Matches:
-    """Count in one file's worth of keys. Memory: 24 bytes a key.
+    """Return the false matches in a file of `keys` keys. It needs 24 bytes of memory per key.
 
-    All keys of a file are hashed as entries are; then as many absent keys as a twentieth of them are looked up in the
-    sorted hashes. Equal fingerprints behind equal hashes are too rare to be met, so it is also counted how many of the
-    file's pairs of equal hash share the lowest eight bits of the fingerprint: one in 256 if the two hashes are
-    independent.
+    It hashes all keys of the file, and looks up a twentieth as many absent keys in the sorted hashes. Pairs with equal
+    hash and equal fingerprint are too rare to count. So it also counts the file's pairs of equal hash whose
+    fingerprints have equal lowest eight bits: one in 256 if the two hashes are independent.
     """
     hashes, marks = _hashed(0, keys)
     order = np.argsort(hashes, kind="stable")
@@ -196,11 +195,11 @@ def _count_matches(keys: int) -> _Matches:
 
 
 def _fingerprint_table(matches: _Matches) -> Table:
-    """Return what was counted beside what is expected."""
+    """Return the counts with their expected values."""
     files = 1_000
     return Table(
         title=f"false matches per lookup and file of {matches.keys:,} keys ({matches.sample:,} absent keys looked up)",
-        columns=("entries of other keys", "met", "a lookup", "expected", f"in {files:,} files"),
+        columns=("entries of other keys", "found", "per lookup and file", "expected", f"per lookup in {files:,} files"),
         rows=(
             (
                 "equal hash (RocketMQ's files)",

@@ -34,7 +34,7 @@ GOALS = {
             for n in ("1 file", "10 files")
             for kind in ("one", "all", "none")
         ),
-        "absent keys, filters at hand: files of 10 that cost no GET",
+        "absent keys, filters cached: files of 10 without a GET",
         "requests to open a reader on 10 files",
     },
 }
@@ -130,11 +130,11 @@ def _tables_beside_the_figures_are_of_the_cold_suite(measured):
     for files in (1, 10):
         for kind in ("one", "all", "none"):
             assert requests[files, kind, "ours"] == requests[files, kind, "plain GETs"] == files
-        assert requests[files, "all", "ours, filters at hand"] == files
+        assert requests[files, "all", "ours, filters cached"] == files
         assert requests[files, "(opening only)", "fresh reader"] == 3
         assert requests[files, "all", "fresh reader"] == 2 * files
         assert requests[files, "one", "RocketMQ, file by file"] > files
-        assert requests[files, "one", "RocketMQ, side by side"] > files
+        assert requests[files, "one", "RocketMQ, in parallel"] > files
     for row in curve["rows"]:
         keys, coalesced, _, apart, _, filtered, _, filtered_apart, _ = row
         assert coalesced == 10 and coalesced <= apart <= 10 * keys, row

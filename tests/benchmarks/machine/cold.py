@@ -1,9 +1,12 @@
-"""Suite `cold`: what lookups of stored files cost, behind an injected latency or on `--storage`.
+"""Suite `cold`: requests, bytes and time of lookups in stored files, with an injected latency or on `--storage`.
 
-Many small stored files, each of an hour of its own, of which the 1, 10, 100, 1,000 newest are in range. Every file
-holds some keys that all have, and its own. Every lookup takes a fresh key; its time is judged by that of plain GETs of
-the very ranges that it needs. Injected waits start anew with every measurement: two ways of reading the same number of
-ranges meet the same ones. The suite's thread; what is in front of the storage is for any, but for `Network.begin`.
+There are many small stored files, one for each hour. The 1, 10, 100 or 1,000 newest are in the range of a lookup. Each
+file has some keys that are in all files, and keys of its own. Each lookup is for a new key. Its time is compared with
+the time of plain GETs of the same ranges. Each measurement starts the sequence of injected latencies again, so two ways
+that read the same number of ranges have the same latencies.
+
+Threads: the suite's thread calls everything. Only the methods of `Network` may be called from any thread, except
+`begin`.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from tiered_index.storage.prices import PriceTable
 _MEDIAN_MS = 30.0
 _SIGMA = 0.3
 """The injected latency is lognormal: the median of a request, and the deviation of its logarithm."""
-# numbers of the keys that every file holds; the messages' own are far below
+# numbers of the keys that are in all files; those of other keys are far below
 _SHARED = 1 << 41
 _HOUR_MS = 3_600_000
 # message numbers of an hour
@@ -79,19 +82,19 @@ class StoredFiles:
 
     @property
     def shared(self) -> int:
-        """How many keys every file holds."""
+        """Number of keys that are in all files."""
         return min(64, self.layout.capacity // 4)
 
     def begin_ms(self, files: int) -> int:
-        """Return where the range of the `files` newest ones begins."""
+        """Return the begin of the range of the `files` newest files, in epoch milliseconds."""
         return START_MS + (self.count - files) * _HOUR_MS
 
     def key_in_all(self, number: int) -> str:
-        """Return one of the keys that every file holds."""
+        """Return one of the keys that are in all files."""
         return keys_of(np.array([_SHARED + number % self.shared]))[0]
 
     def key_in_one(self, file: int, number: int) -> str:
-        """Return one of the keys that only file `file` (0: the oldest) holds."""
+        """Return one of the keys that are only in file `file` (0: the oldest)."""
         own = self.layout.capacity - self.shared
         return keys_of(np.array([file * own + number % own]))[0]
 
@@ -103,8 +106,9 @@ class StoredFiles:
 
 
 def make_files(setting: Setting, layout: Layout, count: int, folder: Path, *, plain: bool = False) -> StoredFiles:
-    """Put, compact and upload `count` files of `layout` to a storage of folders; nothing is synced. `plain` ones have a
-    slot table.
+    """Put, compact and upload `count` files of `layout` to a `file://` storage, without syncs.
+
+    `plain`: the files have a slot table.
     """
     made = StoredFiles(layout, count, folder / "storage", folder / "root" / "cache")
     disk = UnsyncedDisk()
@@ -118,19 +122,19 @@ def make_files(setting: Setting, layout: Layout, count: int, folder: Path, *, pl
                 index.flush()
             index.run_lifecycle()
         require([file.place for file in index.files()], ["storage"] * count, "states of the files")
-    # it would bring filters, and the figures without them are of interest
+    # a summary has filters, but the suite also measures lookups without filters
     without_summary(storage)
     return made
 
 
 def check_storage(uri: str) -> None:
-    """Raise `InvalidArgument` for a storage that this suite doesn't read from."""
+    """Raise `InvalidArgument` for a storage that this suite can't measure."""
     if not uri.startswith(("s3://", "file://")):
         raise InvalidArgument("bench cold reads from an s3:// or file:// storage")
 
 
 class Network(WrapperStorage):
-    """`storage`, slowed down where `injected`."""
+    """`storage`, with injected latencies if `injected`."""
 
     def __init__(self, storage: Storage, *, injected: bool) -> None:
         super().__init__(storage)
@@ -138,14 +142,17 @@ class Network(WrapperStorage):
         self.injected = injected
 
     def begin(self, seed: int) -> None:
-        """Start the sequence of waits that `seed` decides."""
+        """Start the sequence of latencies of `seed`."""
         if self.injected:
             self.inner = LatencyStorage(self.storage, seed, _MEDIAN_MS, _SIGMA)
 
 
 def _raw_get(network: Network, threads: int) -> _RawGet:
-    """Return a plain GET of a range by (name, start, length): a boto3 client of its own for S3, else the storage's."""
-    # imported when asked for: every command imports this module, and few need boto3
+    """Return a function that reads a range (name, start, length) by a plain GET.
+
+    For S3 it uses its own boto3 client, otherwise the storage.
+    """
+    # imported here, because every command imports this module, and few need boto3
     import boto3
     from botocore.config import Config
 
@@ -172,7 +179,7 @@ def _raw_get(network: Network, threads: int) -> _RawGet:
 
 
 def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
-    """Open a reader of the index in `storage`; only with the writer's `cache` it has filters."""
+    """Open a reader of the index in `storage`. It has filters only if `cache` is the writer's cache."""
     config = IndexConfig.load(
         block_cache_bytes=0, filter_after_probes=_NO_FILTERS, refresh_interval_s=1e9, cache_dir=cache, **settings
     )
@@ -180,14 +187,14 @@ def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) ->
 
 
 def warm(reader: IndexReader, files: StoredFiles) -> None:
-    """Make every directory known."""
+    """Read the directories of all files into the reader's cache."""
     found = len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count))
     require(found >= files.count, True, "answers of all files")
 
 
 @dataclass(frozen=True)
 class LookupCost:
-    """What one lookup took; `elapsed_s` is filled in by whoever times it."""
+    """Matches, requests, bytes, cost and time of one lookup. `Round.timed` sets `elapsed_s`."""
 
     found: int = 0
     requests: int = 0
@@ -197,12 +204,12 @@ class LookupCost:
 
     @classmethod
     def of_gets(cls, found: int, requests: int, read: int) -> LookupCost:
-        """Return what `requests` GETs cost."""
+        """Return the cost of `requests` GETs of `read` bytes in all."""
         return cls(found, requests, read, _PRICES.cost_usd({"get_range": requests}, read))
 
 
 def _runs_of(files: Sequence[StorageBytes], topic: str, key: str) -> list[tuple[str, Run]]:
-    """Return the ranges that hold a key's slot, of each file whose slot group isn't empty."""
+    """Return the range of a key's slot in each file whose slot group isn't empty."""
     hash31 = key_hash(topic, key)
     found = []
     for file in files:
@@ -213,8 +220,8 @@ def _runs_of(files: Sequence[StorageBytes], topic: str, key: str) -> list[tuple[
 
 
 def _raw_ranges(pool: Executor, get: _RawGet, runs: Sequence[tuple[str, Run]]) -> LookupCost:
-    """Read ranges side by side, as plain GETs of which the slowest counts."""
-    # a single one in this thread
+    """Read ranges by parallel plain GETs. The slowest GET decides the time."""
+    # a single range is read in this thread
     bodies = list(
         (pool.map if len(runs) > 1 else map)(lambda item: len(get(item[0], item[1].offset, item[1].length)), runs)
     )
@@ -222,10 +229,10 @@ def _raw_ranges(pool: Executor, get: _RawGet, runs: Sequence[tuple[str, Run]]) -
 
 
 _KINDS = ("one", "all", "none")
-"""Which of the files in the range hold the key."""
+"""The files in the range that have the key."""
+# all files have the key, and the lookup asks for 64 answers
 _NEWEST = "all, newest 64"
-# all hold it, and 64 answers are asked for
-_OURS, _WITH_FILTERS, _RAW = "ours", "ours, filters at hand", "plain GETs"
+_OURS, _WITH_FILTERS, _RAW = "ours", "ours, filters cached", "plain GETs"
 _FRESH, _OPENING = "fresh reader", "(opening only)"
 _MAX_COUNT = 64
 _MOST_TIMES = 1.2
@@ -233,11 +240,11 @@ _LEAST_SPARED = 98.0
 _MOST_TO_OPEN = 3
 
 Way = tuple[int, str, str]
-"""Files in range, which of them hold the key, who reads."""
+"""Number of files in the range, those of them that have the key, and the way of reading."""
 
 
 Cells = dict[Way, list[LookupCost]]
-"""What each lookup cost, by the way of reading."""
+"""The costs of lookups, by the way of reading."""
 
 
 def _section(files: int, kind: str) -> str:
@@ -245,7 +252,7 @@ def _section(files: int, kind: str) -> str:
 
 
 class Round:
-    """Round `number`: cells of its own, and what they are measured with."""
+    """Round `number`: its results, and the objects that it measures with."""
 
     def __init__(self, network: Network, files: StoredFiles, amounts: ColdAmounts, number: int, meter: Meter) -> None:
         self.cells: Cells = {}
@@ -255,7 +262,7 @@ class Round:
         self._keyed = files.layout.schema.keyed
 
     def key(self, files: int, kind: str) -> tuple[str, int, int]:
-        """Return a fresh key, how many answers it has in the `files` newest ones, and how many to ask for."""
+        """Return a new key, the number of its answers in the `files` newest files, and a `max_count`."""
         number = int(self._random.integers(1 << 31))
         if kind == "none":
             return keys_of(np.array([ABSENT + number]))[0], 0, _MAX_COUNT
@@ -266,24 +273,24 @@ class Round:
         return self.files.key_in_all(number), min(files, max_count), max_count
 
     def timed(self, way: Way, seed: int, read: Callable[[], LookupCost], answers: int | None) -> None:
-        """Measure one lookup; wrong answers end the run."""
+        """Measure one lookup. A wrong number of answers ends the run."""
         self.network.begin(seed)
         started_s = time.perf_counter()
         cost = read()
         elapsed_s = time.perf_counter() - started_s
         if answers is not None:
-            # without fingerprints a key is answered with what others of its 31-bit hash have
+            # without fingerprints an answer also has entries of other keys with the same 31-bit hash
             require(cost.found if self._keyed else min(cost.found, answers), answers, f"answers of {way}")
         self.cells.setdefault(way, []).append(replace(cost, elapsed_s=elapsed_s))
 
     def look_up(self, reader: IndexReader, files: int, kind: str, key: str, max_count: int) -> LookupCost:
-        """Look a key up by our reader, in the section that a profile of it looks at."""
+        """Look a key up by `reader`, in a section that profiles can select."""
         with self._meter.section(_section(files, kind)):
             result = reader.query(TOPIC, key, begin_ms=self.files.begin_ms(files), max_count=max_count)
         return LookupCost(len(result), result.explain.requests, result.explain.bytes, result.explain.cost_usd)
 
     def open(self, files: int) -> None:
-        """Open a reader that knows nothing, and look a key up once."""
+        """Open a reader without caches, and look a key up once."""
         key, answers, max_count = self.key(files, "all")
         metered = MeteredStorage(self.network)
         readers: list[IndexReader] = []
@@ -304,7 +311,7 @@ OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]
 def _measure_lookups(
     network: Network, files: StoredFiles, amounts: ColdAmounts, meter: Meter, other_ways: OtherWays | None
 ) -> Iterator[Cells]:
-    """Yield the cells of each round; after our lookups of each turn `other_ways` are measured."""
+    """Yield the results of each round. `other_ways` are measured after the lookups of each turn."""
     network.begin(0)
     with open_reader(network) as plain, open_reader(network, files.cache) as filtered:
         threads = plain.config.query_threads
@@ -314,7 +321,7 @@ def _measure_lookups(
         files_newest_first = sorted(plain.files(), key=lambda file: -file.second_max)
         newest = [f.stored for f in files_newest_first if isinstance(f, CompactedFile) and f.stored is not None]
         with ThreadPoolExecutor(threads) as pool:
-            # connections and threads as warm as ours
+            # open connections and start threads, as the readers have done
             _raw_ranges(pool, get, _runs_of(newest, TOPIC, files.key_in_all(0)))
             for number in meter.rounds():
                 measured = Round(network, files, amounts, number, meter)
@@ -344,7 +351,7 @@ def _to_open(amounts: ColdAmounts) -> str:
 
 
 def _spared(amounts: ColdAmounts) -> str:
-    return f"absent keys, filters at hand: files of {max(amounts.lookups):,} that cost no GET"
+    return f"absent keys, filters cached: files of {max(amounts.lookups):,} without a GET"
 
 
 def _specs(setting: Setting) -> Sequence[Spec]:
@@ -360,10 +367,10 @@ def _specs(setting: Setting) -> Sequence[Spec]:
 def measure_cold(
     setting: Setting, folder: Path, meter: Meter, others: Sequence[str] = (), other_ways: OtherWays | None = None
 ) -> None:
-    """Measure lookups, and in the same rounds `other_ways` to look keys up, which tables call `others`."""
+    """Measure lookups and, in the same rounds, `other_ways` of reading. Tables call these ways `others`."""
     amounts = ColdAmounts.of(setting)
     with scratch(folder) as place:
-        # RocketMQ's way reads the slot table
+        # RocketMQ's way needs the slot table
         files = make_files(setting, amounts.layout, amounts.files, place, plain=other_ways is not None)
         cells: Cells = {}
         with _network(setting, files) as network:
@@ -377,12 +384,15 @@ def measure_cold(
 
 
 COLD = Suite("cold", _specs, measure_cold)
-"""Files made once; every round takes other keys."""
+"""The suite makes its files once. Each round uses other keys."""
 
 
 @contextlib.contextmanager
 def _network(setting: Setting, files: StoredFiles) -> Iterator[Network]:
-    """Yield the files behind a latency, or copied below a fresh prefix of the setting's storage, and deleted there."""
+    """Yield the files with an injected latency, or a copy below a new prefix of the setting's storage.
+
+    The copy is deleted at the end.
+    """
     source = LocalStorage(files.objects)
     if setting.storage is None:
         yield Network(source, injected=True)
@@ -424,7 +434,7 @@ _COLUMNS = (
 
 
 def _lookup_tables(cells: Cells, about: str, others: Sequence[str]) -> Iterator[Table]:
-    parts = {"lookups": (_OURS, _WITH_FILTERS), "other ways": (_RAW, *others), "a reader that knows nothing": (_FRESH,)}
+    parts = {"lookups": (_OURS, _WITH_FILTERS), "other ways": (_RAW, *others), "a reader without caches": (_FRESH,)}
     for title, ways in parts.items():
         chosen = [(way, costs) for who in ways for way, costs in cells.items() if way[2] == who]
         chosen.sort(key=lambda pair: pair[0][0])
