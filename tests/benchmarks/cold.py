@@ -44,8 +44,8 @@ from tiered_index.types import Lookup
 __all__ = ["COLD_BESIDE_ROCKETMQ", "curve_space_bytes"]
 
 _SERIAL, _PARALLEL = "RocketMQ, file by file", "RocketMQ, in parallel"
+# reading this many files one by one takes a minute: the suite does it once
 _LONG = 1_000
-# as many files one after another take a minute: once is enough
 _FEW_ITEMS = 20_000
 _CURVE_FILES = 10
 _CURVE_KEYS = (1, 10, 100, 1_000, 10_000)
