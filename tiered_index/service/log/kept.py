@@ -1,9 +1,9 @@
-"""`root/log`: the storage's log as the root's writer knew it before its last deletion. SPEC.md section 8.
+"""`root/log`: a state of the storage's log, at least as new as the root's last deletion of a file. SPEC.md section 8.
 
-A reader of the root does without the storage by it: a file that the root lacks, and that this does not name, is
-nowhere. So it is never older than a deletion: where it can't be written there is none. A large state is written whole
-now and then, and the changes since in between: then `root/log` has the changes, and `root/log-whole` the whole state. A
-crash leaves the earlier state or the new one. Threads: any.
+With it a reader of the root needs no storage: a file that is neither in the root nor in this state does not exist. If
+the state can't be written before a deletion, the root has none. A large state is not written whole each time: then
+`root/log` has the changes since the whole state in `root/log-whole`. A crash leaves the earlier state or the new one.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX
 LOG, WHOLE = "log", "log-whole"
 # a smaller state is written whole
 _WHOLE_BYTES = 16 << 10
-# a writer may put a whole state in the place of changes while both files are read
+# a writer may replace changes by a whole state while a reader reads both files
 _TRIES = 5
 _log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class KeptLog:
         self._number = 0
         self._base: CheckpointBase | None = None  # the whole state that was written last
         self._is_aside = False  # whether it is in `log-whole`
-        self._data: bytes | None = None  # of the file that was read last
+        self._data: bytes | None = None  # of the last file that was read
         self._read: LogState | None = None
 
     def keep(self, state: LogState) -> None:
-        """Keep a state durably, if it is later than the one before. Call it before a deletion."""
+        """Keep a state durably, if it is newer than the kept one. Call it before a deletion."""
         with self._lock:
             if state.number <= self._number:
                 return
@@ -56,18 +56,18 @@ class KeptLog:
             except TieredIndexError as error:
                 _log.warning("readers can't do without the storage for now: %s", error)
                 self._base = None
-                # a disk that refuses this, too, deletes nothing else
+                # a disk that refuses this deletion refuses others, too
                 with contextlib.suppress(OSError):
                     self._root.disk.unlink(self.path)
             self._number = state.number
 
     def _changes(self, state: LogState) -> bytes:
-        """Return the changes since the whole state, which is in `log-whole` then; none: write a whole one."""
+        """Return the changes since the whole state, and put that into `log-whole`. Empty: write a whole state."""
         if self._base is None or self._base.size_bytes < _WHOLE_BYTES:
             return b""
         changes = state.changes_since(self._base)
         if changes and not self._is_aside:
-            # its second name, so that `log` is there at any time
+            # a second name, so that `log` always exists
             temporary = self._root.path / (TEMPORARY_PREFIX + secrets.token_hex(8))
             try:
                 self._root.disk.link(self.path, temporary)
@@ -81,8 +81,9 @@ class KeptLog:
         return changes
 
     def read(self) -> LogState | None:
-        """Return the state that is kept, the same one while the file is the same; None: there is none that can be read.
-        What is damaged is named in a warning.
+        """Return the kept state, the same object while the file is unchanged. None: no state can be read.
+
+        A warning names damage.
         """
         for _ in range(_TRIES):
             try:
@@ -105,7 +106,7 @@ class KeptLog:
         try:
             return LogState.decode(data, str(self.path))
         except CorruptFile:
-            # perhaps the changes since another one
+            # perhaps the file has changes since the whole state
             with contextlib.suppress(OSError):
                 whole = LogState.decode(self._whole_path.read_bytes(), str(self._whole_path))
                 return LogState.decode(data, str(self.path), whole)

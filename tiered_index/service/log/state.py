@@ -47,7 +47,7 @@ CHAINED = 320
 _CHANGES_SHARE, _MOST_RECORDS = 8, 256
 # most steps in a state, and most files and tables in all of them
 _STEPS, _MOST_CHANGED = 64, 10_000
-# of the texts of a state's objects, what is copied into the next state's; and how many are cut out of it
+# most bytes of objects' texts that the next state copies, and most texts that it cuts out
 _MOST_TEXT, _MOST_CUT = 4 << 20, 8
 
 
@@ -186,14 +186,14 @@ class LogState:
         return Texts({} if len(self.objects) > MOST_DOCUMENTS else None, "").with_more(self.objects.values())
 
     def as_base(self, name: str, size_bytes: int) -> CheckpointBase:
-        """Return what is to be known of this state's whole checkpoint for those of changes since it."""
+        """Return this state's whole checkpoint as the base of checkpoints with changes."""
         objects, archive = tuple(self.objects.values()), tuple(self.archive.values())
         return CheckpointBase(name, self.number, self.digest, size_bytes, objects, archive)
 
     def changes_since(self, base: CheckpointBase) -> bytes:
-        """Return the bytes of a checkpoint with the changes since `base`; none where it is time for a whole one."""
+        """Return the bytes of a checkpoint with the changes since `base`. Empty: write a whole one."""
         if self.number - base.number >= _MOST_RECORDS or not base.digest.startswith(self.digest_at(base.number) or "-"):
-            return b""  # that is, also, where the base is of another history
+            return b""  # also if the base is of another history
         data = self.encode_since(base)
         return data if len(data) * _CHANGES_SHARE <= base.size_bytes else b""
 
@@ -238,7 +238,7 @@ class LogState:
 
 @dataclass(frozen=True)
 class CheckpointBase:
-    """A stored whole checkpoint to which others have changes, and the objects and segments of its state."""
+    """A stored whole checkpoint on which others are based, and the objects and segments of its state."""
 
     name: str
     number: int
@@ -249,15 +249,16 @@ class CheckpointBase:
 
 
 class Texts(NamedTuple):
-    """The objects of a state as a checkpoint has them, joined: as rows, with the numbers of their `tables`; None: as
-    documents.
+    """The joined texts of a state's objects in a checkpoint: rows with the numbers of their `tables`.
+
+    `tables` None: documents instead of rows.
     """
 
     tables: Tables | None
     joined: str
 
     def with_more(self, added: Iterable[StoredObject]) -> Texts:
-        """Return them with the texts of more objects behind."""
+        """Return these texts and then those of the `added` objects."""
         tables = dict(self.tables) if self.tables is not None else None
         texts = [_text(one, tables) for one in added]
         return Texts(tables, ",".join([*([self.joined] if self.joined else []), *texts]))
