@@ -1,3 +1,4 @@
-"""Campaigns that try to break the engine, each a program and a pytest sample of itself; `make reliability-report` runs
-them all.
+"""Campaigns that try to break the engine. Each is a program, and has a sample of itself as tests.
+
+`make reliability-report` runs all campaigns.
 """

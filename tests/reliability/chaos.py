@@ -1,15 +1,19 @@
-"""Chaos on a real S3 server: two writers of one index that take over from each other, readers, a merger, an eraser, all
-killed, stopped, cut off.
+"""The chaos campaign: processes write, read, merge and erase on a real S3 server while everything fails.
 
     python -m tests.reliability.chaos --minutes 10 [--seed S] [--endpoint URL]
 
-Four timelines of events run side by side, each drawn from the seed: the processes (SIGKILL, SIGSTOP, SIGTERM, and
-sweeps of orphans while nobody writes), the server (killed, stopped and restarted, whole or in part; its disk full, its
-quota spent), and the network of each of two hosts (a proxy). Every event is told on stderr with its time. At the end
-all is healed, and everything must be there (`chaos_settling`). Without an endpoint (the option, or
-TIERED_INDEX_TEST_S3_ENDPOINT) a server is started for the campaign; only one of ours is killed.
+Two writers of one index take over from each other. Four timelines of events run in parallel. The seed decides their
+events:
 
-Threads: processes are started, and end, with the main one; a thread for each of the other timelines.
+- the processes: SIGKILL, SIGSTOP, SIGTERM, and deletions of orphans while nobody writes
+- the server: it or a part of it is killed, stopped or restarted, its disk is full, or its quota is used up
+- the network of each of the two hosts: a proxy disturbs requests
+
+The campaign prints each event with its time on stderr. At the end all faults are over, and all entries must be found
+(`chaos_settling`). Without an endpoint (the option, or TIERED_INDEX_TEST_S3_ENDPOINT) the campaign starts a server of
+its own, and kills only that one.
+
+Threads: the main thread starts and ends processes. Each of the other timelines has a thread.
 """
 
 from __future__ import annotations

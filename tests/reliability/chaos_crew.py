@@ -1,10 +1,9 @@
-"""The crew of the chaos campaign, each a process of its own that is stopped, killed and started again: a writer, a
-reader, a merger, an eraser.
+"""The processes of the chaos campaign: a writer, a reader, a merger and an eraser.
 
-`python -m tests.reliability.chaos_crew ROLE PARENT JSON`: PARENT is the campaign's process, the document holds the
-fields of `Place`. Each meets typed errors and goes on; any other exception ends it, and its traceback on stderr is a
-finding, as is one of a background worker's. A step that takes longer than `HANG_S` ends the process with the stacks of
-its threads. It does not outlive the campaign.
+`python -m tests.reliability.chaos_crew ROLE PARENT JSON`: PARENT is the campaign's process, and the document has the
+fields of `Place`. The campaign stops, kills and restarts these processes. After a typed error a process continues. Any
+other exception ends it. Then its traceback on stderr is a finding, also that of a background worker. If a step takes
+longer than `HANG_S`, the process prints the stacks of its threads and ends. It ends when the campaign's process ends.
 """
 
 from __future__ import annotations

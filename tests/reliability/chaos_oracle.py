@@ -1,14 +1,13 @@
-"""What the chaos campaign's writers put, what they declared durable, what was erased, and what every answer must
-therefore hold.
+"""Checks the answers of the chaos campaign: it knows all entries that were put, confirmed as durable, and erased.
 
-A writer's messages are a function of its name and their number, so that the oracle needs two numbers of each writer:
-the greatest that it declared durable, and the greatest that it ever offered to `put`. Both stand in its journal, a file
-that outlives the writer. An answer holds every message up to the first, and none beyond the second, nor any that is not
-just as it was put. What somebody has begun to erase, or to let expire, may be missing; none of it is there once the log
-says so.
+A writer's messages are a function of its name and their numbers. So the oracle needs two numbers of each writer: the
+greatest number that it confirmed as durable, and the greatest that it passed to `put`. Both are in its journal, a file
+that stays when the writer is killed. An answer must have every message up to the first number. It must have none after
+the second, and none that differs from its put. After an erasure or an expiry has begun, its entries may be missing. No
+answer has them once the log states it.
 
-The model judges the answers. The functions are pure; a `Journal` is its writer's alone, `Declared` and `Gone` are for
-one thread.
+The model judges the answers. The functions are pure. Only its writer uses a `Journal`; one thread uses `Declared` and
+`Gone`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The end of the chaos campaign: every root publishes what it has, all is merged and swept; then all must be there, and
-nothing else.
+"""The end of the chaos campaign: every root publishes its files, all files are merged, and orphans are deleted.
 
-The index must hold all that the journals declare durable and nothing that was never put, before and after a last merge;
-what was begun to be erased is erased; counts must agree; orphans must leave nothing; verify must find nothing. One
-thread; the crew has ended.
+Then the index must have all entries that the journals confirm as durable, and no others, before and after the last
+merge. Erased entries are gone, counts agree, no orphans are left, and `verify` finds nothing. One thread. All other
+processes of the campaign have ended.
 """
 
 from __future__ import annotations

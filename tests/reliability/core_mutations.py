@@ -1,13 +1,13 @@
-"""Changes bytes within their checksums, and compares the compiled core with NumPy on each file that they make.
+"""Changes bytes and corrects their checksums, then compares the compiled core with NumPy on each changed file.
 
     python -m tests.reliability.core_mutations --all
     python -m tests.reliability.core_mutations --kind packed --first 70000 --count 5000
 
-Each change has a seed and needs no other: a campaign that was stopped goes on with `--first`, and a failure says how to
-repeat it. A lookup has the answer of NumPy or a typed error. Files lie in memory of exactly their size, so that
-`python -m tests.support.native --mutations` (AddressSanitizer) sees a read behind them. A filter that was changed may
-hide its keys: the core then answers as NumPy's test of the same filter. A changed summary is passed over: it never
-gives another directory than the file's own.
+Each change depends only on its seed. To continue a stopped campaign, use `--first`; a failure names the command that
+repeats it. A lookup must have NumPy's answer or a typed error. Each file is in memory of exactly its size, so
+`python -m tests.support.native --mutations` (AddressSanitizer) detects a read behind it. A changed filter may hide its
+keys: then the core must answer as NumPy does with the same filter. A changed summary must never give a directory that
+differs from the file's own.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Crashes and faults of the local disk and the storage, everywhere: nothing durable is lost, nothing else than what was
-put is answered.
+"""Crashes and faults at every call to the local disk and the storage. No durable entry may be lost.
 
-Each life of `lives` is struck at every call of disk and storage. Four campaigns:
+Each scenario of `lives` is disturbed at every call to disk and storage. There are four campaigns:
 
     crash    the process is killed, or the power is cut, before each call and in the middle of each write
-    fault    one call fails, with each error that it can fail with; the life goes on; then a crash at some later call
-    burst    two to eight calls fail, in a row, or some of those that come, or those of one kind; the disk heals; the
-             life goes on; then a crash at some later call
-    again    as crash, and then a second one at each call of the recovery, or just behind it
+    fault    one call fails, with each error that it can have; the scenario continues; a later call crashes
+    burst    two to eight calls fail: in a row, some of all calls, or some of one kind; the disk recovers; the scenario
+             continues; a later call crashes
+    again    as crash; then a second crash at each call of the recovery, or just after it
 
-A power cut leaves of what was not synced each kind of `KEPT`. After each, a reader is opened on what is left, then a
-writer and a reader beside it; all that was declared durable is answered; the writer goes on working, and is closed and
-opened once more. States that are the same to the byte are looked at once. A state's name says how to come to it:
-`--only NAME` does.
+After a power cut, unsynced bytes are kept in each way of `KEPT`. After each crash the campaign opens a reader on the
+remaining files, then a writer and a reader beside it. Answers must have all durable entries, and only entries that were
+put. The writer then continues, closes, and opens again. States with equal bytes are checked once. `--only NAME` repeats
+the state of a name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A tree of everything that the engine and a broker leave on disks and in storages, small and real, made by the engine
-itself.
+"""Makes a small, real tree of all files that the engine and a broker have on disks and in storages.
 
 ```
 native/  rocketmq/  each: root (all states, cache, lock), storage (files, window tables, an unfinished upload)
@@ -7,7 +6,7 @@ staging/            root and storage with tickets and staged entries, and files 
 follow/             store (RocketMQ's golden one), root that follows it, storage with its archived segments
 bare/               RocketMQ's own index files, without journal or trailer        sqlite/  root, db
 ```
-`put` of an index says what was put: (topic, key) -> (queue, offset, size).
+`put` of an index has the entries that were put: (topic, key) -> (queue, offset, size).
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Interrupts at every line of every public call, in many states of an index: a caller may go on, close, or open again,
-and nothing is lost.
+"""Interrupts at every line of every public call, in many states of an index. No durable entry may be lost.
 
-Three ways:
-- a trace function raises `KeyboardInterrupt` or `MemoryError` at line n of a call, in the caller's thread, for every n
-  (each line of code twice at most);
-- it raises `MemoryError` at line n of what the service's own threads do for the call (no signal handler runs there, but
-  memory may end);
-- a real timer signal strikes calls of a service with background workers at random moments.
+There are three ways:
 
-After each strike the index must go on in the same process, be closed within a bound of time, be opened again at once,
-and answer everything that was durable and nothing that was never put.
+- A trace function raises `KeyboardInterrupt` or `MemoryError` in the caller's thread, at line n of a call. It does so
+  for every n, but at most twice for each line of code.
+- It raises `MemoryError` at line n of the service's own threads, while they work for the call. (No signal handler runs
+  in these threads, but memory may be exhausted.)
+- A real timer signal interrupts calls at random moments, while background workers run.
+
+After each interrupt the index must continue in the same process, close in a bounded time, and open again at once. Its
+answers must have all durable entries, and only entries that were put.
 
 examples:
   python -m tests.reliability.interrupts --all             every line of every call in every state
   python -m tests.reliability.interrupts --stride 17       every 17th line
-  python -m tests.reliability.interrupts --only flush/half full/engine/120    one strike again, as a failure names it
+  python -m tests.reliability.interrupts --only flush/half full/engine/120    repeat the interrupt that a failure names
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Scripted lives of an index, each about one part of it: what crash campaigns strike at every call. A step may fail and
-be gone past.
-"""
+"""Scenarios of the crash campaigns: scripts that each use one part of an index. A script continues if a step fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The table of formats for `mutations`: which files have each, how they are changed within their checksums, and what
-decodes them.
+"""The table of formats for `mutations`: the files of each format, the changes to them, and their decoder.
 
-A decoder gets the bytes of one file, and makes all that is made of them without other files.
+A change corrects the checksums. A decoder gets the bytes of one file, and decodes everything that needs no other file.
 """
 
 from __future__ import annotations

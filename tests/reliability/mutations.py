@@ -1,19 +1,23 @@
-"""Bytes with right checksums and wrong meaning, for every format: each is read by what really reads it, and only typed
-errors come out.
+"""Bytes with right checksums and wrong content, for every format. Their readers must raise only typed errors.
 
-    python -m tests.reliability.mutations --all          1,000,000 of them
-    python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep       one again
+    python -m tests.reliability.mutations --all          1,000,000 changes
+    python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep       repeat one
 
-The engine makes a tree of real files (`hostile_tree`). A mutant is one of them, changed inside its checksums
-(`mutated_formats`, `resealed`), and now and then by plain flips. Every mutant is decoded; each `--every`-th one is put
-into its place, and then a reader, a writer, a merge, `verify`, `inspect`, `dump`, `recover`, `orphans`, a staging job,
-a follower or whatever else reads that format runs over it.
+The engine makes a tree of real files (`hostile_tree`). The campaign changes one of them and corrects the checksums
+(`mutated_formats`, `resealed`), and sometimes only flips bytes. It decodes each changed file. It also puts each
+`--every`-th one into its place, and runs the programs that read that format: a reader, a writer, a merge, `verify`,
+`inspect`, `dump`, `recover`, `orphans`, a staging job or a follower.
 
-What is promised, and checked: every error is a `TieredIndexError`; no warning; no call takes longer than `_MOST_S` or
-more memory than `_MOST_BYTES`; an answer that is `complete` holds nothing that was not put under its topic and key;
-nothing is written or deleted outside the tree, and no log record ever goes. Not promised: that a writer that lies
-consistently is found out. One who may write may leave entries out, and may put others: so an answer may be short, and
-where items themselves were changed (RocketMQ's files have no checksums at all) their fields are what was written.
+The campaign checks these promises:
+
+- Every error is a `TieredIndexError`. There is no warning.
+- No call takes longer than `_MOST_S`, or more memory than `_MOST_BYTES`.
+- An answer that is `complete` has only entries that were put under its topic and key.
+- Nothing is written or deleted outside the tree, and no log record is deleted.
+
+The engine does not promise to detect a writer that writes consistent wrong data. Such a writer may leave out entries
+and put others. So an answer may lack entries. If items themselves were changed (RocketMQ's files have no checksums), it
+has the changed fields.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Valid bytes changed in what they mean, with every checksum and length right again: what a broken or malicious writer
-leaves. Pure.
+"""Changes the content of valid bytes, and corrects all checksums and lengths, as a broken or malicious writer would.
 
-Each function takes a `random.Random` and the bytes of one thing, and returns other bytes of it. What is changed: a
-value of a document, a cell of an array, a field of a fixed structure (of another type, negative, huge, missing,
-doubled, swapped, off by one, overlapping, out of order), or whole members of it. `flipped` changes bytes and recomputes
-nothing.
+Each function takes a `random.Random` and the bytes of one object, and returns changed bytes. It changes a value of a
+document, a cell of an array, a field of a fixed structure, or whole members. A changed value has another type, or is
+negative, huge, missing, doubled, swapped, off by one, overlapping or out of order. `flipped` changes bytes and corrects
+nothing. Pure.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""One thread at a time, in an order that a seed decides: the scheduler of the simulation.
+"""The scheduler of the simulation: it runs one thread at a time, in an order that the seed decides.
 
     with Scheduler(seed) as scheduler:
         scheduler.run(main)          # main may start(threads), which are scheduled like it
 
-Threads are real, but only the one that holds the baton runs. It may hand it on where it calls `pause` (the seams do),
-where it takes a lock, and where it waits: locks, queues and threads that the engine and `concurrent.futures` make while
-this is in force know the scheduler, so nobody waits for the baton's holder but here. What is made by threads from
-outside stays as it was. A wait with a time-out ends without success only where nobody else can go on: time passes when
-all wait. A `Process` is a set of threads that can be killed: each raises `SimulatedCrash` where it stands and wherever
-it would wait or call a seam again. Random names are the seed's, too.
+Threads are real, but only one runs. Another one may run next when this one calls `pause` (the simulated disks and
+storages do), takes a lock, or waits. Locks, queues and threads that the engine and `concurrent.futures` create while
+the scheduler is active belong to it, so all waits are here. Those of other threads stay as they were. A wait with a
+time-out ends without success only if no other thread can run: time passes when all threads wait. A `Process` is a set
+of threads that can be killed. Each then raises `SimulatedCrash` at its present call, and at each later wait or call of
+a simulated part. The seed also decides random names.
 
-So a run is a function of its seed: nothing in it may depend on the real time, on addresses or on the order of a set of
+So a run is a function of its seed. Nothing in it may depend on the real time, on addresses, or on the order of a set of
 strings.
 """
 

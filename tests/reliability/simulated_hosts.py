@@ -1,4 +1,4 @@
-"""The simulation's hosts: a root, a disk and a clock each, and the processes that write there, one after the other."""
+"""The hosts of the simulation. Each has a root, a disk, a clock, and one process at a time that writes there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The simulation's clock, disks and storage: each call hands the baton on, and may be struck.
+"""The simulation's clock, disks and storage. At each call another thread may run, and a fault may occur.
 
-The storage is one server and a client a process: who is killed has sent its request or not, and may not have heard the
-answer.
+The storage is one server, with a client for each process. If a process is killed, the server may or may not have its
+last request, and the process may not have received the response.
 """
 
 from __future__ import annotations

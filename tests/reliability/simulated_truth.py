@@ -1,10 +1,9 @@
-"""What is true in a simulation, and what therefore must, may and must not be answered.
+"""The expected content of a simulated index: entries that answers must have, may have, and must not have.
 
-The reference model decides; nothing here is clever.
-
-Entries are known by numbers, in the order in which they were made. Of each root it is known what was declared durable
-on it; of the storage what each log record names, taken from the objects by the format's codec alone, and what it says
-has expired or was erased: that is in no answer, and nothing else may go.
+The reference model decides. Entries have numbers in the order in which they were made. For each root the module knows
+the entries that were confirmed as durable. For the storage it knows the entries of each log record, decoded from the
+objects by the format's codec. It also knows the entries that records state as expired or erased: no answer has these,
+and all others must stay.
 """
 
 from __future__ import annotations

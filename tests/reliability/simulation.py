@@ -1,16 +1,17 @@
-"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs, expiry, erasures, copies and
-sweeps, beside faults of every kind. Roots and storages go back in time: before the end, or in the middle, and then all
-go on. At the end an object is damaged or lost, and a repair puts it back from the copy.
+"""A seeded simulation of two hosts that write one index in turn, with readers, jobs and faults of every kind.
 
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
 
-One seed is one life of an index, of some hundred to some thousand steps; `scheduler` says who makes the next one. At
-any of them a process is killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at
-all, listings are stale, clocks jump. All the time `simulated_truth` holds every answer, every log record and every
-durable position to what is known. At the end all faults are over, each host goes on once more, and everything that was
-ever durable is found in the storage, but for what the log says has expired or was erased. What a life is made of is its
-seed's, too.
+There are merges, jobs, expiry, erasures, copies and deletions of orphans. Roots and storages are restored from older
+copies, at the end or during a run, which then continues. At the end an object is damaged or lost, and a repair restores
+it from the copy.
+
+A run has some hundred to some thousand steps. The seed decides the steps, their order (`scheduler`) and the faults: a
+process is killed, a host loses its power, a disk or the storage fails, is full, or responds wrongly or not at all,
+listings are stale, clocks jump. During the run `simulated_truth` checks every answer, log record and durable position.
+At the end all faults are over, and each host continues once more. Then the storage must have every entry that ever was
+durable, except those that the log states as expired or erased.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a campaign counted: the one thing that every campaign of this folder gives back, prints, and puts into
-docs/reliability.md.
-"""
+"""The counts and failures of a campaign. Each campaign returns and prints them, and docs/reliability.md has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of the chaos campaign sees what is missing, what was never put, and what is out of order.
+"""The oracle of the chaos campaign detects entries that are missing, were never put, or are out of order.
 
 (The campaign: `tests/real_s3`.)
 """

@@ -1,4 +1,4 @@
-"""A sample of the changes that compare the compiled core with NumPy, and what they have found."""
+"""A sample of the changes that compare the compiled core with NumPy, and the defects that they have found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of the crash campaigns; `python -m tests.reliability.crashes --all` looks at every state."""
+"""A sample of the crash campaigns. `python -m tests.reliability.crashes --all` tries every state."""
 
 from __future__ import annotations
 

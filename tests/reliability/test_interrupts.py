@@ -1,4 +1,4 @@
-"""A sample of the interrupts campaign: other lines of every call in every state with each seed."""
+"""A sample of the interrupts campaign: each seed interrupts other lines of every call in every state."""
 
 from __future__ import annotations
 

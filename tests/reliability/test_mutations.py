@@ -1,4 +1,4 @@
-"""A sample of the mutations of every format, and what the campaign itself must notice."""
+"""A sample of the mutations of every format, and defects that the campaign itself must detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some hundred lives of the simulation, and that a life is a function of its seed; ten thousand where there is time."""
+"""Sixty runs of the simulation; 10,000 as a slow test. A run is a function of its seed."""
 
 from __future__ import annotations
 

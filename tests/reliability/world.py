@@ -1,6 +1,4 @@
-"""One root, one storage, what was put to them, and what must be true of their answers: what fault tests and crash
-campaigns work on.
-"""
+"""One root and one storage for fault tests and crash campaigns, with the entries that were put and expected answers."""
 
 from __future__ import annotations
 
