@@ -53,7 +53,7 @@ from tiered_index.errors import TieredIndexError
 from tiered_index.storage.opening import open_storage
 
 CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1, "eraser": 0}
-"""Its members, and the host that each is on."""
+"""The processes of the campaign, and the host of each."""
 _PUBLISHERS = ("writer-a", "writer-b", "merger", "eraser")
 _LOOK_S = 0.05
 _PATIENCE_S = 60.0
@@ -81,22 +81,22 @@ _NETWORK = (
     "slow responses",
 )
 Timeline = Generator[float, None, None]
-"""Yields how many seconds to wait; what is closed early heals what it has broken."""
+"""Yields the seconds to wait before the next event. When it is closed, it ends its faults."""
 
 
 @dataclass
 class _Member:
     process: subprocess.Popen[bytes] | None = None
     due_s: float = 0.0
-    """When it is started again."""
+    """The time of its next start."""
     told: bool = False
-    """Whether a signal of ours may have ended it."""
+    """Whether a signal of the campaign may have ended it."""
     wakes_s: float | None = None
-    """When it is let go on, where it is stopped."""
+    """The time at which a stopped process continues."""
 
 
 class Campaign:
-    """One run. `tally` is filled as it goes."""
+    """One run of the campaign. It counts in `tally`."""
 
     def __init__(self, seconds: float, seed: int, endpoint_url: str, cluster: Cluster | None, folder: Path) -> None:
         self.seconds, self.seed, self.endpoint_url, self.cluster, self.folder = (
@@ -110,17 +110,17 @@ class Campaign:
         self.bucket = f"tiered-index-chaos-{uuid.uuid4().hex[:12]}"
         self.proxies: list[CountingProxy] = []
         self.begun = Counter[int]()
-        """Requests that each proxy was given."""
+        """Number of requests to each proxy."""
         self.crew = {name: _Member() for name in CREW}
         self.starts = 0
         self.ending = threading.Event()
         self._began_s = time.monotonic()
         self._tally_lock = threading.Lock()
 
-    # The course of a campaign
+    # The run
 
     def run(self) -> None:
-        """Do it all; whatever happens, no process of the crew is left."""
+        """Run the campaign. At its end no process of the crew is left, also after an error."""
         client = boto3.client("s3", endpoint_url=self.endpoint_url, config=Config(s3={"addressing_style": "path"}))
         client.create_bucket(Bucket=self.bucket)
         try:
@@ -129,7 +129,7 @@ class Campaign:
                 for host in range(2):
                     self._set_fault(host, None)
                 self._strike()
-                self.note("healed; everything ends and settles")
+                self.note("all faults are over; all processes end, then the index is checked")
                 self._end_crew()
                 self._read_notes()
                 self._wait_idle()
@@ -146,27 +146,27 @@ class Campaign:
             client.close()
 
     def note(self, what: str) -> None:
-        """Tell of an event."""
+        """Print an event with its time."""
         print(f"{time.monotonic() - self._began_s:7.1f} s  {what}", file=sys.stderr, flush=True)
 
     def count(self, what: str, number: int = 1) -> None:
-        """Count what was tried."""
+        """Add to a count of the tally."""
         with self._tally_lock:
             self.tally.tried[what] += number
 
     def fail(self, kind: str, what: str) -> None:
-        """Tell of a failure."""
+        """Add a failure to the tally, and print it."""
         with self._tally_lock:
             self.tally.fail(kind, f"{what} (--seed {self.seed})")
         self.note(f"FAILED: {kind}: {what}")
 
     def uri(self, host: int | None = None) -> str:
-        """Return the index's place, as a host sees it."""
+        """Return the URI of the index for a host; None: without a proxy."""
         endpoint_url = self.endpoint_url if host is None else self.proxies[host].endpoint_url
         return f"s3://{self.bucket}/chaos?endpoint_url={endpoint_url}"
 
     def _strike(self) -> None:
-        """Let the timelines run for the campaign's time."""
+        """Run all timelines for the campaign's time."""
         beside = [self._network(host, self._random(f"network {host}")) for host in range(2)]
         if self.cluster is not None:
             beside.append(self._server(self.cluster, self._random("server")))
@@ -175,7 +175,7 @@ class Campaign:
         for thread in threads:
             thread.start()
         try:
-            self._tend_until(time.monotonic() + 3.0)  # every member has a beginning
+            self._tend_until(time.monotonic() + 3.0)  # all members start first
             with contextlib.closing(self._processes(self._random("processes"))) as timeline:
                 for pause_s in timeline:
                     until_s = time.monotonic() + pause_s
@@ -241,7 +241,7 @@ class Campaign:
         return True
 
     def _tend_until(self, until_s: float) -> None:
-        """Start whoever is due, and look at how others ended."""
+        """Start and continue members at their times, and check the exit codes of others, until a time."""
         while True:
             for name, member in self.crew.items():
                 self._reap(name)
@@ -269,7 +269,7 @@ class Campaign:
             json.dumps(asdict(place)),
         ]
         with self._stderr(name).open("ab") as log:
-            # a session of its own: an interrupt typed at the campaign is the campaign's to deal with
+            # in its own session, so that an interrupt from the keyboard reaches only the campaign
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -287,7 +287,7 @@ class Campaign:
         return self.folder / f"stderr-{name}"
 
     def _end_crew(self, names: tuple[str, ...] = tuple(CREW)) -> None:
-        """Have members end in good order."""
+        """End members by SIGTERM, and wait for them."""
         for name in names:
             self._signal(name, signal.SIGCONT)
             self._signal(name, signal.SIGTERM)
@@ -340,15 +340,15 @@ class Campaign:
                     cluster.set_quota(enabled=True)
                     yield lasts_s
             except ClusterError as error:
-                self.note(f"server: that did not come about: {error}")
+                self.note(f"server: that event failed: {error}")
             finally:
                 for program in (gateway, disk):
                     cluster.send(program, signal.SIGCONT)
                 self._make_well(cluster, heal)
-                self.note(f"server: well again after: {what}")
+                self.note(f"server: runs again after: {what}")
 
     def _make_well(self, cluster: Cluster, heal: Callable[[], None]) -> None:
-        """Start what does not run, and heal. On a busy machine the server may need more than one try."""
+        """Start the stopped parts and end the fault. On a busy machine the server may need several tries."""
         for left in reversed(range(_TRIES)):
             try:
                 cluster.start()
@@ -357,13 +357,13 @@ class Campaign:
             except ClusterError as error:
                 if not left:
                     raise
-                self.note(f"server: once more: {error}")
+                self.note(f"server: try again: {error}")
                 cluster.kill()
 
     # The network
 
     def _network(self, host: int, chance: random.Random) -> Timeline:
-        faults = self._random(f"faults {host}")  # how many are drawn depends on the requests
+        faults = self._random(f"faults {host}")  # the number of draws depends on the requests
         while True:
             yield chance.uniform(0.5, 8)
             what, share, lasts_s = chance.choice(_NETWORK), chance.choice((0.05, 0.3, 1.0)), chance.uniform(0.5, 7)
@@ -389,9 +389,7 @@ class Campaign:
         self.proxies[host].fault = fault
 
     def _wait_idle(self) -> bool:
-        """Return whether what was sent to the server has been answered: a late write would look like one that nobody
-        made.
-        """
+        """Return whether the server has answered all requests. A late write would look like a foreign one."""
         deadline_s = time.monotonic() + _PATIENCE_S + 5
         while any(self.begun[host] != len(proxy.exchanges) for host, proxy in enumerate(self.proxies)):
             if time.monotonic() > deadline_s:
@@ -402,7 +400,7 @@ class Campaign:
     # Sweeps
 
     def _sweep_alone(self) -> None:
-        """Delete orphans as of two days later, which is safe where nobody uploads: all who do are killed first."""
+        """Delete orphans as if two days had passed. This is safe, because all writers are killed first."""
         for name in _PUBLISHERS:
             self._signal(name, signal.SIGKILL)
         for name in _PUBLISHERS:
@@ -441,7 +439,7 @@ class Campaign:
 
 
 def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[[], Action]:
-    """Return what makes an action of this kind; `over` is when the fault ends."""
+    """Return a function that makes the actions of a fault. `over` is set when the fault ends."""
     nothing = s3_error(503, "Lost")
     return {
         "latency": lambda: Action(hold=lambda delay_s=chance.uniform(0.05, 2): over.wait(delay_s)),  # type: ignore[misc]
@@ -457,7 +455,7 @@ def _fault(what: str, chance: random.Random, over: threading.Event) -> Callable[
 
 
 def run(options: argparse.Namespace) -> Tally:
-    """Run a campaign against the endpoint."""
+    """Run a campaign on the endpoint."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     state = os.environ.get(STATE_VARIABLE)
@@ -475,14 +473,14 @@ def run(options: argparse.Namespace) -> Tally:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Add the options."""
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--endpoint", help="an S3 service to use; its processes are left alone")
+    parser.add_argument("--endpoint", help="the S3 service; the campaign does not kill its processes")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background programs ignore it
     if not os.environ.get(ENDPOINT_VARIABLE) and not any(
         word.startswith(("--endpoint", "-h", "--help")) for word in sys.argv[1:]
     ):

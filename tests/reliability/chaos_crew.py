@@ -39,19 +39,19 @@ from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
 HANG_S = 180.0
-"""Far beyond what all time-outs of a step and a stop by the campaign add up to, under load as well."""
+"""Far more than the sum of all time-outs of a step and of a stop by the campaign, also under load."""
 LEASE_TTL_S = 4.0
 IMPATIENT = S3Options(connect_timeout_s=2, read_timeout_s=4, max_attempts=2, transfer_attempts=2, backoff_s=0.05)
 SETTINGS: dict[str, Any] = {"slots": 501, "query_threads": 4, "s3": IMPATIENT}
 WRITERS = ("a", "b")
 _PR_SET_PDEATHSIG = 1
+# typed errors that no fault of this campaign can cause: it changes no byte, and makes no wrong call
 _DEFECTS = (CorruptFile, InvalidArgument)
-# typed errors that no fault of this campaign explains: no byte is changed, and no call is wrong
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a member of the crew works."""
+    """The folder, URI, name and seed of a member."""
 
     folder: str
     uri: str
@@ -65,12 +65,12 @@ class Place:
         return Path(self.folder) / f"journal-{writer}"
 
     def gone(self) -> Gone:
-        """Return what was erased so far, and has expired."""
+        """Return the erased and expired entries so far."""
         return Gone(Path(self.folder) / "journal-gone")
 
 
 class Member:
-    """What all roles share: randomness, notes, and what becomes of an error."""
+    """Base of all roles: random numbers, notes, and the treatment of errors."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -89,16 +89,16 @@ class Member:
             self.ending.wait(0.2)
 
     def session(self) -> None:
-        """Open, work, close."""
+        """Open the index, use it, and close it."""
         raise NotImplementedError
 
     def step(self) -> None:
-        """Say that all goes on."""
+        """Restart the clock of `HANG_S`."""
         faulthandler.dump_traceback_later(HANG_S, exit=True)
 
     @contextlib.contextmanager
     def trying(self, what: str) -> Iterator[None]:
-        """Count a typed error, and go on behind the block."""
+        """Count a typed error of the block, and continue after it."""
         try:
             yield
         except TieredIndexError as error:
@@ -109,7 +109,7 @@ class Member:
 
 
 class Writer(Member):
-    """Puts, flushes and declares; what another root's lease or fence keeps out tries again."""
+    """Puts, flushes, and notes durable entries. If another root has the lease or fenced it, it tries again."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -142,10 +142,10 @@ class Writer(Member):
         finally:
             index.close()
             if last >= 0:
-                self.journal.declare(last)  # closed without an error: all is flushed
+                self.journal.declare(last)  # closed without an error, so all entries are durable
 
     def _start(self, index: IndexService) -> int:
-        """Return the last message that is durable; none that was declared so may be missing among them."""
+        """Return the number of the last durable message. It must not be less than a declared one."""
         known = not any(problem.startswith("log:") for problem in index.health()["problems"])
         position = index.durable_position(self.topic)
         last = -1 if position is None else position
@@ -204,7 +204,7 @@ class Writer(Member):
 
 
 class Reader(Member):
-    """Asks, of the storage alone or beside a root, and checks each answer."""
+    """Looks up keys, in the storage only or also in a root, and checks each answer."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -215,7 +215,7 @@ class Reader(Member):
         local = self.random.choice(WRITERS) if self.place.name == "reader-local" else None
         root = self.place.root(local) if local is not None else None
         if root is not None and not (root / "tiered_index.json").exists():
-            return  # not begun yet
+            return  # no writer has made the root yet
         settings = {
             **SETTINGS,
             "refresh_interval_s": self.random.choice((0, 0.2, 2)),
@@ -253,7 +253,7 @@ class Reader(Member):
             if partial.status == "partial":
                 if not partial.failed:
                     self.notes.fail("wrong", f"a partial answer that names no file: {asked}")
-                durable = -1  # what was found must be right nevertheless
+                durable = -1  # its entries must still be right
                 self.notes.count("partial answers")
             self._check(partial, topic, key, durable, partial=partial.status == "partial", **bounds)
         elif chance < 0.6:
@@ -262,7 +262,7 @@ class Reader(Member):
             self._check(reader.query(**asked, max_count=10**6, timeout_s=timeout_s), topic, key, durable, **bounds)
 
     def _durable(self, reader: IndexReader, topic: str, local: str | None) -> int:
-        """Return up to which message an answer of now must hold all of them."""
+        """Return the number of the message up to which a complete answer must have all messages."""
         position = reader.log_state.positions.get(topic, -1)
         if position < self.seen.get(topic, -1):
             self.notes.fail("wrong", f"the log's position of {topic} went back from {self.seen[topic]} to {position}")
@@ -300,7 +300,7 @@ class Reader(Member):
 
 
 class Merger(Member):
-    """Merges hours, days and months, all the time."""
+    """Merges hours, days and months again and again."""
 
     def session(self) -> None:
         with open_storage(self.place.uri, options=IMPATIENT) as storage:
@@ -324,7 +324,7 @@ class Merger(Member):
 
 
 class Eraser(Member):
-    """Erases keys and a queue, hidden alone or out of the bytes, and lets expire what is old."""
+    """Erases keys and a queue, by hiding or also from the bytes, and expires old entries."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -353,7 +353,7 @@ class Eraser(Member):
             expire(storage, log, rule, SystemClock(), yes=True)
             before_s, asked = log.state.expired.before_ms(topic) // 1000, {}
         else:
-            # the others are looked for whole
+            # the other keys and queues are never erased
             asked = {"key": self.random.randrange(KEYS - 9, KEYS)} if what == "key" else {"queue": QUEUES - 1}
             self.gone.ask(topic, before_s, **asked)
             keys = (f"key-{asked['key']}",) if "key" in asked else ()
@@ -371,7 +371,7 @@ def main(role: str, parent: str, document: str) -> None:
     """Work until SIGTERM, or until the campaign has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        return  # it ended before it could take us along
+        return  # the campaign ended before this process could ask for a signal at its end
     ROLES[role](Place(**json.loads(document))).run()
     faulthandler.cancel_dump_traceback_later()
 

@@ -3,9 +3,9 @@
 Each scenario of `lives` is disturbed at every call to disk and storage. There are four campaigns:
 
     crash    the process is killed, or the power is cut, before each call and in the middle of each write
-    fault    one call fails, with each error that it can have; the scenario continues; a later call crashes
+    fault    one call fails, with each error that it can have; the scenario continues; then a crash at a later call
     burst    two to eight calls fail: in a row, some of all calls, or some of one kind; the disk recovers; the scenario
-             continues; a later call crashes
+             continues; then a crash at a later call
     again    as crash; then a second crash at each call of the recovery, or just after it
 
 After a power cut, unsynced bytes are kept in each way of `KEPT`. After each crash the campaign opens a reader on the
@@ -53,7 +53,7 @@ __all__ = ["CAMPAIGNS", "Crashes"]
 
 CAMPAIGNS = ("crash", "fault", "burst", "again")
 SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
-"""What `--all` looks at: everything would be some hours' work."""
+"""The shares that `--all` checks. All states would take some hours."""
 _T = TypeVar("_T")
 _HANG_S = 120
 _STORAGE_CALLS = {
@@ -69,11 +69,11 @@ _STORAGE_CALLS = {
 
 
 class _Hang(BaseException):
-    """A state took longer than any can."""
+    """A check took longer than `_HANG_S`."""
 
 
 class _Watched(WrapperStorage):
-    """Tells of each call that changes something before it acts."""
+    """Calls `watch` before each call that changes the storage."""
 
     watch: Callable[[str], None] | None = None
 
@@ -84,10 +84,12 @@ class _Watched(WrapperStorage):
 
 
 class Crashes:
-    """The campaigns over lives.
+    """The crash campaigns.
 
-    Of all states, or lives that are struck, a `share` is looked at, and of second crashes `again_share`; `seed` chooses
-    which. `only` names a state, or several by how their names begin. It ends after `stop` failures.
+    - `share` is the share of states, or of failed calls, that are checked, and `again_share` that of second crashes.
+    - `seed` chooses them.
+    - `only` is the name of a state, or the start of several names.
+    - `stop` is the number of failures that end the campaigns.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Crashes:
         self._began_s = 0.0
 
     def run(self, campaign: str, life: str) -> None:
-        """Run one campaign over one life."""
+        """Run one campaign on one scenario."""
         name = f"{life}:{campaign}"
         if not self._is_asked(name):
             return
@@ -124,7 +126,7 @@ class Crashes:
     # Campaigns
 
     def _crash(self, name: str, life: str, *, again: bool) -> None:
-        """Look at what each call of a life leaves."""
+        """Check the state after a crash at each call of a scenario."""
         world, disk = self._world(), FaultDisk()
         number = 0
 
@@ -139,7 +141,7 @@ class Crashes:
         self._let_go(world)
 
     def _fail(self, name: str, life: str, *, burst: bool) -> None:
-        """Let calls of a life fail, each in turn, and look at some of what comes after."""
+        """Let each call of a scenario fail in turn, and check some crash states after the failure."""
         for nth in range(1, 1000):
             for variant in range(3):
                 case = f"{name}:{nth}:{variant}"
@@ -199,7 +201,7 @@ class Crashes:
         return True
 
     def _live(self, name: str, world: World, disk: FaultDisk, life: Callable[..., Any], *, struck: bool) -> None:
-        """Go through a life; where calls are struck, steps may fail by typed errors."""
+        """Run a scenario. With `struck`, its steps may raise typed errors."""
         failures: tuple[type[BaseException], ...] = (TieredIndexError,) if struck else ()
         steps = life(world, disk)
         step: Callable[[], object] | None = None
@@ -213,7 +215,7 @@ class Crashes:
 
         with self._telling(name):
             seen = 0
-            step = next(steps)  # which sets what the world is opened with
+            step = next(steps)  # the first step sets the arguments of `World.open`
             while step is not None:
                 for act in (opened, step):
                     with contextlib.suppress(*failures):
@@ -239,8 +241,9 @@ class Crashes:
         again: bool = False,
         all_kept: bool = True,
     ) -> None:
-        """Look at what a kill and power cuts would leave at this moment; `again`: and at what a second crash does
-        then.
+        """Check the states after a kill and after power cuts at this moment.
+
+        `again`: check second crashes during the recovery instead.
         """
         if self._is_over() or not self._is_asked(name):
             return
@@ -272,7 +275,7 @@ class Crashes:
             self._let_go(branch)
 
     def _open_struck(self, case: str, world: World, disk: FaultDisk) -> None:
-        """Open what a crash left, go on working, and look at what each call of that leaves."""
+        """Open the index after a crash, continue to write, and check a second crash at each call."""
         number = 0
 
         def watch(operation: str) -> None:
@@ -298,7 +301,7 @@ class Crashes:
             self._nested = False
 
     def _branch(self, world: World, disk: FaultDisk) -> tuple[World, FaultDisk]:
-        """Return the world as a crash would leave it now, with a disk and a storage of its own."""
+        """Return a copy of the world as after a crash at this moment, with its own disk and storage."""
         self._worlds += 1
         folder = self._folder / str(self._worlds)
         branch_disk = disk.copy(world.root.parent, folder)
@@ -340,7 +343,7 @@ class Crashes:
                 digest = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(world.root)).encode(), digest))
         for name, (data, _) in world.storage._shelf.objects.items():  # type: ignore[attr-defined]
             digest = zlib.crc32(data, zlib.crc32(name.encode(), digest))
-        # a kill leaves what a later power cut may take: two such states differ though their bytes are the same
+        # after a kill, a later power cut may lose unsynced bytes: such states differ even if their bytes are equal
         key = hash((digest, disk.has_unsynced))
         new = key not in self._seen
         self._seen.add(key)
@@ -357,11 +360,11 @@ class Crashes:
 
     @contextlib.contextmanager
     def _telling(self, case: str) -> Iterator[None]:
-        """Count what goes wrong in the body as a failure of `case`."""
+        """Count an exception in the body as a failure of `case`."""
         self._began_s = time.monotonic()
         try:
             yield
-        except (Exception, _Hang) as error:  # noqa: BLE001 - whatever it is, it is told
+        except (Exception, _Hang) as error:  # noqa: BLE001 - every exception is a failure
             kinds: dict[type, str] = {_Hang: "hangs", AssertionError: "wrong"}
             kind = kinds.get(type(error), "lost" if isinstance(error, TieredIndexError) else "untyped")
             if kind == "wrong" and ("are gone" in str(error) or "runs ahead" in str(error)):
@@ -377,7 +380,7 @@ class Crashes:
 
     @contextlib.contextmanager
     def _ending_hangs(self) -> Iterator[None]:
-        """Raise in the main thread, which waits for all others, where a state takes longer than any can."""
+        """Raise `_Hang` in the main thread, which waits for all others, if a check takes longer than `_HANG_S`."""
 
         def look(*_: object) -> None:
             if time.monotonic() - self._began_s > _HANG_S:
@@ -394,7 +397,7 @@ class Crashes:
 
 
 def _come_back(world: World, disk: FaultDisk) -> None:
-    """Look at what is left, open it, check everything, go on working, check again."""
+    """Open the index after a crash, check it, continue to write, and check it again."""
     if world.durable.entries:
         _check_reader(world)
     world.open(disk)
@@ -417,7 +420,7 @@ def _come_back(world: World, disk: FaultDisk) -> None:
 
 
 def _finish(world: World) -> None:
-    """After the disk has healed: everything put becomes durable, and goes to the storage; nothing is in trouble."""
+    """After the disk has recovered: all entries become durable and are uploaded, and `health` has no problems."""
     assert world.service is not None
     world.flush()
     world.service.seal()
@@ -444,18 +447,18 @@ def _check_reader(world: World) -> None:
 
 
 def _at_once(asked: Lookups) -> Callable[..., QueryResult]:
-    """Return what answers each question, all of which are asked by one batch."""
+    """Return a function that answers each question. One batch looks up all of them."""
     results = asked.query_many([Lookup(topic=topic, key=key, max_count=1000) for topic, key in QUESTIONS])
     answers = dict(zip(QUESTIONS, results, strict=True))
     return lambda topic, key, max_count: answers[topic, key]
 
 
 def _copied(storage: Any) -> MemoryStorage:
-    """Return a storage of its own with the same objects."""
+    """Return a new storage with the same objects."""
     inner = storage.inner if isinstance(storage, WrapperStorage) else storage
     copy = MemoryStorage(clock=ManualClock(inner._clock.now_ms()))
     copy.uri = inner.uri
-    # the copied root stands for the one that crashed, and would wait for its lease as any copy does
+    # without leases, because the copied root would wait for the lease of the crashed one
     copy._shelf.objects = SortedDict(
         (name, found) for name, found in inner._shelf.objects.items() if not name.startswith("lease/")
     )
@@ -467,9 +470,7 @@ def _copied(storage: Any) -> MemoryStorage:
 
 @contextlib.contextmanager
 def _without_chance(name: str) -> Iterator[None]:
-    """Let the names that are drawn in the body depend on `name` alone, so that a state is the same whenever it is
-    looked at.
-    """
+    """Let random names in the body depend only on `name`, so that each run has the same states."""
     drawn = random.Random(name)
     before, secrets.token_hex = secrets.token_hex, lambda nbytes=32: drawn.randbytes(nbytes).hex()  # type: ignore[misc]
     try:
@@ -480,7 +481,7 @@ def _without_chance(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fast_folder() -> Iterator[Path]:
-    """A folder in memory where there is one."""
+    """Yield a new folder, in memory if possible."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         yield Path(folder)
 
@@ -499,7 +500,7 @@ def _run(options: argparse.Namespace) -> Tally:
 
 def _run_one(work: tuple[str, str, float, argparse.Namespace]) -> tuple[str, Tally]:
     campaign, life, share, options = work
-    logging.disable(logging.CRITICAL)  # the engine tells of each fault
+    logging.disable(logging.CRITICAL)  # the engine logs each injected fault
     tally = Tally("crashes")
     with fast_folder() as folder:
         Crashes(folder, tally, share=share, seed=options.seed, only=options.only, stop=options.stop).run(campaign, life)
@@ -509,15 +510,15 @@ def _run_one(work: tuple[str, str, float, argparse.Namespace]) -> tuple[str, Tal
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     shares = ", ".join(f"{share:.0%} of {campaign}" for campaign, share in SHARES.items())
     parser.add_argument(
-        "--all", action="store_true", help=f"what docs/reliability.md tells of: {shares}".replace("%", "%%")
+        "--all", action="store_true", help=f"the shares of docs/reliability.md: {shares}".replace("%", "%%")
     )
-    parser.add_argument("--share", type=float, default=0.02, help="of all states, how many")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--share", type=float, default=0.02, help="the share of all states to check")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the states")
     parser.add_argument("--campaign", action="append", choices=CAMPAIGNS)
     parser.add_argument("--life", action="append", choices=list(LIVES))
-    parser.add_argument("--only", default="", help="the state, or states, of this name")
-    parser.add_argument("--stop", type=int, default=50, help="after so many failures of one life")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
+    parser.add_argument("--only", default="", help="the name of a state, or the start of several names")
+    parser.add_argument("--stop", type=int, default=50, help="stop after so many failures of one scenario")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel processes")
 
 
 if __name__ == "__main__":

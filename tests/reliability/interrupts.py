@@ -55,22 +55,22 @@ NOW_MS = 1_700_000_000_000
 KEYS = ("a", "b", "c")
 TOPICS = ("orders", "payments")
 HANG_S = 30.0
+# each line of a loop is interrupted this often
 _OFTEN = 2
-# a loop's third round is no other place
+# parts of the campaign; each process runs one at a time
 _PARTS = 48
-# what processes take one by one
 PACKAGE = str(Path(sys.modules["tiered_index"].__file__ or "").parent)
-# stand-ins of tests
+# modules that replace a real storage or clock
 _STAND_INS = tuple(f"{PACKAGE}/{part}" for part in ("storage/memory.py", "clock.py"))
 
 
 class Hang(BaseException):
-    """Something took longer than it ever should."""
+    """A call took longer than its bound."""
 
 
 @contextlib.contextmanager
 def bounded(seconds: float = HANG_S) -> Iterator[None]:
-    """Raise `Hang` in the main thread, which must be the caller's, where the block takes longer."""
+    """Raise `Hang` in the main thread, which must be the caller's, if the block takes longer than `seconds`."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Hang
@@ -86,11 +86,10 @@ def bounded(seconds: float = HANG_S) -> Iterator[None]:
 
 @functools.cache
 def never_struck(code: CodeType) -> frozenset[int]:
-    """Return the offsets of the lines at which nothing can be raised: ``try:``, and where a `with` block is left
-    without an error.
+    """Return the offsets of the lines at which no exception can occur: ``try:``, and the end of a `with` block.
 
-    Python runs no handler there and asks for no memory, so it may count on it: from the block's last instruction it
-    goes to the end of a lock's release.
+    Python runs no signal handler there and needs no memory. So code may rely on it: after the last instruction of a
+    block without an error, the lock is released.
     """
     instructions = list(dis.get_instructions(code))
     found = {i.offset for i in instructions if i.opname == "NOP"}
@@ -104,7 +103,7 @@ def never_struck(code: CodeType) -> frozenset[int]:
 
 
 class Striker:
-    """Raises `error` at the n-th line of ours that is run, in the caller's thread or in the service's."""
+    """Raises `error` at the n-th line of the package that runs, in the caller's thread or in the engine's (`ours`)."""
 
     def __init__(self, line: int, error: type[BaseException], *, ours: bool, everywhere: bool) -> None:
         self.target = line
@@ -121,7 +120,7 @@ class Striker:
         if self.ours and not threading.current_thread().name.startswith("tiered-index-"):
             return None
         if self.ours and name.endswith("/threads/__init__.py"):
-            return None  # the loops of those threads have no memory to ask for
+            return None  # the loops of these threads need no memory
         return self.line
 
     def line(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -150,8 +149,9 @@ class Striker:
 
 @dataclass
 class Life:
-    """One index and what was put to it: `model` has all that was offered, `accepted` what a call took, `durable` what a
-    flush confirmed.
+    """One index and its entries.
+
+    `model` has the entries of all puts, `accepted` those of puts that returned, `durable` those that a flush confirmed.
     """
 
     folder: Path
@@ -224,7 +224,7 @@ class Life:
         self.durable.entries = list(self.accepted)
 
     def check(self, index: IndexService | IndexReader) -> str:
-        """Return what is wrong with the answers, or nothing."""
+        """Return the first fault of the answers, or an empty text."""
         for topic, key in itertools.product(TOPICS, KEYS):
             result = index.query(topic, key, max_count=1000)
             answers = [Answer.of(item) for item in result]
@@ -299,11 +299,11 @@ STATES = {
     "uploaded": "9 seal run_lifecycle 3 flush",
     "failed": "2 flush 2 failing_flush",
 }
-"""What leads to each state: numbers are puts."""
+"""The steps to each state. A number is a number of puts."""
 
 
 def reach(life: Life, state: str) -> None:
-    """Bring a life to a state."""
+    """Bring an index into a state."""
     for step in STATES[state].split():
         if step.isdigit():
             life.put(int(step))
@@ -319,7 +319,7 @@ def _fail_flush(life: Life) -> None:
 
 
 WAYS = {
-    # some lines can't be interrupted (`never_struck`); callers of what writes are struck there all the same
+    # writing calls are interrupted at every line, also at those of `never_struck`
     "interrupt": (KeyboardInterrupt, False),
     "memory": (MemoryError, False),
     "engine": (MemoryError, True),
@@ -327,7 +327,7 @@ WAYS = {
 
 
 def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tally) -> list[tuple[str, int]]:
-    """Live one life, struck at that line of the call (0: not at all); return the lines that were run before it."""
+    """Use one index, interrupted at a line of the call (0: nowhere). Return the lines that ran before it."""
     error, ours = WAYS[way]
     life, where = Life(folder), f"{call}/{state}/{way}/{line}"
     striker = Striker(line, error, ours=ours, everywhere=not ours and call in WRITING)
@@ -365,8 +365,9 @@ def strike(folder: Path, state: str, call: str, way: str, line: int, tally: Tall
 
 
 def _go_on(life: Life, call: str, *, told: bool) -> None:
-    """Work on after a strike, close, open again; everything is checked each time. `told`: the call itself raised the
-    error.
+    """Continue after an interrupt, close, and open again, with a check after each step.
+
+    `told`: the call itself raised the error.
     """
     if life.service is not None and not life.service._closed:
         before = life.service.durable_position("log") or 0
@@ -380,14 +381,14 @@ def _go_on(life: Life, call: str, *, told: bool) -> None:
         life.service.run_lifecycle()
         _checked(life, life.service)
     if life.service is not None and told and life.service._closed:
-        life.service.close()  # what could not be flushed was told by the error
+        life.service.close()  # the call's error reported the entries that could not be flushed
     elif life.service is not None and call != "abandon":
         life.close()
     elif life.service is not None:
         life.service.abandon()
     life.service = life.open()
     _checked(life, life.service)
-    life.accepted = list(life.durable.entries)  # the rest may be gone
+    life.accepted = list(life.durable.entries)  # entries that are not durable may be lost
     life.put(1)
     life.seal()
     life.service.run_lifecycle()
@@ -403,7 +404,7 @@ def _checked(life: Life, index: IndexService | IndexReader) -> None:
 
 
 def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
-    """Return the numbers of the lines of a call that are worth striking: each line of code up to `often` times."""
+    """Return the numbers of the lines of a call to interrupt: each line of code at most `often` times."""
     times: Counter[tuple[str, int]] = Counter()
     numbers = []
     for number, line in enumerate(seen, 1):
@@ -416,8 +417,9 @@ def lines_to_strike(seen: list[tuple[str, int]], often: int) -> list[int]:
 def strike_lines(
     folder: Path, first: int, stride: int, tally: Tally, calls: tuple[str, ...] = tuple(CALLS), share: int = 1
 ) -> None:
-    """Strike every `stride`-th line of those that are worth it, from a place that differs by call, state and way; one
-    in `share` of these.
+    """Interrupt every `stride`-th line of `lines_to_strike`, for one in `share` of the combinations.
+
+    A combination is a call, a state and a way. Each starts at another line.
     """
     for number, (call, state, way) in enumerate(itertools.product(calls, STATES, WAYS)):
         if number % share != first % share:
@@ -428,9 +430,7 @@ def strike_lines(
 
 
 def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> None:
-    """Have a timer's real signals interrupt calls of a service with background workers, so many and at random
-    moments.
-    """
+    """Interrupt calls at random moments by `signals` real timer signals, while background workers run."""
     rng = random.Random(seed)
     life = Life(
         folder, settings={"background": True, "flush_interval_s": 0.003, "lifecycle_interval_s": 0.005, "items": 60}
@@ -483,7 +483,7 @@ def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> No
         life.close()
     except AssertionError as wrong:
         tally.fail("lost" if str(wrong).startswith("lost") else "wrong", f"{wrong}; signals, seed {seed}")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+    except Exception as error:  # noqa: BLE001 - every exception is a finding
         tally.fail("untyped", f"{type(error).__name__}: {error}; signals, seed {seed}")
     finally:
         armed = False
@@ -495,7 +495,7 @@ def strike_by_signals(folder: Path, seed: int, signals: int, tally: Tally) -> No
 
 
 def run(options: argparse.Namespace) -> Tally:
-    """Run what the options ask for."""
+    """Run the campaign with the options."""
     tally = Tally("interrupts")
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         if options.only:
@@ -513,7 +513,7 @@ def run(options: argparse.Namespace) -> Tally:
 
 def _run_part(part: tuple[argparse.Namespace, Path, int]) -> Tally:
     options, folder, number = part
-    logging.disable(logging.CRITICAL)  # provoked faults are no news
+    logging.disable(logging.CRITICAL)  # the engine logs each injected fault
     folder.mkdir()
     tally = Tally("interrupts")
     stride, first = 1 if options.all else options.stride, options.seed * _PARTS + number
@@ -525,13 +525,13 @@ def _run_part(part: tuple[argparse.Namespace, Path, int]) -> Tally:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--all", action="store_true", help="every line")
-    parser.add_argument("--stride", type=int, default=37, help="every so many lines")
-    parser.add_argument("--seed", type=int, default=1, help="where the strides begin, and when signals come")
-    parser.add_argument("--calls", default=",".join(CALLS), help="only these, by name")
-    parser.add_argument("--only", default="", metavar="CALL/STATE/WAY/LINE", help="one strike again")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
-    parser.add_argument("--signal-lives", type=int, default=10, help="lives that real signals strike")
-    parser.add_argument("--signals", type=int, default=2_000, help="signals in each life")
+    parser.add_argument("--stride", type=int, default=37, help="interrupt one line in so many")
+    parser.add_argument("--seed", type=int, default=1, help="decides the first lines and the moments of signals")
+    parser.add_argument("--calls", default=",".join(CALLS), help="names of calls, with commas between them")
+    parser.add_argument("--only", default="", metavar="CALL/STATE/WAY/LINE", help="repeat one interrupt")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel processes")
+    parser.add_argument("--signal-lives", type=int, default=10, help="indexes that are interrupted by signals")
+    parser.add_argument("--signals", type=int, default=2_000, help="signals for each index")
 
 
 if __name__ == "__main__":

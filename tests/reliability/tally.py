@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Tally:
-    """What one campaign tried and what came of it.
+    """The counts and failures of one campaign.
 
     `tried` counts by what was tried ("crash states", "seeds", "mutations of journal", ...). Every failure is one line
     in `failures` that ends with how to replay it, and is of one `KINDS`.
@@ -37,7 +37,7 @@ class Tally:
         print(self.failures[-1], file=sys.stderr, flush=True)
 
     def add(self, other: Tally) -> None:
-        """Count what another process has tried and found."""
+        """Add the counts and failures of another process."""
         self.tried += other.tried
         self.found += other.found
         self.failures += other.failures
@@ -46,14 +46,15 @@ class Tally:
 def main(
     doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]
 ) -> int:
-    """Run a campaign as a program: failures to stderr, the tally to stdout (``--json``: one document); exit code 1 on a
-    failure.
+    """Run a campaign as a program and return its exit code: 1 after a failure.
+
+    It prints failures on stderr, and the tally on stdout (``--json``: one document).
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the tally as one JSON document")
     add_arguments(parser)
     options = parser.parse_args()
-    logging.getLogger("tiered_index").setLevel(logging.CRITICAL)  # provoked faults are no news
+    logging.getLogger("tiered_index").setLevel(logging.CRITICAL)  # the engine logs each injected fault
     began_s = time.monotonic()
     tally = run(options)
     tally.seconds = round(time.monotonic() - began_s, 1)
