@@ -41,7 +41,7 @@ class _Find:
 
 
 def messages_to_erase(request: EraseRequest, state: LogState) -> MakeFind:
-    """Return what finds the messages of a request in the archived segments of an index; `state` is its log's."""
+    """Return a function that finds the messages of a request in archived segments. `state` is that of the log."""
     return partial(_Find, request, frozenset(keys_in(state.positions)))
 
 

@@ -121,10 +121,10 @@ def open_kafka_broker(options: KafkaClientOptions, place: str | None = None) -> 
 
 
 def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, topic: str) -> KafkaMessages | None:
-    """Return where the records of a topic come from; None: the topic is not Kafka's."""
+    """Return the source of the records of a topic. None: the topic is not Kafka's."""
     if reader is None:
         return kafka_messages({}, (), broker, topic)
-    # what a root has put and not uploaded is in its journals alone
+    # positions of entries that are not uploaded are only in the root's journals
     files = (file.journal.positions for file in reader.files() if isinstance(file, UnsealedView))
     states = [archive.state() for archive in reader.segment_archives.values()]
     positions = {text for several in files for text in several}

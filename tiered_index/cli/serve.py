@@ -346,7 +346,7 @@ def serve(
 def _records(
     lookups: IndexReader | IndexService, broker: KafkaBroker | None, keys: Sequence[str], topic: str
 ) -> KafkaMessages | None:
-    """Return where the records of a topic come from, if it is Kafka's; `keys` are those of the follower."""
+    """Return the source of the records of a Kafka topic, otherwise None. `keys` are those of the follower."""
     if isinstance(lookups, IndexService):
         found = kafka_messages({None: lookups.segment_archive}, lookups.durable_positions(), broker, topic)
         # entries in the buffer are found before the positions that name their keys are durable

@@ -57,7 +57,7 @@ _PATIENCE_S = 60.0
 _RECORD_BYTES = 100
 # a round ends after so many partitions that can't be archived now: each may take as long as a request may
 _FAILURES = 3
-# a partition is worth an object before its time is over: about so many bytes, or so many records where none is archived
+# a partition is archived before its time if about so many bytes wait; if none is archived yet, so many records
 _WORTH_BYTES, _WORTH_RECORDS = 8 << 20, 100_000
 
 
@@ -153,13 +153,14 @@ class KafkaArchiver:
         self._stopped.set()
 
     def run_once(self) -> int:
-        """Archive what waits for long or is much, and return the number of objects. Raises `StorageUnavailable` and
-        `WriterFenced`, and as the client; call it again later.
+        """Archive records that have waited for long, or are many. Return the number of objects.
+
+        Raises `StorageUnavailable`, `WriterFenced` and the errors of the client. Call it again later.
         """
         return self._run(whole=False)
 
     def finish(self) -> int:
-        """Archive all that is put. Raises as `run_once`."""
+        """Archive the records of all puts. Raises as `run_once`."""
         self._index.flush()
         return self._run(whole=True)
 
@@ -204,7 +205,7 @@ class KafkaArchiver:
         begin = self._begin(state, name, until)
         if begin >= until:
             return False
-        self._check_log(name)  # before, too: the client must not read in vain while ids can't be asked
+        self._check_log(name)  # also before the read, which is useless while topic ids can't be read
         records, end = self._read(name, begin, until)
         self._check_log(name)
         function = self.source.keys.function is not None
@@ -213,7 +214,7 @@ class KafkaArchiver:
         return True
 
     def _begin(self, state: LogState, name: Name, until: int) -> int:
-        """Return the next offset to archive; what the broker lacks before it is a loss."""
+        """Return the next offset to archive. Earlier records that the broker no longer has are a loss."""
         known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
         if known is not None and known >= until:
             return known

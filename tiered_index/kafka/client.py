@@ -88,7 +88,7 @@ def read_settings(path: Path) -> dict[str, str]:
     return settings
 
 
-# of consumers that read a piece here and there: no other request waits behind one for records that are yet to come
+# for consumers of single pieces: a fetch that waits for new records must not delay other requests
 PROMPT = {"log_level": "0", "fetch.wait.max.ms": "10"}
 
 

@@ -1,9 +1,8 @@
-"""Records of Kafka for the index's answers, and one by its place: from the broker while it has them, else out of the
-archive.
+"""Reads the Kafka records of an answer, or one by its place: from the broker if it has them, otherwise the archive.
 
-A record is an entry's if place, size and second agree, and the key that was asked for is one of its keys. The keys are
-taken out of the record as for the index: the positions of the index say how, and so does each archived file. A record
-at an entry's place that contradicts the entry is of another log of the partition. Threads: any.
+A record belongs to an entry if place, size and second agree, and one of its keys is the key of the lookup. Its keys are
+found as for the index: the index's positions name the rule, and so does each archived file. If a record at an entry's
+place contradicts the entry, it is from another log of the partition. Threads: any.
 """
 
 from __future__ import annotations
@@ -203,9 +202,10 @@ def _second(timestamp_ms: int) -> int:
 class KafkaMessages:
     """The records of indexes: a `MessageSource`.
 
-    `archives` are those of the indexes by the `source` of their entries, as `IndexReader.segment_archives`. `broker` is
-    that of one cluster; None: records come out of the archives alone. `keys` is what `--key` gave, beside what the
-    archives tell; `function` takes the keys out of the records of an index that was made with a function.
+    - `archives`: those of the indexes, by the `source` of their entries, as `IndexReader.segment_archives`.
+    - `broker`: that of one cluster. None: records come only from the archives.
+    - `keys`: the rules of `--key`, in addition to those in the archives.
+    - `function`: returns the keys of records, for an index that was made with a function.
     """
 
     archives: Mapping[str | None, SegmentArchive]

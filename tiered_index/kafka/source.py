@@ -277,8 +277,9 @@ class KafkaSource:
         self._ask_leaders()
 
     def _ask_leaders(self) -> None:
-        """Ask what each partition's end is, and note who did not say since the last look: without new records, nothing
-        else tells that a leader is away, or there again.
+        """Request the end of each partition, and note partitions without a response since the last call.
+
+        If there are no new records, only this shows that a leader is away or has returned.
         """
         if not all(one.done() for one in self._answers.values()):
             return  # each ends by its timeout
@@ -452,7 +453,7 @@ class KafkaSource:
             partition.newest_ms = newest_ms or partition.newest_ms
 
     def _take_in(self, messages: Iterable[Any]) -> None:
-        """Sort what the client returned into batches, and note its errors."""
+        """Sort the client's records into batches, and note its errors."""
         of_partitions: dict[tuple[str, int], list[Any]] = {}
         ends: dict[tuple[str, int], int] = {}
         for message in messages:

@@ -113,7 +113,7 @@ class Queues(ABC, Generic[Q]):
 
     @abstractmethod
     def last_store_ms(self, queue: Q, ends: Ends) -> int:
-        """Return the store timestamp of a queue's last message, 0 where it has none."""
+        """Return the store timestamp of a queue's last message, or 0 if it has none."""
 
     @abstractmethod
     def _entries(self, queue: Q, offset: int, most: int) -> tuple[int, npt.NDArray[np.void]]:
@@ -240,7 +240,7 @@ class StoreQueues(Queues[ConsumeQueue]):
         return queues_of(self._folder, topic)
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue, None where it has no folder."""
+        """Return a queue, or None if it has no folder."""
         return next((queue for queue in self.of_topic(topic) if queue.queue_id == queue_id), None)
 
     def ends(self, queue: ConsumeQueue) -> Ends:

@@ -186,7 +186,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     @property
     def is_plain(self) -> npt.NDArray[np.bool_]:
-        """Which answers (bool, n) are complete and have nothing besides their entries: no loss, no unknown topic."""
+        """The answers (bool, n) that are complete and have only entries: no loss, no unknown topic."""
         if self._failed or self.provenance is not None:
             return np.zeros(len(self), bool)
         plain = ~self.more

@@ -35,8 +35,9 @@ from tiered_index.storage.base import Storage
 
 
 class LocalFiles:
-    """A root's files as the catalog shows them, by their state. It follows the catalog's changes: what can be told of
-    `kept` files is answered without a look at each. For the life cycle's round alone.
+    """The files of a root in the catalog, by state. Only the life cycle's round uses it.
+
+    It applies the catalog's changes. So it knows the sums over `kept` files without a loop over them.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -44,21 +45,21 @@ class LocalFiles:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of all files, until the next `follow`."""
-        self._changes = -1  # of the catalog, when it was looked at
+        """Forget all files, until the next `follow`."""
+        self._changes = -1  # the catalog's number of changes at the last `follow`
         self._unsealed: dict[str, UnsealedFile] = {}
-        self._compacted: dict[str, CompactedFile] = {}  # local alone
+        self._compacted: dict[str, CompactedFile] = {}  # only local
         self._others: dict[str, Handle] = {}
-        # local copies of what the storage has, or had, by sequence; and their places there
+        # local copies of stored or removed objects, by sequence, and the keys of that dictionary by file id
         self._kept: SortedDict[tuple[int, str], CompactedFile] = SortedDict()
         self._places: dict[str, tuple[int, str]] = {}
         self._published_ms: SortedList[int] = SortedList()  # of `kept` files
-        self._greatest: dict[str, int] | None = {}  # their source positions; None: one of them is not there any more
+        self._greatest: dict[str, int] | None = {}  # their greatest source positions; None: computed on use
         self.kept_bytes = 0
         """Bytes of `kept` files."""
 
     def follow(self) -> None:
-        """Look at what has changed in the catalog."""
+        """Apply the changes of the catalog since the last call."""
         changed = self._catalog.changed_since(self._changes)
         if changed.is_all:
             self.forget()

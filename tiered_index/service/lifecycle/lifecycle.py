@@ -151,7 +151,7 @@ class Lifecycle:
                     retirable = []
                 for old in retirable:
                     progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
-            # what is mapped keeps its space on the disk
+            # a mapped file keeps its space on the disk
             self._context.files.follow()
             if has_root:
                 self._context.deletions.again()

@@ -395,7 +395,7 @@ class LogReplay:
         removed = [stored for stored in self._removed if self._begun.objects.get(stored.name) is stored]
         if known is None or len(known.joined) > _MOST_TEXT or len(removed) > _MOST_CUT:
             return None
-        # the other form; or the numbers of tables change, as where one goes
+        # the form changes, or a removed table changes the numbers of others
         if (known.tables is None) == (len(self._now.objects) > MOST_DOCUMENTS) or any(one.shard for one in removed):
             return None
         return reduce(Texts.without, removed, known).with_more(added)

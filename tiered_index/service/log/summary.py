@@ -180,7 +180,7 @@ class Summary:
             _log.warning("the summary of directories was not renewed; the next record renews it: %s", error)
 
     def _has_few_more(self, state: LogState) -> bool:
-        """Return whether only files have come since the last comparison, too few to be due, and nothing has gone."""
+        """Return whether the only change since the last comparison is a few new files, too few for a new summary."""
         compared = self._compared
         changed = state.changed_since(compared) if compared is not None and self._covered is not None else None
         if compared is None or changed is None or any(file not in state.files for file in changed):
