@@ -47,26 +47,26 @@ _REAL: dict[str, Any] = {"Lock": threading.Lock, "RLock": threading.RLock, "Simp
 
 
 class Stuck(AssertionError):
-    """Nobody can go on, or it goes on for ever."""
+    """No thread can run, or the run does not end."""
 
 
 class _Over(BaseException):
-    """The run is over: whoever still waits unwinds."""
+    """The run is over: waiting threads end."""
 
 
 class Process:
-    """Threads that are killed together. `weight` is how often it is chosen beside others."""
+    """Threads that are killed together. `weight` is the relative frequency with which they run."""
 
     def __init__(self, name: str, weight: float = 1.0) -> None:
         self.name = name
         self.weight = weight
         self.dead = False
         self.tasks: list[_Task] = []
-        self.actors: list[threading.Thread] = []  # those that the simulation has started, and not the engine
+        self.actors: list[threading.Thread] = []  # threads that the simulation has started, not the engine
 
 
 class _Task:
-    """One thread, and what it waits for (None: nothing)."""
+    """One thread, and the condition that it waits for (None: it does not wait)."""
 
     __slots__ = ("done", "expired", "gate", "name", "process", "ready", "thread", "timed")
 
@@ -84,10 +84,10 @@ class _Task:
 
 
 class Scheduler:
-    """`trace` is what happened, one line a step. `stay` is the chance that whoever could hand the baton on keeps it."""
+    """Runs threads. `trace` has one line per step. `stay` is the chance that a thread continues at a pause."""
 
     def __init__(self, seed: int, *, stay: float = 0.5, locks: float = 0.0) -> None:
-        """`locks`: the chance that the baton may be handed on where a lock is taken."""
+        """`locks` is the chance that another thread may run before a lock is taken."""
         self._random = random.Random(seed)
         self._names = random.Random(seed + 1)
         self._stay, self._locks = stay, locks
@@ -98,13 +98,13 @@ class Scheduler:
         self._undo = contextlib.ExitStack()
         self.steps = 0
         self.trace: list[str] = []
-        self.crash: BaseException | None = None  # what ended a thread of a living process, first of all
+        self.crash: BaseException | None = None  # the first error that ended a thread of a living process
         self.nothing = Process("nobody's")
 
-    # From outside
+    # Called from outside the simulation
 
     def run(self, main: Callable[[], None]) -> None:
-        """Return when `main` has, and every thread with it. Raises what ended a thread, `Stuck`."""
+        """Run `main`, and return when all threads have ended. Raises the error that ended a thread, `Stuck`."""
         self._finished.acquire()
         _SimThread(self, "main", self.nothing, main).start()
         self._tasks[0].gate.release()
@@ -119,13 +119,13 @@ class Scheduler:
 
     @property
     def digest(self) -> str:
-        """The trace in few letters: of two runs of one seed it is the same."""
+        """A short hash of the trace. Two runs of one seed have the same."""
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=8).hexdigest()
 
     def __enter__(self) -> Scheduler:
-        """Let locks, queues, threads and random names be ours from here on.
+        """Replace locks, queues, threads and random names.
 
-        No cycle is collected meanwhile: nobody says when that is.
+        Garbage collection is disabled, because its moments do not depend on the seed.
         """
         if gc.isenabled():
             self._undo.callback(gc.enable)
@@ -148,7 +148,7 @@ class Scheduler:
         change(concurrent.futures.thread, "_global_shutdown_lock", _Lock(self))
         change(secrets, "token_hex", self._token_hex(secrets.token_hex))
         change(uuid, "uuid4", self._uuid4(uuid.uuid4))
-        for cell, real in _factories():  # what dataclasses took for themselves when they were declared
+        for cell, real in _factories():  # dataclasses keep the factories of their declaration
             self._undo.callback(setattr, cell, "cell_contents", cell.cell_contents)
             cell.cell_contents = make[real]
         return self
@@ -158,27 +158,27 @@ class Scheduler:
     ) -> None:
         self._undo.close()
 
-    # From within
+    # Called by simulated threads
 
     def start(self, process: Process, name: str, act: Callable[[], None]) -> None:
-        """Have `act` run in a thread of its own, of `process`."""
+        """Start a thread of `process` that runs `act`."""
         process.actors.append(thread := _SimThread(self, name, process, act))
         thread.start()
 
     def pause(self, what: str) -> None:
-        """Tell of a step; whoever may go on goes on."""
+        """Note a step. Another thread may run then."""
         me = _task()
         if me is not None:
             self.note(what)
             self._give_way(me)
 
     def note(self, what: str) -> None:
-        """Put a line into the trace."""
+        """Add a line to the trace."""
         me = _task()
         self.trace.append(f"{me.name if me is not None else '-'} {what}")
 
     def wait(self, ready: Callable[[], object], *, timed: bool = False) -> bool:
-        """Return True once `ready`; False where it is `timed` and nobody can go on."""
+        """Wait until `ready`, and return True. With `timed`, return False if no thread can run."""
         me = _task()
         assert me is not None
         self._raise_if_ended(me)
@@ -195,18 +195,18 @@ class Scheduler:
         return True
 
     def sleep(self, steps: int) -> None:
-        """Wait for others to make so many steps, or to be unable to."""
+        """Wait until other threads have made so many steps, or can make none."""
         until = self.steps + steps
         self.wait(lambda: self.steps >= until, timed=True)
 
     def kill(self, process: Process) -> None:
-        """End a process where it stands; its threads are gone when this returns."""
+        """Kill a process, and wait until its threads have ended."""
         self.note(f"{process.name} ends")
         process.dead = True
         self.wait(lambda: all(task.done for task in process.tasks))
 
     def join(self, process: Process) -> None:
-        """Wait until what was started in a process has ended, and the process with it."""
+        """Wait until the threads that `start` has started in a process have ended, then kill it."""
         self.wait(lambda: not any(thread.is_alive() for thread in process.actors))
         self.kill(process)
 
@@ -215,7 +215,7 @@ class Scheduler:
         me = _task()
         return me is not None and me.process.dead
 
-    # Inside
+    # Internal
 
     def at_lock(self) -> None:
         me = _task()
@@ -233,7 +233,7 @@ class Scheduler:
         task.process.tasks.append(task)
 
     def end(self, task: _Task, error: BaseException | None) -> None:
-        """End a thread, which holds the baton."""
+        """End the running thread."""
         if error is not None and not isinstance(error, _Over) and not task.process.dead and not self._over:
             error.add_note(f"in {task.name}, at step {self.steps}")
             self.crash, self._over = error, True
@@ -263,7 +263,7 @@ class Scheduler:
         self._raise_if_ended(me)
 
     def _next(self, me: _Task | None) -> _Task | None:
-        """Return who goes on."""
+        """Return the thread that runs next."""
         left = [task for task in self._tasks if not task.done]
         if not left:
             return None
@@ -310,19 +310,19 @@ def _task() -> _Task | None:
 
 
 class _SimThread(_RealThread):
-    """A thread that runs when it is its turn."""
+    """A thread that runs when the scheduler selects it."""
 
     def __init__(self, scheduler: Scheduler, name: str, process: Process, act: Callable[[], None]) -> None:
         scheduler._started += 1
         self._number = scheduler._started
-        with _outside():  # what a thread needs to start is not scheduled
+        with _outside():  # the start of a thread uses real locks
             super().__init__(name=name, daemon=True)
         self._scheduler = scheduler
         self._sim_task = _Task(f"{process.name}/{name}.{scheduler._started}", process)
         self._act = act
 
     def __hash__(self) -> int:
-        """An executor joins the threads of a set: in one order, wherever they lie in memory."""
+        """Return a number, because an executor joins a set of threads, and the order must not depend on addresses."""
         return self._number
 
     def start(self) -> None:
@@ -339,7 +339,7 @@ class _SimThread(_RealThread):
         try:
             if not self._scheduler._over and not task.process.dead:
                 self._act()
-        except BaseException as error:  # noqa: BLE001 - the scheduler tells whoever runs it
+        except BaseException as error:  # noqa: BLE001 - `Scheduler.run` raises it
             ended = error
         _here.task = None
         self._scheduler.end(task, ended)
@@ -355,7 +355,7 @@ class _SimThread(_RealThread):
 
 
 class _ThreadOrSim(_RealThread):
-    """What `threading.Thread` is meanwhile."""
+    """Replaces `threading.Thread` during the simulation."""
 
     def __new__(cls, *given: Any, **more: Any) -> Any:
         me = _task()
@@ -364,14 +364,14 @@ class _ThreadOrSim(_RealThread):
         assert not given
         target, args, kwargs = more.get("target"), more.get("args", ()), more.get("kwargs") or {}
         scheduler: Scheduler = me.thread._scheduler
-        # an executor that was given no name counts all of the process
+        # an executor without a name has a number that counts all executors of the real process
         name = re.sub(r"^ThreadPoolExecutor-\d+", "executor", more.get("name") or "thread")
         return _SimThread(scheduler, name, me.process, lambda: target(*args, **kwargs))
 
 
 @contextlib.contextmanager
 def _outside() -> Iterator[None]:
-    """Let what is made within be real."""
+    """Make real locks, queues and threads in the block."""
     task, _here.task = _task(), None
     try:
         yield
@@ -438,7 +438,7 @@ class _RLock(_Lock):
             self._owner = None
             super().release()
 
-    # what a condition asks of it
+    # methods that a condition calls
 
     def _is_owned(self) -> bool:
         return self._owner == _thread.get_ident()
@@ -479,7 +479,7 @@ class _Queue:
 
 
 def _factories() -> list[tuple[Any, str]]:
-    """Return the cells in which dataclasses of the engine hold a factory of locks or queues, and the name of it."""
+    """Return the cells of the engine's dataclasses with factories of locks or queues, and the factories' names."""
     names = {id(real): name for name, real in _REAL.items()}
     found = {}
     for name, module in sorted(sys.modules.items()):

@@ -35,7 +35,7 @@ SEGMENT_BYTES = 64
 
 
 class Host:
-    """A machine: a root, a disk, a clock, at most one process that writes, and what is known to be durable on it."""
+    """A machine: a root, a disk, a clock, at most one writing process, and its entries that are known to be durable."""
 
     def __init__(self, name: str, world: Writers) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Host:
         self.clock = HostClock(world.scheduler, world.clock)
         self.process: Process | None = None
         self.client: Client | None = None
-        self.made: IndexService | None = None  # maybe not open yet
+        self.made: IndexService | None = None  # perhaps not open yet
         self.service: IndexService | None = None
         self.lives = 0
         self.closing = False
@@ -59,7 +59,7 @@ class Host:
 
 
 class Writers:
-    """The part of a world that writes."""
+    """The writers of a world."""
 
     folder: Path
     scheduler: Scheduler
@@ -87,7 +87,7 @@ class Writers:
     def excuse_client(self, error: TieredIndexError, client: Client) -> None: ...
 
     def host(self, host: Host) -> None:
-        """One process after the other: each is closed or killed."""
+        """Run processes one after the other. Each is closed or killed."""
         chance = random.Random(self.chance.random())
         for _ in range(chance.choice([1, 1, 2, 3])):
             self.scheduler.sleep(chance.randrange(60))
@@ -111,13 +111,13 @@ class Writers:
         self.scheduler.start(host.process, "writer", lambda: self.write(host, work))
 
     def reap(self, host: Host, chance: random.Random) -> None:
-        """Do what the system does behind a process that is gone."""
+        """Release the resources of an ended process, as the operating system does."""
         assert host.process is not None
         host.disk.clear()
         host.disk.crashed = True
         if host.made is not None:
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
-                host.made._abandon()  # in this thread: those of the process are gone
+                host.made._abandon()  # in this thread, because the threads of the process have ended
         host.made = host.service = None
         if "power" in self.faults and chance.random() < 0.5:
             self.scheduler.note(f"{host.name} loses its power")
@@ -125,9 +125,9 @@ class Writers:
         host.disk.revive()
 
     def open(self, host: Host) -> bool:
-        """Open the host's root; return whether that was possible."""
+        """Open the host's root. Return whether it was possible."""
         assert host.client is not None
-        # some keys have another hash by each rule; each life of a host may begin files of another one
+        # some keys have different hashes by the two rules; each process of a host uses the other rule
         rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
         config = self.config(root=host.root, hash=rule, retention=self.rules[0])
         try:
@@ -143,7 +143,7 @@ class Writers:
         return True
 
     def write(self, host: Host, chance: random.Random) -> None:
-        """A writer's process: it puts, others of its threads do the rest."""
+        """Run a writer's process: this thread puts, its other threads flush, upload and look up."""
         if not self.open(host):
             return
         process, service = host.process, host.service
@@ -179,7 +179,7 @@ class Writers:
             self.scheduler.sleep(chance.randrange(80))
 
     def attempt(self, host: Host, act: Callable[[], object]) -> bool:
-        """Do something that may fail for a reason; return whether it did not."""
+        """Call `act`, which may fail with a cause. Return whether it succeeded."""
         try:
             act()
         except TieredIndexError as error:
@@ -187,10 +187,10 @@ class Writers:
             return False
         return True
 
-    # What writers do
+    # Calls of writers
 
     def message(self, position: int, chance: random.Random) -> tuple[Any, ...]:
-        """Return the message at a position of the source, which it makes where there is none."""
+        """Return the message at a position of the source. It is made if the source is shorter."""
         while len(self.truth.messages) <= position:
             n = len(self.truth.messages)
             keys = chance.sample(KEYS, chance.choice([1, 1, 2, 3]))
@@ -256,11 +256,11 @@ class Writers:
         host.service.run_lifecycle()
 
     def look_at_position(self, host: Host) -> None:
-        """A durable position never goes back, and what it says is there."""
+        """Check that the durable position does not decrease, and note its entries as durable."""
         assert host.service is not None
         position = host.service.durable_position(SOURCE)
         if not host.service._session.claimed:
-            return  # begun without the storage, whose log may be all that knows
+            return  # opened without the storage, whose log may have a greater position
         if host.position is not None and (position is None or position < host.position):
             self.truth.fail(Lost(f"{host.name}: the durable position went back from {host.position} to {position}"))
         host.position = position
@@ -274,7 +274,7 @@ class Writers:
         self.archived[number] = data
 
     def excuse(self, error: TieredIndexError, host: Host) -> None:
-        """Raise an error of a writer's that has no cause."""
+        """Raise an error of a writer unless it has a known cause."""
         assert host.client is not None
         self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
         fenced = host.service is not None and host.service._session.epoch < self.truth.state.epoch

@@ -23,12 +23,12 @@ from tiered_index.storage.memory import MemoryStorage
 __all__ = ["Client", "HostClock", "HostDisk", "Server", "WorldClock"]
 
 T = TypeVar("T")
+# a stale listing lacks younger objects
 _YOUNG_MS = 3_000
-# a stale listing lacks what is younger
 
 
 class WorldClock:
-    """The true time, which is the storage's; it moves with every request and where it is told to."""
+    """The true time, which is the storage's. It advances at every request, and when the simulation sets it."""
 
     def __init__(self, now_ms: int) -> None:
         self.ms = now_ms
@@ -41,7 +41,7 @@ class WorldClock:
 
 
 class HostClock:
-    """A host's clock, `skew_ms` off."""
+    """A host's clock. It differs from the true time by `skew_ms`."""
 
     def __init__(self, scheduler: Scheduler, world: WorldClock) -> None:
         self._scheduler = scheduler
@@ -58,7 +58,7 @@ class HostClock:
 
 
 class HostDisk(FaultDisk):
-    """A host's disk; what was not synced stays so from one process to the next, until the power is cut."""
+    """A host's disk. Unsynced bytes survive the end of a process, but a power cut may lose them."""
 
     def __init__(self, scheduler: Scheduler, truth: Truth, chance: random.Random) -> None:
         super().__init__(chance=chance)
@@ -78,11 +78,11 @@ class HostDisk(FaultDisk):
 
 
 class Server(MemoryStorage):
-    """The storage itself, which has no faults; `truth` hears of what happens."""
+    """The storage itself, without faults. It reports its changes to `truth`."""
 
     def __init__(self, clock: WorldClock, truth: Truth) -> None:
         super().__init__(clock=clock)
-        self.uri = "memory://simulation"  # which is in messages
+        self.uri = "memory://simulation"  # messages have it
         self._truth = truth
 
     def put(self, name: str, data: Bytes) -> None:
@@ -102,7 +102,7 @@ class Server(MemoryStorage):
         self._truth.deleted(name)
 
     def kept_state(self) -> Callable[[], None]:
-        """Return what restores the objects, and what is true of them, as from a backup of now."""
+        """Return a function that restores the present objects and their truth, as from a backup."""
         objects, uploads = SortedDict(self._shelf.objects), dict(self._shelf.uploads)
         restore_truth = self._truth.kept_state()
 
@@ -114,9 +114,9 @@ class Server(MemoryStorage):
 
 
 class Client(FaultStorage):
-    """One process's way to the server.
+    """The connection of one process to the server.
 
-    `struck` counts faults, `mangled` those that made an answer wrong; `stale` is how listings are.
+    `struck` counts faults, and `mangled` those that changed a response. `listings` is the fault of listings.
     """
 
     def __init__(self, scheduler: Scheduler, server: Server, clock: WorldClock, chance: random.Random) -> None:
@@ -125,11 +125,11 @@ class Client(FaultStorage):
         self._clock = clock
         self._chance = chance
         self.struck = self.mangled = 0
-        self.began = 0  # where the log ended by then
+        self.began = 0  # number of the last log record at the start
         self.listings: str | None = None
 
     def close(self) -> None:
-        """Leave the server to the others."""
+        """Do nothing: other clients use the server."""
 
     def _strike(self, call: Call, act: Callable[[list[Any]], T]) -> T:
         self._scheduler.pause(f"{call.operation} {call.name}")

@@ -27,28 +27,28 @@ __all__ = ["KEYS", "SOURCE", "TOPICS", "Failed", "Lost", "Truth", "Wrong"]
 
 SOURCE = "log"
 TOPICS = ("orders", "t")
+# the first two have the same Java hash
 KEYS = ("Aa", "BB", "y")
-# the first two have one Java hash
 
 
 class Failed(AssertionError):
-    """The simulation has found something; `kind` as in the tally."""
+    """A failure that the simulation has found. `kind`: see `Tally`."""
 
     kind = "wrong"
 
 
 class Wrong(Failed):
-    """An answer, or a state, that must not be."""
+    """A wrong answer or state."""
 
 
 class Lost(Failed):
-    """Something durable is gone."""
+    """A durable entry or object is lost."""
 
     kind = "lost"
 
 
 class _Graveyard:
-    """Every object that ever was, for `Published`."""
+    """The bytes of all objects, also of deleted ones, for `Published`."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -58,7 +58,7 @@ class _Graveyard:
 
 
 class Truth:
-    """All that was ever put, and the log. `checked` counts answers, `stated` records of what is gone."""
+    """All entries of puts, and the log. `checked` counts answers, `stated` records of expiry and erasure."""
 
     def __init__(self, *, keyed: bool, now_ms: Callable[[], int]) -> None:
         self.keyed = keyed
@@ -67,17 +67,17 @@ class Truth:
         self.entries: list[ModelEntry] = []
         self.marks: list[Mark] = []
         self.messages: list[tuple[int, ...]] = []  # numbers of entries, by position in the source
-        self.begun: set[int] = set()  # entries that somebody has begun to put
-        self.puts: Counter[Mark] = Counter()  # how often
+        self.begun: set[int] = set()  # entries whose put has begun
+        self.puts: Counter[Mark] = Counter()  # number of puts
         self.state = LogState()
         self.failure: Failed | None = None
-        # after a write that failed, what it wrote and what was written instead may both come to light
+        # after a failed write, its entries and those of the repeated write may both be found
         self.may_double = False
-        self.grace_s = 0.0  # how long the bytes of what a record removed stay, whoever's clock it was
+        self.grace_s = 0.0  # least time between a record that removes an object and the deletion, by any clock
         self._removed_ms: dict[str, int] = {}
         self._expired: list[Expired] = [NOTHING]  # by the record's number
         self._by_mark: dict[Mark, list[int]] = defaultdict(list)
-        self._appended_ms: list[int] = []  # when each record was
+        self._appended_ms: list[int] = []  # time of each record
         self._named: Counter[Mark] = Counter()  # entries of the objects that the log names
         self._states: dict[int, frozenset[int]] = {}
         self._graveyard = _Graveyard()
@@ -85,7 +85,7 @@ class Truth:
         self._published = Published(self._graveyard, KEYS, keyed=keyed)
 
     def kept_state(self) -> Callable[[], None]:
-        """Return what puts the storage's truth back to what it is now: its objects were restored."""
+        """Return a function that restores the present truth of the storage, after its objects were restored."""
         state, here, named = self.state, set(self._here), Counter(self._named)
         expired, appended_ms, removed_ms = list(self._expired), list(self._appended_ms), dict(self._removed_ms)
 
@@ -95,10 +95,10 @@ class Truth:
 
         return restore
 
-    # What was put
+    # Puts
 
     def make(self, topic: str, keys: Iterable[str], queue_id: int, offset: int, size: int, timestamp_ms: int) -> int:
-        """Add a message to the source; return its position."""
+        """Add a message to the source. Return its position."""
         fresh = [ModelEntry(topic, key, queue_id, offset, size, timestamp_ms // 1000) for key in keys]
         self.messages.append(tuple(range(len(self.entries), len(self.entries) + len(fresh))))
         for entry in fresh:
@@ -109,7 +109,7 @@ class Truth:
         return len(self.messages) - 1
 
     def begin(self, position: int) -> None:
-        """A message is about to be put, once more or for the first time."""
+        """Note that the put of a message begins, also a repeated one."""
         self.begun.update(self.messages[position])
         self.puts.update(self.marks[number] for number in self.messages[position])
 
@@ -120,16 +120,17 @@ class Truth:
         )
 
     def fail(self, failure: Failed) -> NoReturn:
-        """Raise a failure, and remember the first: it may be raised within the engine, in a thread whose errors
-        somebody takes.
+        """Raise a failure, and keep the first one.
+
+        The engine may catch it, if it is raised in one of its threads.
         """
         self.failure = self.failure or failure
         raise failure
 
-    # What is stored
+    # The storage
 
     def stored(self, name: str, data: bytes) -> None:
-        """An object came into being."""
+        """Note a new object."""
         if name.startswith((DATA_PREFIX, SEGMENTS_PREFIX)):
             if name in self._here:
                 self.fail(Wrong(f"{name} was written a second time"))
@@ -139,11 +140,11 @@ class Truth:
             self._appended(name, data)
 
     def bytes_of(self, name: str) -> bytes:
-        """Return what an object held, whether it is there or not."""
+        """Return the bytes of an object, also of a deleted one."""
         return self._graveyard.get(name)
 
     def deleted(self, name: str) -> None:
-        """An object is gone."""
+        """Note the deletion of an object."""
         self._here.discard(name)
         age_s = (self._now_ms() - self._removed_ms.get(name, -(2**60))) / 1000
         if age_s < self.grace_s:
@@ -183,12 +184,12 @@ class Truth:
                 self.fail(Lost(f"{name}: the position {position} runs ahead of entries {missing}"))
 
     def kept(self, numbers: Iterable[int], expired: Expired | None = None) -> set[int]:
-        """Return those of some entries that are not gone by `expired` (None: as the log says by now)."""
+        """Return the `numbers` of entries that `expired` does not hide (None: the present state of the log)."""
         gone = self._gone(self.state.expired if expired is None else expired)
         return {n for n in numbers if not gone.has_expired(self.entries[n])}
 
     def _gone(self, expired: Expired) -> ReferenceModel:
-        """Return a model without entries that knows what has expired."""
+        """Return a model without entries, with the horizons and tombstones of `expired`."""
         model = ReferenceModel(keyed=self.keyed)
         for horizon in expired.horizons:
             model.expire(horizon.before_ms, dict(horizon.topics))
@@ -197,7 +198,7 @@ class Truth:
         return model
 
     def _key_of(self, stone: Tombstone) -> str | None:
-        """Return the key that a tombstone is about, or one that is taken for it; None: it is about all keys."""
+        """Return the key of a tombstone, or one with equal hashes. None: it hides all keys."""
         if not stone.hashes:
             return None
         (key, *_) = [
@@ -206,11 +207,11 @@ class Truth:
         return key
 
     def number_at(self, ms: int) -> int:
-        """Return the number of the last record that was there by then."""
+        """Return the number of the last record at a time."""
         return bisect_right(self._appended_ms, ms)
 
     def named_by(self, state: LogState) -> frozenset[int]:
-        """Return the entries of all that the log names at a position."""
+        """Return the entries of all objects that the log names in a state."""
         if state.number not in self._states:
             marks = {m for stored in state.objects.values() for m in self._marks_of(stored)}
             self._states[state.number] = frozenset(n for m in marks for n in self._by_mark[m])
@@ -222,7 +223,7 @@ class Truth:
             self.fail(Wrong(f"{stored.name} holds what nobody put: {unknown}"))
         return marks
 
-    # What is answered
+    # Answers
 
     def check(
         self,
@@ -237,8 +238,10 @@ class Truth:
         since: int,
         until: int | None = None,
     ) -> set[int]:
-        """Check an answer: all of `must`, of `may` what it will, as the model orders and cuts them, without what one
-        of the log records `since` to `until` (None: the last) says is gone. Return the entries that it holds.
+        """Check an answer against the model, and return its entries.
+
+        It must have all entries of `must`, and may have those of `may`, in the model's order and number. One of the log
+        records `since` to `until` (None: the last) decides which entries have expired or were erased.
         """
         self.checked += 1
         shown = {(item.queue_id, item.offset, item.timestamp_ms // 1000, item.size) for item in result}
@@ -270,5 +273,5 @@ class Truth:
 
 
 def order_key_of(result: QueryResult, before: OrderKey | None) -> OrderKey | None:
-    """Return where the page behind this one begins."""
+    """Return the begin of the next page."""
     return ReferenceModel().order_key_of(Answer.of(result.items[-1])) if result.items else before

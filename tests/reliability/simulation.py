@@ -70,14 +70,14 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.memory import MemoryStorage
 
 ALL = 10_000
-# what is imported at its first use takes locks of the first life only
+# imports at the first use would take locks in the first run only
 pa.array(["pandas, where it is installed"])
 np.random.default_rng()
 "".encode("utf-16-le")
 _ROUNDS = 12
 _JUMP_S = 3000
 _DAY_MS = 86_400_000
-# less than what an upload is published before it may be swept
+# less than the time between the upload of an object and its deletion as an orphan
 _SKEW_S = 600
 _RULES = (
     Retention(),
@@ -89,7 +89,7 @@ _RULES = (
 
 
 class World(Writers):
-    """One seed's life."""
+    """The run of one seed."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed
@@ -127,11 +127,11 @@ class World(Writers):
             "filter_after_probes": chance.choice([1, 8]),
         }
         self.kills = self.struck = 0
-        self.oldest_ms = 1000 * (self.settings["refresh_interval_s"] + 30) + 1  # that what is answered may be
+        self.oldest_ms = 1000 * (self.settings["refresh_interval_s"] + 30) + 1  # greatest age of an answer
         self.grace_s = chance.choice([0.0, LEAST_GRACE_S])
         self.truth.grace_s = max(0.0, self.grace_s - 2 * _SKEW_S)
         self.rules = chance.choices(_RULES, k=2) if "expiry" in self.has else [Retention()] * 2
-        # what goes back in time before the end, and the backup that it goes back to
+        # the root and storage that are restored, and their backups
         self.past = random.Random(f"the past of {seed}")
         self.copying = random.Random(f"the copies of {seed}")
         if self.copying.random() < 0.5:
@@ -141,13 +141,13 @@ class World(Writers):
         self.backups: dict[str, Callable[[], None]] = {}
         self.went_back = self.told = self.went_on = 0
         self.archived: dict[int, bytes] = {}
-        self.working = 0  # actors that are not yet done
+        self.working = 0  # actors that have not ended
         self.clients: list[Client] = []
 
-    # The whole life
+    # The run
 
     def live(self) -> None:
-        """Everything at once, maybe again after a restore; then one thing after the other."""
+        """Run all actors in parallel, perhaps again after a restore. Then run the end."""
         self.go_on()
         if self.goes_back is not None and self.past.random() < 0.5:
             self.scheduler.note("the middle")
@@ -161,7 +161,7 @@ class World(Writers):
         self.in_the_end()
 
     def go_on(self) -> None:
-        """Let everybody work at once."""
+        """Run all actors in parallel."""
         scheduler = self.scheduler
         everybody = Process("world")
         others = {
@@ -185,7 +185,7 @@ class World(Writers):
             scheduler.start(everybody, "trouble", self.trouble)
         scheduler.join(everybody)
 
-    # What goes back in time
+    # Restores
 
     def reap(self, host: Host, chance: random.Random) -> None:
         super().reap(host, chance)
@@ -203,7 +203,7 @@ class World(Writers):
         host.disk = HostDisk(self.scheduler, self.truth, random.Random(self.past.random()))
 
     def go_back(self) -> None:
-        """Restore what there is a backup of, and put the clocks of hosts off by a day."""
+        """Restore all backups, and set the clocks of hosts wrong by a day."""
         for name, restore in sorted(self.backups.items()):
             self.scheduler.note(f"{name} goes back in time")
             restore()
@@ -215,7 +215,7 @@ class World(Writers):
                 host.position = None
 
     def open_again(self, host: Host, config: IndexConfig) -> IndexService:
-        """Open a host's root; where that is refused since something went back in time, begin it anew."""
+        """Open a host's root. If the open refuses it because of a restore, recover it by `begin_anew`."""
         opened: dict[str, Any] = {"storage": host.client, "clock": host.clock, "disk": host.disk}
         try:
             return IndexService(config, **opened)
@@ -231,7 +231,7 @@ class World(Writers):
         return IndexService(config, **opened | {"disk": host.disk})
 
     def send_again(self, host: Host) -> None:
-        """Put what the source has behind the durable position, which must not be past what there is."""
+        """Put the messages of the source after the durable position."""
         assert host.service is not None
         position = host.service.durable_position(SOURCE)
         for at in range(0 if position is None else position + 1, len(self.truth.messages)):
@@ -240,7 +240,7 @@ class World(Writers):
             host.service.flush()
 
     def again(self, name: str, act: Callable[[Process], None]) -> None:
-        """Let somebody without a state do something now and then, each time in a process of its own."""
+        """Run an actor without state now and then, each time in a new process."""
         chance = random.Random(self.chance.random())
         for n in range(chance.randrange(1, 3)):
             self.scheduler.sleep(chance.randrange(300))
@@ -259,7 +259,7 @@ class World(Writers):
         self.clients.append(made)
         return made
 
-    # Who asks
+    # Lookups
 
     def ask_service(self, host: Host, chance: random.Random) -> None:
         assert host.service is not None
@@ -268,9 +268,9 @@ class World(Writers):
     def ask(
         self, index: Any, chance: random.Random, must: Callable[[], set[int]], seen: set[int], *, exact: bool = False
     ) -> bool:
-        """Ask something, maybe page by page; return whether nothing was partial.
+        """Look up a key, perhaps page by page. Return whether no answer was partial.
 
-        Where it is `exact` nothing but what `must` says behind the answer may be in it.
+        With `exact`, the answer must have exactly the entries that `must` returns after the lookup.
         """
         topic, key = chance.choice(TOPICS), chance.choice(KEYS)
         moments = sorted(NOW_MS + 1000 * chance.randrange(-5, 40) for _ in range(2))
@@ -302,7 +302,7 @@ class World(Writers):
             after = order_key_of(result, after)
 
     def read(self, process: Process) -> None:
-        """A reader of the storage alone: it answers what the log names where it stands."""
+        """Run a reader of the storage only. Its answers have the entries of its position of the log."""
         client = self.client()
         with self.working_on(client), self.reading(client) as (reader, chance):
             for _ in range(chance.randrange(1, 6)):
@@ -322,9 +322,9 @@ class World(Writers):
         return self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
 
     def read_beside(self, process: Process) -> None:
-        """A reader of a root: it answers what was durable there, and what it knows of the log.
+        """Run a reader of a root. Its answers have the root's durable entries, and those of its position of the log.
 
-        A listing that hides the log's end hides what has left the root since: then only the second holds.
+        If a wrong listing hides the log's end, files that have left the root since may be missing.
         """
         client = self.client()
         host = self.hosts[0]
@@ -352,7 +352,7 @@ class World(Writers):
     # Jobs
 
     def job(self, process: Process) -> None:
-        """Compact what is staged."""
+        """Compact the staged files."""
         client = self.client()
         with self.working_on(client):
             Job(client, self.host_clock()).run()
@@ -362,7 +362,7 @@ class World(Writers):
         chance = random.Random(self.chance.random())
         with self.working_on(client):
             clock = self.host_clock()
-            clock.skew_ms = chance.choice([0, 60_000])  # whose clock is fast takes windows for over
+            clock.skew_ms = chance.choice([0, 60_000])  # by a fast clock more windows have ended
             log = StorageLog(client, clock)
             log.open()
             options = MergeOptions(window_s=chance.choice([1, 3600, 86_400]), min_age_s=0, shard_bytes=1 << 20)
@@ -377,7 +377,7 @@ class World(Writers):
             delete_orphans(client, find_orphans(client, log))
 
     def expire(self, process: Process) -> None:
-        """A job's rule, which is not the writer's."""
+        """Expire entries by the rule of a job, which is not the writer's rule."""
         client = self.client()
         with self.working_on(client):
             clock = self.host_clock()
@@ -403,7 +403,7 @@ class World(Writers):
                 self.truth.fail(Wrong(f"nothing remains, says the certificate of {request}, but {held} does"))
 
     def copy(self, process: Process) -> None:
-        """A round of a copy, which is none or what the source is at one record."""
+        """Run one round of a copy. The copy is then missing, or complete up to one record."""
         client = self.client()
         with self.working_on(client):
             copier = Copier(client, self.standby, self.host_clock(), threads=1)
@@ -416,7 +416,7 @@ class World(Writers):
         self.check_copy()
 
     def check_copy(self) -> int:
-        """Return the record that the copy holds everything of, byte by byte; 0: there is no copy."""
+        """Check all bytes of the copy. Return the record up to which it is complete; 0: there is no copy."""
         own, log = StorageLog(self.server, self.clock), StorageLog(self.standby, self.clock)
         try:
             copied, genesis = log.open(), own.open().genesis
@@ -435,7 +435,7 @@ class World(Writers):
         return at
 
     def repair(self) -> None:
-        """Damage or lose an object that the log names, and put it back from the copy."""
+        """Damage or delete an object that the log names, and restore it from the copy."""
         names = sorted(self.truth.state.objects)
         if self.went_back:
             self.standby = MemoryStorage(clock=self.clock)
@@ -446,7 +446,7 @@ class World(Writers):
             return
         name = self.copying.choice(names)
         data = bytearray(self.server.get(name))
-        # past the server of the simulation: nobody wrote or deleted it
+        # not by the server of the simulation, which would note a write or deletion
         if self.copying.random() < 0.5:
             MemoryStorage.delete(self.server, name)
         else:
@@ -471,10 +471,10 @@ class World(Writers):
         except TieredIndexError as error:
             self.excuse_client(error, client)
 
-    # Trouble
+    # Faults
 
     def trouble(self) -> None:
-        """Strike somebody, wait, and let it be over."""
+        """Inject one fault after the other, each for a time."""
         chance = random.Random(self.chance.random())
         kinds = sorted(self.faults - {"kill", "power"})
         while self.working and kinds:
@@ -519,8 +519,9 @@ class World(Writers):
             client.listings = chance.choice(["stale", "stale", "twice", "short"])
 
     def is_publishing(self) -> bool:
-        """Whether somebody is between a look at the time and a log record: whoever stands there for an hour may publish
-        what was swept.
+        """Return whether a thread is appending a log record.
+
+        If an hour passes between its look at the clock and its record, the record may name a deleted orphan.
         """
         frames = sys._current_frames()
         for frame in frames.values():
@@ -546,8 +547,9 @@ class World(Writers):
     # The end
 
     def in_the_end(self) -> None:
-        """Without faults each host goes on; then everything that was durable is in the storage, and a sweep takes
-        nothing of it.
+        """Run each host without faults. Then the storage must have all durable entries.
+
+        A deletion of orphans must not delete any of them.
         """
         self.scheduler.note("the end")
         for client in self.clients:
@@ -583,14 +585,14 @@ class World(Writers):
                         self.truth.fail(Lost(f"{segment.name} is not what was archived"))
 
     def host_by_host(self) -> None:
-        """Let each host, one after the other and without faults, bring all that it has into the storage."""
+        """Let each host upload all its entries, one host after the other and without faults."""
         for host in self.hosts:
             host.disk.clear()
             if not self.backups:
                 host.clock.skew_ms = 0
             if not host.opened:
                 continue
-            self.clock.ms += 1_000_000  # leases and waits are over
+            self.clock.ms += 1_000_000  # all leases and waits have ended
             host.client, host.closing = self.client(), False
             host.accepted, host.seen = set(), set()
             host.service = self.open_again(
@@ -629,12 +631,12 @@ def _config(settings: tuple[tuple[str, Any], ...]) -> IndexConfig:
 
 
 def _as_told(error: int, operation: str) -> int | None:
-    """Return the error where the call can fail so."""
+    """Return the error if the call can fail with it."""
     return error if error in ERRORS[operation] else None
 
 
 def simulate(seed: int) -> World:
-    """Live one life; return it. Raises what was found."""
+    """Run one seed, and return its world. Raises the failure that it found."""
     shelf = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="tiered-index-simulation-", dir=shelf if os.access(shelf, os.W_OK) else None))
     logging.disable()
@@ -664,7 +666,7 @@ def simulate(seed: int) -> World:
 
 
 def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
-    """Live many lives, until so many have failed; return their digests."""
+    """Run many seeds, until so many have failed. Return their digests."""
     digests = []
     gc.collect()
     gc.freeze()
@@ -672,7 +674,7 @@ def campaign(seeds: range, tally: Tally, most_failures: int = 20) -> list[str]:
         for n, seed in enumerate(seeds):
             try:
                 world = simulate(seed)
-            except Exception as error:  # noqa: BLE001 - each is told with its seed
+            except Exception as error:  # noqa: BLE001 - each failure has its seed
                 kind = "hangs" if isinstance(error, Stuck) else getattr(error, "kind", "untyped")
                 text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]).replace(
                     "\n", " "
@@ -709,7 +711,7 @@ def _run(options: argparse.Namespace) -> Tally:
         return tally
     try:
         world, failure = simulate(options.seed), None
-    except BaseException as error:  # noqa: BLE001 - told behind the trace
+    except BaseException as error:  # noqa: BLE001 - raised after the trace
         world, failure = error.world, error
     if options.trace:
         print("\n".join(world.scheduler.trace))
@@ -721,10 +723,10 @@ def _run(options: argparse.Namespace) -> Tally:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=10_000, help="how many lives")
+    parser.add_argument("--seeds", type=int, default=10_000, help="number of seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seed", type=int, help="one life only")
-    parser.add_argument("--trace", action="store_true", help="print each step of it")
+    parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--trace", action="store_true", help="print each step")
 
 
 if __name__ == "__main__":

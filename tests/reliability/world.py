@@ -26,9 +26,9 @@ QUESTIONS = [(topic, key) for topic in ("orders", "payments") for key in KEYS]
 
 
 class World:
-    """One root and one storage, and what was put to them.
+    """One root and one storage, with their entries.
 
-    `durable` holds what a flush has confirmed, `maybe` what may be lost.
+    `model` has the entries of all puts, and `durable` those that a flush has confirmed.
     """
 
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
@@ -48,25 +48,25 @@ class World:
         }
         self.number = 0
         self.wild = 10
-        """One message in so many has a clock that is far off."""
+        """One message in so many has an implausible time."""
         self.position = 0
         self.durable_position: int | None = None
         self.expired: dict[tuple[str, str], int] = {}
         self.rule = Retention()
-        """What may have expired by now; answers say whether it has."""
+        """Entries may have expired by this rule. Answers show whether they have."""
         self.erasures: list[EraseRequest] = []
-        """What may have been erased by now; log and answers say whether it was."""
+        """Entries may have been erased by these requests. Log and answers show whether they were."""
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
         chosen = {"root": self.root, **self.settings, **settings}
-        self.unsettled = True  # what an earlier service lost is not known yet
+        self.unsettled = True  # the losses of an earlier service are not known yet
         self.service = IndexService.open(
             storage_backend=storage or self.storage, clock=self.clock, disk=disk or FaultDisk(), **chosen
         )
         return self.service
 
     def put(self, count: int) -> None:
-        """Put `count` messages of one or two keys each, one in `wild` with a clock far off."""
+        """Put `count` messages of one or two keys each. One in `wild` has an implausible time."""
         assert self.service is not None
         for _ in range(count):
             self.number += 1
@@ -75,7 +75,7 @@ class World:
             timestamp_ms = 5_000 if number % self.wild == 0 else NOW_MS + number * 1000
             message = ("orders" if number % 2 else "payments", number % 3, keys, number, 10, timestamp_ms)
             before = len(self.model.entries)
-            self.model.put(*message)  # first: a lookup beside this call may see it already
+            self.model.put(*message)  # first, because a concurrent lookup may find it during the call
             try:
                 self.service.put(*message, source="log", source_position=number)
             except TieredIndexError:
@@ -98,13 +98,13 @@ class World:
         self.service.run_lifecycle()
 
     def publish(self, count: int) -> None:
-        """Put `count` messages, and have everything uploaded."""
+        """Put `count` messages, and upload all entries."""
         self.put(count)
         self.seal()
         self.run_lifecycle()
 
     def confirm(self) -> None:
-        """Everything put so far is durable."""
+        """Note all entries so far as durable."""
         self.durable.entries = list(self.model.entries)
         self.durable_position = self.position or None
 
@@ -128,7 +128,7 @@ class World:
         yield self.run_lifecycle
 
     def abandon(self) -> None:
-        """Let go of a service as a killed process would."""
+        """Abandon the service, as if its process was killed."""
         if self.service is not None:
             with contextlib.suppress(SimulatedCrash):
                 self.service.abandon()
@@ -150,7 +150,7 @@ class World:
         return found
 
     def check(self, ask: Callable[..., QueryResult] | None = None) -> None:
-        """Every durable entry is found once, nothing is found that was not put, and positions are true."""
+        """Check that each durable entry is found once, only entries of puts are found, and positions are right."""
         assert self.service is not None
         found = self.check_answers(ask)
         position = self.service.durable_position("log")
@@ -164,7 +164,7 @@ class World:
             assert self.durable_position <= position <= self.position
 
     def check_answers(self, ask: Callable[..., QueryResult] | None = None) -> dict[tuple[str, str], list[Answer]]:
-        """Every durable entry is found once, and nothing is found that was not put; return what was."""
+        """Check that each durable entry is found once, and only entries of puts are found. Return the answers."""
         found = self.answers(ask)
         self.model.erasures = self.durable.erasures = self._stated(found)
         for question in QUESTIONS:
@@ -177,15 +177,13 @@ class World:
         return found
 
     def _kept(self, question: tuple[str, str], model: ReferenceModel) -> set[Answer]:
-        """Return a model's answers but for what has expired, as the index's own last answer says, and what was
-        erased.
-        """
+        """Return a model's answers without erased entries, and without those that the last answers show as expired."""
         model.erasures = self.model.erasures
         answers = model.query(*question, max_count=None)
         return {answer for answer in answers if answer.timestamp_ms >= self.expired.get(question, 0)}
 
     def _stated(self, found: dict[tuple[str, str], list[Answer]]) -> list[tuple[str, int, str | None, int | None]]:
-        """Return what was erased, as answers say: of what the log states, that of which they show nothing at all."""
+        """Return the erasures that the log states, if the answers have none of their entries."""
         if not self.erasures:
             return []
         known, stated = StorageLog(self.storage, self.clock).open().expired, []
@@ -206,7 +204,7 @@ class World:
         return stated
 
     def settle(self) -> None:
-        """After recovery: what was lost is lost, what was kept is durable."""
+        """Note the losses after a recovery: all entries that are found are durable."""
         found = {question: {(a.queue_id, a.offset) for a in answers} for question, answers in self.answers().items()}
         self.model.entries = [e for e in self.model.entries if (e.queue_id, e.offset) in found[e.topic, e.key]]
         self.durable.entries = list(self.model.entries)
@@ -215,7 +213,7 @@ class World:
         self.unsettled = False
 
     def tidy(self) -> None:
-        """No half-made work is left, and every file is in one state."""
+        """Check that no temporary files are left, and that every file is in one state."""
         states = ("unsealed", "compacted", "uploaded")
         names = [path.name for path in self.root.rglob("*")]
         assert not [name for name in names if name.startswith(TEMPORARY_PREFIX)]
