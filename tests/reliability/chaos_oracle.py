@@ -30,7 +30,7 @@ QUEUES = 4
 _BASE_S = 1_699_920_000
 _LATE_S = 631_152_000
 _WILD = 1009
-# every so-and-so-many-th message has the time of a broken clock, and goes to quarantine
+# one in so many messages has an implausible time, and is put into the quarantine
 
 
 def seconds(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -39,7 +39,7 @@ def seconds(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def batch(topic: str, first: int, last: int) -> dict[str, object]:
-    """Return the messages `first` to `last` of a writer as `put_batch` takes them."""
+    """Return the messages `first` to `last` of a writer as columns for `put_batch`."""
     numbers = np.arange(first, last + 1)
     return {
         "topic": [topic] * len(numbers),
@@ -65,9 +65,9 @@ def problem_with(
     gone: Gone | None = None,
     log_number: int = -1,
 ) -> Problem | None:
-    """Return what is wrong with an answer (its kind, and a sentence), or None.
+    """Return the fault of an answer (its kind, and a sentence), or None.
 
-    `after` is where the page before it ended; `log_number` the record at which it was asked, or an earlier one.
+    `after` is the end of the page before. `log_number` is the log record at the time of the lookup, or an earlier one.
     """
     numbers = np.arange(key, offered + 1, KEYS)
     asked = stated = np.zeros(len(numbers), np.bool_)
@@ -86,26 +86,26 @@ def problem_with(
 
 
 class Journal:
-    """A writer's declarations, as lines that are whole or not there.
+    """A writer's declarations. A killed writer leaves only whole lines.
 
-    What it declares durable is on the disk when `declare` returns.
+    When `declare` returns, the entries are on the disk.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def offer(self, first: int, last: int) -> None:
-        """Note that a put of these begins."""
+        """Note that the put of these messages begins."""
         os.write(self._file, f"o {first} {last}\n".encode())
 
     def declare(self, number: int) -> None:
-        """Note that everything up to `number` is durable."""
+        """Note that all messages up to `number` are durable."""
         os.write(self._file, f"d {number}\n".encode())
         os.fsync(self._file)
 
 
 class Declared:
-    """What a writer's journal says so far: -1 is nothing; `puts` counts messages put, however often."""
+    """The state of a writer's journal. -1: nothing yet. `puts` counts messages, also repeated ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,7 +114,7 @@ class Declared:
         self.puts = 0
 
     def look(self) -> None:
-        """Read what the journal has gained."""
+        """Read the new lines of the journal."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -131,21 +131,22 @@ class Declared:
 
 
 class Gone:
-    """What was erased of the writers' messages, or has expired, before a second of theirs: of a topic all, or those of
-    a key or a queue. A journal that outlives whoever writes it.
+    """The erased and expired messages of the writers: those of a topic, key or queue before a second.
+
+    The journal stays when its writer is killed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # topic, key, queue (-1: all), before when, and the record by which the log says so (-1: it may not)
+        # topic, key, queue (-1: all), second, and the record that states it (-1: perhaps none)
         self.said: list[tuple[str, int, int, int, int]] = []
 
     def ask(self, topic: str, before_s: int, *, key: int = -1, queue: int = -1) -> None:
-        """Note that the log may say so from now on."""
+        """Note that the log may state this erasure from now on."""
         self._write(topic, key, queue, before_s, -1)
 
     def state(self, topic: str, before_s: int, log_number: int, *, key: int = -1, queue: int = -1) -> None:
-        """Note that the log says so at a record."""
+        """Note the record at which the log states this erasure."""
         self._write(topic, key, queue, before_s, log_number)
 
     def look(self) -> None:
@@ -154,11 +155,11 @@ class Gone:
         self.said = [(topic, *map(int, numbers)) for topic, *numbers in map(str.split, lines)]  # type: ignore[misc]
 
     def asked(self, topic: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which messages may be gone."""
+        """Return the messages that may be erased or expired."""
         return self._hidden(topic, numbers, self.said)
 
     def stated(self, topic: str, numbers: npt.NDArray[np.int64], log_number: int) -> npt.NDArray[np.bool_]:
-        """Return which messages are gone for whoever knows the log up to a record."""
+        """Return the messages that are erased or expired in the log up to a record."""
         return self._hidden(topic, numbers, [one for one in self.said if 0 <= one[-1] <= log_number])
 
     def _hidden(
@@ -178,7 +179,7 @@ class Gone:
 
 
 class Notes:
-    """What a process of the crew counted and found, a line each, so that nothing is lost where it is killed."""
+    """The counts and failures of a process. Each is a line, so that a killed process leaves them."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -188,5 +189,5 @@ class Notes:
         os.write(self._file, json.dumps({"count": what, "number": number}).encode() + b"\n")
 
     def fail(self, kind: str, what: str) -> None:
-        """Tell a failure of one of `Tally.KINDS`."""
+        """Write a failure of one of `Tally.KINDS`."""
         os.write(self._file, json.dumps({"fail": kind, "what": what}).encode() + b"\n")

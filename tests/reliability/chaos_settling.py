@@ -38,7 +38,7 @@ Fail = Callable[[str, str], None]
 
 
 def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
-    """Publish, merge and sweep everything, and check it. Raises typed errors, which are findings by now."""
+    """Publish all files, merge, delete orphans, and check everything. Typed errors are findings here."""
     declared = {name: Declared(folder / f"journal-{name}") for name in WRITERS}
     for name, said in declared.items():
         said.look()
@@ -69,7 +69,7 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
 
 
 def sweep(storage: Storage) -> tuple[int, int]:
-    """Delete orphans as they are seen two days later; return how many objects and uploads."""
+    """Delete orphans as if two days had passed. Return the numbers of objects and uploads."""
     log = StorageLog(storage, SystemClock())
     log.open()
     found = delete_orphans(storage, find_orphans(Later(storage, _TWO_DAYS_S), log))
@@ -77,7 +77,7 @@ def sweep(storage: Storage) -> tuple[int, int]:
 
 
 def _erase_all(storage: Storage, log: StorageLog, gone: Gone, fail: Fail) -> None:
-    """Erase once more whatever was begun to be erased: nothing of it may remain then."""
+    """Repeat every erasure that has begun. Then no entry of it may remain."""
     gone.look()
     for topic, key, queue, before_s in {one[:4] for one in gone.said}:
         if key < 0 and queue < 0:
@@ -127,7 +127,7 @@ def _publish(name: str, said: Declared, folder: Path, uri: str, fail: Fail) -> N
 def _check_all(
     declared: dict[str, Declared], gone: Gone, log_number: int, entries: int, uri: str, count: Count, fail: Fail
 ) -> None:
-    """Ask a fresh reader for every key of every writer."""
+    """Look up every key of every writer by a new reader."""
     answers = 0
     with IndexReader.open(uri, **SETTINGS) as reader:
         for topic, said in declared.items():

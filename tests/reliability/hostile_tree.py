@@ -43,8 +43,9 @@ _GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "tiered"
 
 @contextmanager
 def small_parts() -> Iterator[None]:
-    """Let files of a few entries have what only large ones have: cut groups, and slots that continue in further
-    shards.
+    """Give files of a few entries the parts of large files.
+
+    These are slot groups in blocks, and slots that continue in further shards.
     """
     constants = {"format.compacted": ("GROUP_BYTES", "BLOCK_BYTES"), "format.shard": ("GROUP_BYTES", "BLOCK_BYTES")}
     with ExitStack() as stack:
@@ -92,7 +93,7 @@ def open_reader(tree: Path, name: str, *, root: bool = False, **settings: Any) -
 
 
 def merge_all(tree: Path, name: str, window_s: int = 3600) -> None:
-    """Merge what there is."""
+    """Merge all files."""
     storage = open_storage(storage_uri(tree, name))
     log = StorageLog(storage, ManualClock(NOW_MS))
     log.open()
@@ -102,10 +103,10 @@ def merge_all(tree: Path, name: str, window_s: int = 3600) -> None:
 
 
 def grow(tree: Path) -> dict[str, Put]:
-    """Make the tree in an empty folder; return what was put into each of its indexes."""
+    """Make the tree in an empty folder. Return the entries of each of its indexes."""
     put: dict[str, Put] = {}
     rng = Random(1)
-    # names are random otherwise, and so would be which file a seed takes
+    # otherwise names are random, and so is the file that a seed changes
     with small_parts(), mock.patch("secrets.token_hex", lambda size: rng.randbytes(size).hex()):
         for name in ("native", "rocketmq", "staging", "sqlite"):
             # files of the layout before the present one

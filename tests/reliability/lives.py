@@ -20,7 +20,7 @@ Life = Iterator[Callable[[], object]]
 
 
 def writing(world: World, disk: Disk) -> Life:
-    """Puts and flushes, files that fill up, and files that are sealed as they are."""
+    """Puts and flushes, files that become full, and files that are sealed before."""
     for count in (3, 5, 1, 9, 2):
         yield lambda count=count: world.put(count)  # type: ignore[misc]
         yield world.flush
@@ -34,7 +34,7 @@ def writing(world: World, disk: Disk) -> Life:
 
 
 def positions_only(world: World) -> None:
-    """A source's position without an entry, as of messages without a key."""
+    """Positions of a source without entries, as for messages without a key."""
     assert world.service is not None
     world.number += 1
     columns = {name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")}
@@ -43,7 +43,7 @@ def positions_only(world: World) -> None:
 
 
 def quarantine(world: World, disk: Disk) -> Life:
-    """Every other message has a wild clock."""
+    """Every other message has an implausible time."""
     world.wild = 2
     for count in (4, 9, 6):
         yield lambda count=count: world.put(count)  # type: ignore[misc]
@@ -64,7 +64,7 @@ def lifecycle(world: World, disk: Disk) -> Life:
 
 
 def keeping(world: World, disk: Disk) -> Life:
-    """Local copies are kept a while, so that uploaded files are there beside others, and retired later."""
+    """Local copies of uploaded files are kept for a time, and retired later."""
     world.settings["local_keep_s"] = 50
     yield lambda: world.put(7)
     yield world.seal
@@ -90,7 +90,7 @@ def reopening(world: World, disk: Disk) -> Life:
             world.confirm()
         world.open(disk)
         world.check()
-        world.settle()  # where an earlier flush failed, a kill has lost what it was to write
+        world.settle()  # after a failed flush, a kill loses the entries of that flush
 
     yield lambda: world.put(8)
     yield world.flush
@@ -108,7 +108,7 @@ def reopening(world: World, disk: Disk) -> Life:
 
 
 def merging(world: World, disk: Disk) -> Life:
-    """Uploaded files that are merged while the writer goes on."""
+    """Uploaded files are merged while the writer continues."""
     world.settings["refresh_interval_s"] = 0
     for _ in range(2):
         yield lambda: world.put(7)
@@ -146,7 +146,7 @@ def staging(world: World, disk: Disk) -> Life:
 
 
 def archiving(world: World, disk: Disk) -> Life:
-    """Segments of the source's log are archived beside the writing."""
+    """Segments of the source's log are archived during writes."""
 
     def archive(number: int) -> None:
         assert world.service is not None
@@ -164,7 +164,7 @@ def archiving(world: World, disk: Disk) -> Life:
 
 
 def sweeping(world: World, disk: Disk) -> Life:
-    """Old objects that no record names are swept while the writer goes on."""
+    """Old orphans are deleted while the writer continues."""
 
     def sweep() -> None:
         log = StorageLog(world.storage, world.clock)
@@ -194,7 +194,7 @@ def merge_seconds(world: World) -> None:
 
 
 def expiring(world: World, disk: Disk) -> Life:
-    """Entries expire by the writer's rule and by a job, whole files and at merges; what was removed is swept."""
+    """Entries expire by the writer's rule and by a job, in whole files and at merges. Removed objects are deleted."""
 
     def job() -> None:
         log = StorageLog(world.storage, world.clock)
@@ -224,7 +224,7 @@ def expiring(world: World, disk: Disk) -> Life:
 
 
 def erasing(world: World, disk: Disk) -> Life:
-    """A key and a queue are erased beside the writer, hidden alone and out of the bytes of files and window tables."""
+    """A key and a queue are erased during writes: only hidden, or also from the bytes of files and window tables."""
 
     def job(request: EraseRequest, *, now: bool) -> None:
         world.erasures.append(request)

@@ -44,8 +44,7 @@ __all__ = ["Codec", "codecs", "object_of"]
 
 @dataclass
 class Codec:
-    """One format: which files of the tree have it, how they are changed, how they are decoded, and what else reads
-    them.
+    """One format: its files in the tree, their changes, their decoder and their other readers.
 
     `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods.
     `weight` is its share.
@@ -58,7 +57,7 @@ class Codec:
     drives: tuple[str, ...]
     weight: float = 1.0
     items: bool = False
-    """Whether it holds items, whose fields may be changed."""
+    """Whether it has items, whose fields may be changed."""
     files: list[str] = field(default_factory=list)
 
 
@@ -187,7 +186,7 @@ def _log(data: bytes, path: str) -> None:
 
 
 def _nothing(data: bytes, path: str) -> None:
-    """What only a drive reads."""
+    """Formats that only a drive reads."""
 
 
 _MESSAGES = tuple(
@@ -199,7 +198,7 @@ _WRITES = ("write", "recover", "read_root", "verify")
 
 
 def codecs() -> list[Codec]:
-    """Return every format that is read."""
+    """Return all formats."""
     stored = ("read", "verify", "merge", "inspect_object", "write", "orphans")
     local = ("read_root", "inspect", "dump", "verify", "write", "recover")
     log = ("read", "verify", "merge", "orphans", "write", "job", "files")
@@ -283,5 +282,5 @@ def codecs() -> list[Codec]:
 
 
 def object_of(path: str) -> str:
-    """Return the name of the object that lies at a path below a storage's folder."""
+    """Return the name of the object at a path below a storage's folder."""
     return path.partition("/storage/")[2].replace("%/", "/")

@@ -82,20 +82,20 @@ from tiered_index.storage.opening import open_storage
 _MOST_S = 20
 _MOST_BYTES = 1 << 30
 _TOTAL = 1_000_000
-# the share of mutants that are plain flips, which checksums find
+# the share of mutants with plain flips, which checksums detect
 _FLIPS = 0.1
 
 
 class Hangs(BaseException):
-    """A call took too long; no handler of ours takes it for an error of its own."""
+    """A call took too long. It is no `Exception`, so no handler of the engine catches it."""
 
 
 class OutsideError(Exception):
-    """Something was written or deleted where nothing may be."""
+    """A call wrote or deleted a file outside the tree."""
 
 
 class Campaign:
-    """The tree, and what runs over a changed one. One thread: the guards are the process's."""
+    """The tree and the programs that read it. One thread, because its guards affect the whole process."""
 
     def __init__(self, base: Path) -> None:
         self.tree = base / "tree"
@@ -103,7 +103,7 @@ class Campaign:
         (base / "tmp").mkdir()
         tempfile.tempdir = str(base / "tmp")
         self.put = grow(self.tree)
-        # a summary would stand for the directories of objects
+        # readers would use a summary instead of the objects' directories
         for summary in self.tree.glob("*/storage/checkpoint%/*.summary"):
             summary.unlink()
         (self.tree / "cursors").mkdir()
@@ -121,8 +121,7 @@ class Campaign:
         self.name, self.path, self.honest = "", "", True
 
     def _is_read(self, path: str) -> bool:
-        """Return whether anything reads a file: no half-made work, no object that was merged, the newest checkpoints
-        only.
+        """Return whether a program reads a file: no temporary file, no merged object, only the newest checkpoints.
         """
         if "/storage/data%/" in path or "/storage/checkpoint%/" in path:
             newest = max(
@@ -132,7 +131,7 @@ class Campaign:
         return not Path(path).name.startswith(".tmp")
 
     def restore(self) -> None:
-        """Bring the tree back to what it was."""
+        """Restore the tree."""
         shutil.rmtree(self.tree)
         for path, data in self.whole.items():
             target = self.tree / path
@@ -140,7 +139,7 @@ class Campaign:
             target.write_bytes(data)
 
     def place(self, codec: Codec, path: str, data: bytes) -> None:
-        """Put a mutant into its place, and let what vouches for it from outside say what it is now."""
+        """Put a mutant into its place, and correct the fields of other files that describe it."""
         self.name, self.path = path.split("/")[0], path
         self.honest = not (
             codec.items and data[: _items_end(self.whole[path])] != self.whole[path][: _items_end(self.whole[path])]
@@ -153,7 +152,7 @@ class Campaign:
         elif codec.name == "staged entries":
             self._tell_ticket(path, data)
         elif codec.name == "log records":
-            shutil.rmtree(self.tree / self.name / "storage" / "checkpoint%")  # else nobody reads old records
+            shutil.rmtree(self.tree / self.name / "storage" / "checkpoint%")  # otherwise no reader reads old records
 
     def _tell_log(self, path: str, data: bytes) -> None:
         name = object_of(path)
@@ -202,7 +201,7 @@ class Campaign:
                 body = json.dumps(document).encode()
                 (self.tree / known).write_bytes(body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode())
 
-    # what reads
+    # programs that read
 
     def _check(self, index: Lookups) -> None:
         put: Put = self.put[self.name]
@@ -368,7 +367,7 @@ class Campaign:
             index.abandon()
 
     def database(self) -> None:
-        """Cells of the database's tables are changed here: its pages are SQLite's own business."""
+        """Change cells of the database's tables. SQLite checks its pages itself."""
         rng = Random(zlib.crc32((self.tree / self.path).read_bytes()))
         (self.tree / self.path).write_bytes(self.whole[self.path])
         self.honest = False
@@ -391,7 +390,7 @@ class Campaign:
 
 
 def _items_end(data: bytes) -> int:
-    """Return where in a file items end, at most: behind them is its trailer, if it has one."""
+    """Return the greatest possible end of the items in a file. The trailer follows them, if there is one."""
     if data[-TAIL_SIZE:].startswith(b"TIXTAIL\n"):
         return int.from_bytes(data[-TAIL_SIZE + 16 : -TAIL_SIZE + 24], "big")
     return len(data)
@@ -402,8 +401,7 @@ def _items_end(data: bytes) -> int:
 
 @contextlib.contextmanager
 def _guarded(base: Path) -> Iterator[Callable[[], None]]:
-    """Bound time and memory, turn warnings into errors, and watch what is written where; yields what begins the time
-    anew.
+    """Bound time and memory, turn warnings into errors, and watch writes. Yields a function that restarts the time.
     """
     allowed = (str(base), "/dev/")
     active = [True]
@@ -443,7 +441,7 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MOST_BYTES, limits[1]))
     logging.disable(logging.CRITICAL)
-    sys.addaudithook(watch)  # for the rest of the process, but it looks only while it is active
+    sys.addaudithook(watch)  # it stays in the process, but checks only while it is active
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -457,7 +455,7 @@ def _guarded(base: Path) -> Iterator[Callable[[], None]]:
 
 
 def run(total: int, *, first: int = 0, every: int = 50, only: Sequence[str] = (), most_failures: int = 40) -> Tally:
-    """Grow a tree and sweep over it; it lies in memory where the system has such a place."""
+    """Make a tree, in memory if possible, and run the campaign on it."""
     kept = tempfile.tempdir
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="mutations-", dir=shared) as folder:
@@ -478,8 +476,9 @@ def sweep(
     only: Sequence[str] = (),
     most_failures: int = 40,
 ) -> Tally:
-    """Try `total` mutants, shared among the formats by weight, seeds from `first` on; each `every`-th one end to
-    end.
+    """Try `total` mutants of all formats by their weights, with seeds from `first` on.
+
+    Each `every`-th one is tried end to end.
     """
     tally = Tally("mutations")
     chosen = [codec for codec in campaign.codecs if not only or codec.name in only]
@@ -511,7 +510,7 @@ def _try(campaign: Campaign, codec: Codec, seed: int, every: int, tally: Tally, 
             pass
         except Hangs as error:
             tally.fail("hangs", f"{codec.name}, {what}: {str(error).strip()[-300:]} [{again}]")
-        except Exception as error:  # noqa: BLE001 - which is the finding
+        except Exception as error:  # noqa: BLE001 - every exception is a finding
             places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
             kind = (
                 "wrong"

@@ -7,7 +7,7 @@ import pytest
 from tests.reliability.interrupts import lines_to_strike, strike, strike_by_signals, strike_lines
 from tests.reliability.tally import Tally
 
-# what a strike leaves to the garbage collector tells so
+# the garbage collector warns about objects that an interrupt left open
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 

@@ -18,9 +18,9 @@ from tests.reliability.tally import Tally
 from tiered_index.service.lifecycle.copying import Copier, CopyReport
 
 AGAIN = 2
-"""Seeds that are lived more than once."""
+"""Number of seeds that run more than once."""
 
-# a killed host leaves its index to the garbage collector
+# the garbage collector closes the index of a killed host
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -44,7 +44,7 @@ def test_no_life_goes_wrong(seeds: int) -> None:
 
 
 def test_a_life_is_a_function_of_its_seed() -> None:
-    """Twice here, and in a process that orders sets of strings otherwise."""
+    """Run it twice here, and in a process with another order of sets of strings."""
     seeds = range(1000, 1000 + AGAIN)
     digests = campaign(seeds, Tally("simulation"))
     assert len(set(digests)) == AGAIN
