@@ -121,8 +121,7 @@ class Campaign:
         self.name, self.path, self.honest = "", "", True
 
     def _is_read(self, path: str) -> bool:
-        """Return whether a program reads a file: no temporary file, no merged object, only the newest checkpoints.
-        """
+        """Return whether a program reads a file: no temporary file, no merged object, only the newest checkpoints."""
         if "/storage/data%/" in path or "/storage/checkpoint%/" in path:
             newest = max(
                 known for known in self.whole if known.startswith(path.split("/")[0] + "/storage/checkpoint%/")
@@ -401,8 +400,7 @@ def _items_end(data: bytes) -> int:
 
 @contextlib.contextmanager
 def _guarded(base: Path) -> Iterator[Callable[[], None]]:
-    """Bound time and memory, turn warnings into errors, and watch writes. Yields a function that restarts the time.
-    """
+    """Bound time and memory, turn warnings into errors, and watch writes. Yields a function that restarts the time."""
     allowed = (str(base), "/dev/")
     active = [True]
 
