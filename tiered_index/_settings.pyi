@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from tiered_index.config import OffsetSpace
 from tiered_index.retention import Retention
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options
@@ -13,7 +14,7 @@ class IndexSettings(TypedDict, total=False):
     hash: Literal["abs", "mask"] | None
     slots: int | None
     items: int | None
-    offset_space: Literal["commitlog", "tiered_queue", "custom"] | None
+    offset_space: OffsetSpace | None
     flush_interval_s: float | None
     buffer_max_entries: int | None
     buffer_max_bytes: int | None

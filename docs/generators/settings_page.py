@@ -20,9 +20,11 @@ _TABLES = {"s3": S3Options, "prices": PriceTable, "retention": Retention}
 def table() -> str:
     """Return a row for each setting: its name, its default, its variable, its meaning."""
     lines = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
-    for name, field in IndexConfig.model_fields.items():
+    for setting in dataclasses.fields(IndexConfig):
+        name = setting.name
         if name != "item_type" and name not in _TABLES:
-            lines.append(f"| `{name}` | {_shown(field.default)} | `{_variable(name)}` | {field.description} |")
+            meaning = setting.metadata["description"]
+            lines.append(f"| `{name}` | {_shown(setting.default)} | `{_variable(name)}` | {meaning} |")
     for name, kind in _TABLES.items():
         meanings = _comments(kind)
         for option in dataclasses.fields(kind):

@@ -49,7 +49,7 @@ _LONG = 1_000
 _FEW_ITEMS = 20_000
 _CURVE_FILES = 10
 _CURVE_KEYS = (1, 10, 100, 1_000, 10_000)
-_GAPS = (IndexConfig.model_fields["coalesce_gap_bytes"].default, 0)
+_GAPS = (IndexConfig(environment=False).coalesce_gap_bytes, 0)
 _BATCH = 250_000
 _SHARE = 20
 _LOW_BITS = 8

@@ -141,7 +141,7 @@ class Soak:
                 raise failures[0]
             index.seal()
             index.run_lifecycle()
-        with IndexReader.open(config=self._config.model_copy(update={"root": None})) as reader:
+        with IndexReader.open(config=self._config.changed(root=None)) as reader:
             rng = random.Random(self._seed)
             for _ in range(200):
                 self._check(reader, rng)

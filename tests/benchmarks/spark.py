@@ -226,9 +226,7 @@ def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
     import pyarrow.dataset as ds
 
     place = Path(tempfile.mkdtemp(prefix="alone-", dir=folder))
-    settings = config.model_copy(
-        update={"root": place / "root", "storage": f"file://{place / 'storage'}", "background": False}
-    )
+    settings = config.changed(root=place / "root", storage=f"file://{place / 'storage'}", background=False)
     try:
         with _on_cores(1), IndexService.open(settings) as index:
             begun = time.process_time()

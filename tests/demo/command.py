@@ -212,7 +212,7 @@ class Stages:
     def read_without_state(self) -> Census:
         """Look keys up by a reader that has nothing but the storage's URI, then count every entry in the storage."""
         lookups = lookups_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 1)
-        with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
+        with IndexReader.open(config=self.config.changed(root=None)) as reader:
             self._check("storage only, first", reader, lookups[:1])
             self._check("storage only", reader, lookups[1:], page=_COLD_PAGE)
             census = take_census(reader, self.workload)
@@ -231,7 +231,7 @@ class Stages:
             f"of {ending.erased_objects} objects, none found by a scan"
         )
         others = [one for one in lookups if (one.topic, one.key) != (topic, key)]
-        with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
+        with IndexReader.open(config=self.config.changed(root=None)) as reader:
             self._check("after an erase", reader, others)
             left = len(reader.query(topic, key))
         wrong = [*ending.wrong, *([f"{left} answers of the erased key {key}"] if left else [])]

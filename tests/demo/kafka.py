@@ -151,10 +151,7 @@ class Stages:
         consumer.close()
         wrong, gets, states = [], 0, Counter[str]()
         broker = KafkaBroker({"bootstrap.servers": self.cluster.servers})
-        with (
-            contextlib.closing(broker),
-            IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader,
-        ):
+        with contextlib.closing(broker), IndexReader.open(config=self.config.changed(root=None)) as reader:
             source = KafkaMessages(reader.segment_archives, broker, KEYS)
             for record in map(Record, range(0, self.records, max(1, self.records // self.lookups))):
                 for kind in (1, 2):
@@ -184,7 +181,7 @@ class Stages:
             for key in record.keys:
                 expected[record.topic, key].add(record.place)
         measured = []
-        with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
+        with IndexReader.open(config=self.config.changed(root=None)) as reader:
             for kind, name in enumerate(KEYS):
                 of_kind = Measured(name)
                 for number in range(0, self.records, max(1, self.records // self.lookups)):

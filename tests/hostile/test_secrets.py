@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import traceback
@@ -179,7 +180,7 @@ def test_a_life_shows_none_anywhere(
     caplog.set_level(logging.DEBUG, "tiered_index")
     uri = "s3://bucket/index"
     settings = IndexConfig(root=tmp_path / "root", storage=uri, slots=7, items=20, background=False)
-    text = repr(settings) + str(settings) + settings.model_dump_json() + repr(settings.s3)
+    text = repr(settings) + str(settings) + str(dataclasses.asdict(settings)) + repr(settings.s3)
     with IndexService.open(settings) as index:
         index.put("t", 0, ["k"], 0, 10, 1_700_000_000_000)
         index.seal()

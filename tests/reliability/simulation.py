@@ -622,7 +622,7 @@ class World(Writers):
             self.truth.check(result, must, self.truth.begun, topic, key, (None, None), ALL, None, since)
 
     def config(self, **more: Any) -> IndexConfig:
-        return _config(tuple(sorted(self.settings.items()))).model_copy(update=more)
+        return _config(tuple(sorted(self.settings.items()))).changed(**more)
 
 
 @cache

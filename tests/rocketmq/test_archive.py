@@ -226,7 +226,7 @@ def test_a_storage_that_is_down_is_told_and_waited_out(tmp_path, index, storage)
 def test_a_writer_that_was_taken_over_archives_nothing(tmp_path, index, storage):
     folder = three_segments(tmp_path)
     archiver = SegmentArchiver(index, "s", folder)
-    config = index.config.model_copy(update={"root": tmp_path / "other"})
+    config = index.config.changed(root=tmp_path / "other")
     newer = IndexService(config, storage=storage, takes_over=True)
     with pytest.raises(WriterFenced):
         archiver.run_once()

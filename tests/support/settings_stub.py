@@ -17,6 +17,7 @@ _HEAD = '''"""The settings by name; None counts as not given. `python -m tests.s
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from tiered_index.config import OffsetSpace
 from tiered_index.retention import Retention
 from tiered_index.storage.prices import PriceTable
 from tiered_index.storage.s3.options import S3Options

@@ -23,7 +23,7 @@ from tiered_index.cli.options import GeometryOptions, IntakeOptions
 from tiered_index.cli.output import human_count
 from tiered_index.cli.putting import Putting, show_put
 from tiered_index.cli.session import Session, command
-from tiered_index.config import IndexConfig
+from tiered_index.config import OffsetSpace
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.follow import PatientPut
 from tiered_index.format.hashing import HashRule
@@ -91,7 +91,7 @@ class ExportedFile:
                 f"`ingest`"
             )
         about = json.loads(schema.metadata[METADATA])
-        if about["offset_space"] not in get_args(IndexConfig.model_fields["offset_space"].annotation):
+        if about["offset_space"] not in get_args(OffsetSpace):
             raise ValueError(f"metadata name the offset space {about['offset_space']!r:.80}")
         Layout.from_json(about["layout"])
         return cls(place, kind, rows, names, about)

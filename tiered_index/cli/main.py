@@ -146,7 +146,7 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         from pydantic import ValidationError
 
         if isinstance(error.__context__, ValidationError):
-            from tiered_index.config import in_our_words
+            from tiered_index.config_checks import in_our_words
 
             error.message = "; ".join(map(in_our_words, error.__context__.errors()))
         if "--json" in given:

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from starlette.datastructures import QueryParams
 from typing_extensions import TypedDict
 
-from tiered_index.config import in_our_words
+from tiered_index.config_checks import in_our_words
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.calls import Allowance
 from tiered_index.server.problems import Refused

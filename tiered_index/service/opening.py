@@ -353,7 +353,7 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
                 "rename the column"
             )
         return IndexDescriptor("", geometry, config.offset_space)
-    given = config.model_fields_set
+    given = config.given
     layout = stored.layout
     preset = PRESETS[config.preset] if "preset" in given else layout.preset
     schema = layout.schema if preset == layout.preset else preset.schema

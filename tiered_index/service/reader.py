@@ -127,10 +127,7 @@ class IndexReader(Lookups[ItemT]):
             if storages is None:
                 self._views = self._open_views(storage, undo)
             else:
-                opening = [
-                    (uri, partial(self._open_view, config.model_copy(update={"storage": uri}), None))
-                    for uri in storages
-                ]
+                opening = [(uri, partial(self._open_view, config.changed(storage=uri), None)) for uri in storages]
                 self._views = self._opened(opening, undo)
             self._schema = _common_schema(self._views)
             names = {view.number: view.storage.uri for view in self._views}

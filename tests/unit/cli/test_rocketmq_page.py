@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import typer.main
 
@@ -58,7 +59,7 @@ def test_every_state_is_explained() -> None:
 def test_what_rocketmq_makes_of_files_is_said() -> None:
     """Which release reads which hash, how far behind a live file is, and that RocketMQ doesn't refuse other files."""
     section = PAGE.split("## Which RocketMQ reads these files")[1]
-    for rule in IndexConfig.model_fields["hash"].annotation.__args__[0].__args__:  # type: ignore[union-attr]
+    for rule in get_args(get_args(get_type_hints(IndexConfig)["hash"])[0]):
         assert f'`hash = "{rule}"`' in section
     assert f"every {SHOWN_EVERY_MS // 1000} s" in section
     assert "no magic" in section and "preset `native`" in section

@@ -73,13 +73,13 @@ def rebuild(
     selection = Selection(*selected.arguments)
     with contextlib.ExitStack() as stack:
         given = session.config()
-        theirs = given.model_copy(update={"storage": source, "root": None})
+        theirs = given.changed(storage=source, root=None)
         old = stack.enter_context(IndexReader.open(config=theirs))
         if given.storage is None and given.root is None:
             raise ConfigError("give --storage URI, the place of the new index")
         stores = _segments(old, store, source)
         if given.root is None:
-            given = given.model_copy(update={"root": Path(stack.enter_context(tempfile.TemporaryDirectory()))})
+            given = given.changed(root=Path(stack.enter_context(tempfile.TemporaryDirectory())))
             intake = replace(intake, wait=True)
         config = session.config(root=given.root, **_like(old.genesis, geometry))
         putting = stack.enter_context(Putting.open(session, config, intake))

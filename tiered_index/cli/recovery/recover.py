@@ -96,7 +96,7 @@ def recover(
         if config.storage is None:
             raise NotAnIndex(f"{config.root} holds no tiered index; give --storage to begin the root again")
         # raises `NotAnIndex` if the storage has none: recovery creates no index
-        IndexReader.open(config=config.model_copy(update={"root": None})).close()
+        IndexReader.open(config=config.changed(root=None)).close()
     begun: BegunAnew | None = None
     unlisted = _forget_list(Root(config.root, Disk()))
     try:

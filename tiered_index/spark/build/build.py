@@ -318,8 +318,8 @@ def build(
     with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
         meter = JobMeter(spark, opened, progress)
         log = StorageLog(opened, present)
-        implied = has_log_offsets(source) and "offset_space" not in settings.model_fields_set
-        wanted = wanted_descriptor(settings.model_copy(update={"offset_space": "commitlog"} if implied else {}), None)
+        implied = has_log_offsets(source) and "offset_space" not in settings.given
+        wanted = wanted_descriptor(settings.changed(offset_space="commitlog") if implied else settings, None)
         with meter.stage("plan"):
             genesis = stored_genesis(log, settings, opened.uri) or wanted
             if source_range is not None:
