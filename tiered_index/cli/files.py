@@ -224,8 +224,8 @@ def du(
     """Show stored entries, bytes and monthly cost by topic, day and state.
 
     Days are UTC days. A file's bytes are divided among its topics in proportion to their entries. If a file has several
-    days, its entries are divided evenly among them (estimated). Cost is that of the bytes in the storage, without
-    requests, by the prices in the settings (default: S3 Standard's list price). Archived segments have a row of their
+    days, its entries are divided evenly among them (estimated). The cost is the price of the stored bytes, without
+    requests. The settings have the prices (default: S3 Standard's list price). Archived segments have a row of their
     own. The log and orphans are not counted. The command reads the directory of each stored file.
 
     [bold]Examples[/bold]

@@ -256,15 +256,17 @@ def ingest(
     --index-prepared apply to messages read from now on.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
-    "keys". CSV and Parquet have these columns. --item-type names a class with columns of your own. Other columns are
-    not indexed; the command names them. With `--column offset=rownumber` the offset is the row's number.
+    "keys". CSV and Parquet have these columns. To index columns of your own, name their class with --item-type. The
+    command ignores further columns, and prints their names. With `--column offset=rownumber` the offset is the row's
+    number.
 
     If a file has grown, the command reads its new part. If it has changed otherwise, that is an error unless you pass
     --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
 
     Each partition of Kafka continues at its own position. A topic that was deleted and created again is read from its
-    start, and is reported as rewritten. Before Kafka 2.8 topics have no id. There the command looks in the index for
-    the last 100 records before the position. If the index has none of them, it reads the partition from its start.
+    start, and is reported as rewritten. Kafka before 2.8 has no topic ids. For such clusters the command looks in the
+    index for up to 100 records before the position. If the index has none of them, it reads the partition from its
+    start.
 
     [bold]Examples[/bold]
 
@@ -410,8 +412,8 @@ def import_classic(
 ) -> int:
     """Import the classic index files of a RocketMQ broker.
 
-    Their entries have a hash and an offset. Topic, key, queue and size come from the messages in the commit log.
-    Entries whose message is missing or has no such key are dropped and counted.
+    These files have no topics, keys, queues or sizes. The command reads these from the messages in the commit log. It
+    drops and counts an entry if its message is missing or has no key with its hash.
 
     [bold]Examples[/bold]
 

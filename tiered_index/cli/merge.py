@@ -121,8 +121,8 @@ def merge(
     """Merge uploaded files into window tables, so that a lookup costs one request per window.
 
     Tables of shorter windows are merged too. A window of 30d has 30 days, not a calendar month. Writers and readers may
-    run. A log record removes the merged files from the index; `tiered-index orphans` deletes their objects later. You
-    may repeat the command. Exit code 4: an object to merge is missing; --skip-lost merges the rest.
+    run. A log record removes the merged files from the index; `tiered-index orphans` deletes their objects later. Exit
+    code 4: an object to merge is missing; --skip-lost merges the rest.
 
     [bold]Examples[/bold]
 

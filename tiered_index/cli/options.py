@@ -180,9 +180,7 @@ _limit = partial(Option, show_default=False, rich_help_panel="Limits")
 class ServiceOptions:
     """Options of commands that read an index or, in its place, a service."""
 
-    url: Annotated[
-        str | None, _service(metavar="URL", help="Ask this service (tiered-index serve) in place of an index.")
-    ] = None
+    url: Annotated[str | None, _service(metavar="URL", help="Ask this service (`serve`) instead of an index.")] = None
     token_file: Annotated[Path | None, _service(metavar="FILE", help="With --url: file with the token.")] = None
 
 

@@ -82,8 +82,8 @@ def query(
     With --storage alone the answer has the uploaded entries, and states the time of the newest one. With --root, on the
     writer's host, it also has entries that are flushed but not uploaded.
 
-    With --messages each message has a state: local, archived, expired (deleted by the broker, not archived) or missing,
-    with the reason. Messages of other keys with the same hash are dropped and counted.
+    With --messages each message has a state: local, archived, expired (deleted by the broker, not archived), erased, or
+    missing with the reason. Messages of other keys with the same hash are dropped and counted.
 
     --max-requests, --max-bytes and --timeout limit the whole command, all pages together. At a limit the command prints
     the entries found so far, names the files that it did not read, and ends with exit code 6. Requests that open the
@@ -92,10 +92,10 @@ def query(
     To read several indexes as one, repeat --storage, or name a prefix above them. Each entry then has the URI of its
     index as source. Messages come from the archived segments of each index.
 
-    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. Rows without bounds have those of
-    --begin and --end. --max applies to each key. The command looks up 100,000 keys at a time (a service 1,000), and
-    reads each stored file once for them. The output has a row for each entry, and one row for a key without entries.
-    With --json each row is one line, and the last line is the status.
+    The file of --keys has the columns topic, key and optionally begin_ms and end_ms. --begin and --end apply to
+    rows without these. --max applies to each key. The command looks up the keys in batches of 100,000, and reads each
+    stored file once per batch. The output has a row for each entry, and one row for a key without entries. With --json
+    each row is one line, and the last line is the status.
 
     [bold]Examples[/bold]
 

@@ -87,7 +87,7 @@ _COLLECTED_AFTER = 50_000
 def serve(
     session: Session,
     host: Annotated[
-        str, _listen(help="Address to listen on. One that other hosts reach needs --tokens.")
+        str, _listen(help="Address to listen on. If other hosts can reach it, pass --tokens.")
     ] = "127.0.0.1",
     port: Annotated[int, _listen(min=0, max=65535, help="Port to listen on. 0: any free port.")] = 8080,
     tokens: Annotated[
@@ -96,7 +96,7 @@ def serve(
     ] = None,
     console: Annotated[bool, _listen(help="Serve the console for browsers at /console/.")] = True,
     insecure: Annotated[
-        bool, _listen("--insecure", help="Accept requests of other hosts without --tokens or --rocketmq-keys.")
+        bool, _listen("--insecure", help="Serve other hosts even if --tokens or --rocketmq-keys is not set.")
     ] = False,
     tls_cert: Annotated[Path | None, _listen(help="Server certificate (PEM).", show_default=False)] = None,
     tls_key: Annotated[Path | None, _listen(help="Key of the certificate (PEM).", show_default=False)] = None,
@@ -181,8 +181,8 @@ def serve(
 ) -> int:
     """Serve lookups over HTTP until SIGTERM or SIGINT.
 
-    /openapi.json describes the requests, such as GET /v1/query. /console/ is for browsers. /metrics is for Prometheus,
-    /livez and /readyz are for probes.
+    /openapi.json describes the requests. /console/ is for browsers. /metrics is for Prometheus, /livez and /readyz are
+    for probes.
 
     With --storage alone (repeatable) the process has no state: run any number behind a load balancer. With --root, on
     the writer's host, answers also have entries that are flushed but not uploaded. With --write or --follow the process

@@ -89,15 +89,15 @@ def verify(
     storage did not answer. Objects that the log does not name are notes, not findings.
 
     --repair prints a repair for each damaged or missing object, and the topics and times that answers will lack. With
-    --yes it applies the repairs. It restores an object from the first good copy: in the root (--root), another upload,
-    or a copy of the index (--copy). Without a good copy, it keeps the undamaged parts and gives up the rest. From then
-    on answers name the files with given-up entries. A damaged local copy is replaced from the storage.
+    --yes it applies the repairs. It restores an object from the first good copy: the root's file (--root), another
+    upload of it, or its copy in a copied index (--copy). Without a good copy, it keeps the undamaged parts and gives up
+    the rest. From then on answers name the files that lost entries. A damaged local copy is replaced from the storage.
 
     An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
 
-    Each new object is verified before a log record names it. With --root, first stop its writer. Readers and jobs may
-    run, and without --root the writer, too. Exit code 0: nothing is left to repair.
+    Each new object is verified before a log record names it. With --root, first stop its writer. Without --root
+    the writer may run. Readers and jobs may always run. Exit code 0: nothing is left to repair.
 
     [bold]Examples[/bold]
 

@@ -67,9 +67,10 @@ def recover(
     fenced: it publishes nothing more and keeps its files.
 
     --lost declares an object of the storage lost. `verify` names such objects. FILE is a file id, an object name, or
-    the id of a window table; with --root also a file that was deleted from the root before its upload. One log record
-    gives up its entries permanently. From then on answers are complete without these entries, and name the file. First
-    restore as much as you can with `verify --deep --repair`. With --root, a file that the root still has is an error.
+    the id of a window table. With --root it can also be a local file that somebody deleted before its upload. One log
+    record gives up its entries permanently. From then on answers name the file, and can be complete without its
+    entries. First restore as much as you can with `verify --deep --repair`. If the root has a copy of FILE, the command
+    refuses to give it up.
 
     [bold]Examples[/bold]
 

@@ -42,17 +42,17 @@ def erase(
 
     The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
 
-    With --yes one log record hides the entries permanently, in every file and in the writer's buffer, also those that
-    arrive later. The next merges leave out their bytes. --now does not wait for a merge: it rewrites the objects that
-    hold them, and deletes the objects that were removed at least --grace ago. The certificate lists the changes, the
-    result of a scan of the stored bytes, and the places that the scan can't see.
+    With --yes one log record hides the entries permanently, even those that arrive later. Later merges remove their
+    bytes. --now does not wait for a merge. It rewrites the objects and archived segments that hold the entries. It also
+    deletes objects that were removed at least --grace ago. The printed certificate lists the changes, the result of a
+    scan of the stored bytes, and the places that the scan can't see.
 
-    Status erased: no byte is left. Status pending: removed objects wait for --grace, or unfinished uploads or staged
-    files still have bytes; run the command again later. Status remains: objects of the index still hold some of the
-    bytes, or can't be read (exit code 1).
+    Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
+    unfinished uploads or staged files still have bytes; run the command again later. Status remains: objects of the
+    index still hold some of the bytes, or can't be read (exit code 1).
 
-    With preset rocketmq, the command also erases another key of the topic that has the same hash: such an index stores
-    no fingerprint.
+    With preset rocketmq, entries have no fingerprint. So the command also erases other keys of the topic with the same
+    hash.
 
     [bold]Examples[/bold]
 

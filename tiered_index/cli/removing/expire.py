@@ -16,8 +16,8 @@ from tiered_index.types import format_time
 def expire(session: Session, yes: Yes = False) -> int:
     """Expire entries that are older than a rule.
 
-    The rule is the setting `retention`, of --config, the environment or --set. The command prints the objects, entries,
-    bytes and monthly cost that it would remove. Pass --yes to apply.
+    Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
+    and monthly cost that it would remove. Pass --yes to apply.
 
     With --yes one log record states the time before which entries have expired, permanently. It also removes the
     objects that have only expired entries. From then on no lookup shows expired entries, and answers have

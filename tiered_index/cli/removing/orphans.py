@@ -36,7 +36,7 @@ def orphans(
     index loses objects.
 
     The command also lists foreign objects in the index's folders (such as log/note.txt), whatever their age. The index
-    ignores them, and --yes does not delete them. Objects with a blank or a % sign in their name are not listed.
+    ignores them, and --yes does not delete them.
 
     [bold]Examples[/bold]
 

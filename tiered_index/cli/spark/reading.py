@@ -58,7 +58,7 @@ def lookup(
     """Look up every key of a file with Spark.
 
     The job opens each stored object once. A row of the file has topic, key and optionally begin_ms and end_ms (epoch ms
-    or ISO 8601). --begin and --end apply to all rows. The answer keeps other columns.
+    or ISO 8601). --begin and --end apply to all rows. Answers also have the other columns of their row.
 
     [bold]Examples[/bold]
 

@@ -34,7 +34,7 @@ def build(
     mode: str = Option(
         "error",
         metavar="error|append|replace|replace-all",
-        help="Action for windows that already have tables. replace keeps those of live writers.",
+        help="Action for windows that already have tables. replace removes only those of earlier builds.",
     ),
     max_windows: int = Option(10_000, min=1, help="Fail if the source has more windows."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage in a commit log, and count it."),
@@ -45,9 +45,9 @@ def build(
     """Build window tables from files or a commit log with Spark.
 
     One log record publishes all tables at once. `--mode replace` removes the tables of earlier builds. It keeps the
-    entries of live writers, also after a merge. Before Spark writes anything, the command prints the topics and entries
-    that it will remove. Entries with an implausible time (settings max_late_s, max_early_s) get windows of their own,
-    and are counted.
+    entries of live writers, even if they were merged into tables. Before Spark writes anything, the command prints the
+    topics and entries that it will remove. Entries with an implausible time (settings max_late_s, max_early_s) get
+    windows of their own, and are counted.
 
     [bold]Examples[/bold]
 
@@ -109,9 +109,9 @@ def compact(
 ) -> int:
     """Compact the staged files of writers with compaction = "spark".
 
-    One log record publishes them. Run the command by cron, so that writers' hosts need not compact. Exit code 4: a
-    staged file is damaged; its writer compacts it. Exit code 3: a file failed because of storage or disk; the others
-    are published, and the next run tries it again.
+    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its writer
+    compacts it. Exit code 3: a file failed because of storage or disk; the others are published, and the next run tries
+    it again.
 
     [bold]Examples[/bold]
 
@@ -192,8 +192,8 @@ def erase(
 
     Executors read the objects and archived segments, rewrite those that hold the entries, and read them again for the
     certificate. The driver publishes and deletes. Without --yes the command changes nothing, and reads the objects
-    without Spark. Output and exit codes are those of `tiered-index erase --now`. Uploads of killed tasks are `pending`
-    for a day.
+    without Spark. Output and exit codes are those of `tiered-index erase --now`. An upload that a killed task left
+    unfinished is `pending` for a day.
 
     [bold]Examples[/bold]
 
