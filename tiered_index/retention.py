@@ -70,7 +70,7 @@ class Retention:
     max_bytes: int | None = None
     # Age at which archived segments expire, counted from their upload; None: never.
     segments_age_s: float | None = None
-    # Time that a removed object is kept for readers that still use it.
+    # Time that a removed object is kept for readers that still use it; at least 1h.
     grace_s: float = 86400.0
 
     def __post_init__(self) -> None:

@@ -48,8 +48,8 @@ class S3Options(StorageOptions):
     max_attempts: int = 5
     # Most attempts of a call with other faults: a response cut short or of the wrong range, a conflict (409).
     transfer_attempts: int = 4
-    # Before a retry the client waits a random time: after fault n of a kind at most `backoff_s * 2**n` seconds, and
-    # never more than 5. After throttling, a value below 0.5 counts as 0.5.
+    # Wait before a retry: a random time of at most `backoff_s * 2**n` seconds after the n-th fault of a kind, and at
+    # most 5 seconds. After throttling, a value below 0.5 counts as 0.5.
     backoff_s: float = 0.1
     # Read ranges through obstore if it is installed: it needs a fraction of boto3's processor time. Set False for tools
     # that trace boto3's methods.
