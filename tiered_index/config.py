@@ -79,9 +79,7 @@ class IndexConfig:
         None, gt=0, description="hash slots per file; None: 1,000,000, or 5,000,000 with preset rocketmq"
     )
     items: int | None = setting(
-        None,
-        gt=1,
-        description="most entries of a file, plus one; None: 4,000,000, or 20,000,000 with preset rocketmq",
+        None, gt=1, description="most entries of a file, plus one; None: 4,000,000, or 20,000,000 with preset rocketmq"
     )
     item_type: type[IndexItem] | None = setting(None, description="class of entries; None: the class of the preset")
     offset_space: OffsetSpace = setting(
@@ -116,8 +114,8 @@ class IndexConfig:
     query_threads: int = setting(32, gt=0, le=256, description="ranges read from the storage in parallel")
     coalesce_gap_bytes: int | Literal["price"] = setting(
         256 << 10,
-        description="largest gap between two slot groups that one request reads; `price`: the gap that costs as much as a "
-        "request",
+        description="largest gap between two slot groups that one request reads; "
+        "`price`: the gap that costs as much as a request",
     )
     block_cache_bytes: int = setting(64 << 20, ge=0, description="memory for verified slot groups of stored files")
     directory_cache_bytes: int = setting(

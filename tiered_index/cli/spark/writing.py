@@ -109,9 +109,9 @@ def compact(
 ) -> int:
     """Compact the staged files of writers with compaction = "spark".
 
-    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its writer
-    compacts it. Exit code 3: a file failed because of storage or disk; the others are published, and the next run tries
-    it again.
+    One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its
+    writer compacts it. Exit code 3: a file failed because of storage or disk; the others are published, and the next
+    run tries it again.
 
     [bold]Examples[/bold]
 
