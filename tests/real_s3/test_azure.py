@@ -105,7 +105,7 @@ class TestAzureStorage(StorageConformance):
             yield another
 
 
-def test_an_index_lives_in_the_storage(uri: str, tmp_path: Path) -> None:
+def test_an_index_in_the_storage(uri: str, tmp_path: Path) -> None:
     with IndexService.open(root=tmp_path, storage=uri, background=False, slots=7, items=12) as index:
         index.put("t", 0, "k", 5, 1, 1_700_000_000_000)
         index.seal()

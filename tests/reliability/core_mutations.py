@@ -58,7 +58,7 @@ from tiered_index.types import Lookup
 T = 1_700_000_000
 _TOTAL = 1_000_000
 TOPICS = {0: "t", 1: "u", 2: "t"}
-# of two of them Java's hashes are equal; of others they are negative
+# two of them have the same Java hash; others have a negative one
 KEYS = ("Aa", "BB", "ключ", *(f"key{number}" for number in range(30)))
 _FAMILY = {"packed": NATIVE, "plain": NATIVE, "rocketmq": ROCKETMQ, "table": NATIVE, "filter": NATIVE}
 KINDS = (*_FAMILY, "unsealed", "summary")
@@ -71,12 +71,12 @@ _SHARE = {
     "unsealed": 0.18,
     "summary": 0.02,
 }
-# seeds that share a whole file
+# number of seeds that use the same file
 _OF_ONE_FILE = 50
 
 
 class InMemory(LocalBytes):
-    """A compacted file in memory of its size, in place of a map."""
+    """A compacted file in memory of exactly its size, instead of a mapping."""
 
     def __init__(self, data: bytes, trailer: Trailer | None = None) -> None:
         self.file = "file"
@@ -105,7 +105,7 @@ def _entries(random: Random, layout: Layout, count: int) -> Any:
 
 @lru_cache(16)
 def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
-    """Return a file of `KEYS`, and its trailer; some files are cut into many slot groups, and groups into blocks."""
+    """Return a file of `KEYS`, and its trailer. Some files have many slot groups, and groups in blocks."""
     random, family = Random(f"{kind} {number}"), _FAMILY[kind]
     layout = Layout(family, family.schema, random.choice([1, 7, 64]), 2_000)
     count = random.choice([1, 9, 60, 60, 200, 700])
@@ -135,7 +135,7 @@ def whole_file(kind: str, number: int) -> tuple[bytes, Trailer]:
 
 
 def _changed_body(random: Random, data: bytes, whole: Trailer) -> InMemory:
-    """Change bytes of a slot group or block; its checksums are right again."""
+    """Change bytes of a slot group or block, and correct its checksums."""
     room = bytearray(data)
     tail = whole.tail
     at = tail.directory_position
@@ -143,7 +143,7 @@ def _changed_body(random: Random, data: bytes, whole: Trailer) -> InMemory:
     blocks = np.frombuffer(room, whole.directory.blocks.dtype, len(whole.directory.blocks), at + 8 + groups.nbytes)
     group = groups[random.randrange(len(groups))]
     start, length = int(group["offset"]), int(group["length"])
-    # headers of packed runs most of all
+    # mostly headers of packed runs
     reach = random.choice([min(length, 60), length])
     for _ in range(random.choice([1, 1, 2, 5]) if reach else 0):
         some = [0, 1, 64, 65, 127, 128, 255, random.randrange(256)]
@@ -155,7 +155,7 @@ def _changed_body(random: Random, data: bytes, whole: Trailer) -> InMemory:
     directory = bytes(room[at : at + tail.directory_length])
     tail = tail._replace(directory_crc32=crc32(directory))
     room[-TAIL_SIZE:] = tail.encode(int.from_bytes(data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12], "big"))
-    # the metadata is as it was
+    # the metadata is unchanged
     return InMemory(bytes(room), Trailer(tail, Directory.decode(directory, "file"), whole.metadata))
 
 
@@ -170,7 +170,7 @@ def _changed_filter(random: Random, data: bytes, whole: Trailer) -> InMemory:
 
 
 def _parts_of(trailer: Trailer) -> tuple[Directory, Metadata]:
-    """Return the parts of a trailer apart from its tail."""
+    """Return the parts of a trailer without the tail."""
     return trailer.directory, trailer.metadata
 
 
@@ -192,7 +192,7 @@ def _single(file: Any, lookup: PreparedLookup, schema: Any) -> Any:
 
 
 def _many(file: Any, batch: LookupBatch, schema: Any, metadata: Metadata | None = None) -> Any:
-    """Return what searches a file for a batch; lookups beside the file's interval are none of its business."""
+    """Return the search of a file for a batch. It has only lookups that overlap the file's interval."""
     within = np.ones(len(batch), bool) if metadata is None else batch.within(metadata)
 
     def answers() -> list[bytes]:
@@ -209,7 +209,7 @@ def _many(file: Any, batch: LookupBatch, schema: Any, metadata: Metadata | None 
 
 
 def _compare(core: ModuleType, what: str, make: Callable[[], Any]) -> bool:
-    """Compare what the core and NumPy make; return whether they are rows."""
+    """Compare the results of the core and of NumPy. Return whether they are rows."""
     with using(core):
         found = _outcome(make)
     with using(None):
@@ -265,7 +265,7 @@ def _try_filter(core: ModuleType, file: InMemory, lookup: PreparedLookup, schema
         excludes = not block_may_hold(held[at : at + 32], mixed)
     with using(core):
         assert excludes != block_may_hold(held[at : at + 32], mixed)
-        # the core checks the filter after some searches in vain
+        # the core checks the filter after some searches without a match
         found = {_single(file.search, lookup, schema)() for _ in range(3)}
     assert found <= ({expected, b""} if excludes else {expected}), (
         f"filter: {found!r:.300}, and NumPy {expected!r:.300}"
@@ -274,7 +274,7 @@ def _try_filter(core: ModuleType, file: InMemory, lookup: PreparedLookup, schema
 
 
 def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
-    """Look up in an unsealed file whose entries and chains are anything; return whether rows were compared."""
+    """Look up in an unsealed file with arbitrary entries and chains. Return whether rows were compared."""
     random = Random(f"{kind} {seed}")
     family = random.choice([NATIVE, ROCKETMQ])
     table, data = _unsealed(family, seed // _OF_ONE_FILE)
@@ -310,7 +310,7 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
         "_in_core": made.with_chains(heads, layout.items_position, layout.items),
     }
     vars(file).update(about)
-    # a chain that runs backwards is left to the scan, which finds what no chain leads to
+    # a scan searches files with a wrong chain, and finds entries that no chain reaches
     broken, has_rows = _is_broken(file), False
     for lookup in (_asked(random), _asked(random)):
         if not broken:
@@ -328,7 +328,7 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
 
 
 def _is_broken(file: UnsealedFile) -> bool:
-    """Return whether a chain of a file leads elsewhere than down, or is of another slot."""
+    """Return whether a chain of a file does not descend, or belongs to another slot."""
     layout, table = file.layout, file.table
     entries = np.frombuffer(file._map, layout.schema.entry, layout.items, layout.items_position)
     following = entries["previous"].astype(np.int64)
@@ -353,7 +353,7 @@ def _unsealed(family: Any, number: int) -> tuple[UnsealedTable, Any]:
 
 
 def try_summary(core: ModuleType, kind: str, seed: int) -> bool:
-    """Take directories and filters out of a changed summary; return whether there were any."""
+    """Read directories and filters from a changed summary. Return whether there were any."""
     random = Random(f"{kind} {seed}")
     objects, data = _summary(seed // _OF_ONE_FILE)
     parts = {name: (position, bytes(part)) for name, (position, part) in decode(data, "summary").items()}
@@ -412,7 +412,7 @@ def run(core: ModuleType, counts: dict[str, int], first: int = 0, *, shows: bool
         for seed in range(first, first + count):
             try:
                 tally.tried[f"with rows, of {kind}"] += TRIES[kind](core, kind, seed)
-            except Exception as error:  # noqa: BLE001 - which is the finding
+            except Exception as error:  # noqa: BLE001 - every exception is a finding
                 places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)][-4:]
                 again = f"python -m tests.reliability.core_mutations --kind {kind} --first {seed} --count 1"
                 sort = "wrong" if isinstance(error, AssertionError) else "untyped"

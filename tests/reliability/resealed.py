@@ -98,7 +98,7 @@ _TAIL = struct.Struct(">8sIIQQQQIIII")
 
 
 def flipped(rng: Random, data: bytes) -> bytes:
-    """Flip bits, overwrite, cut, double or insert bytes; no checksum is recomputed."""
+    """Flip bits, or overwrite, cut, double or insert bytes, without correcting checksums."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         at = rng.randrange(len(changed) + 1) if changed else 0
@@ -122,7 +122,7 @@ def flipped(rng: Random, data: bytes) -> bytes:
 
 
 def document(rng: Random, value: Any) -> Any:
-    """Return a changed copy of what JSON holds."""
+    """Return a changed copy of a JSON value."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         places = list(_places(value))
@@ -149,7 +149,7 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
     try:
         old = owner[key]
     except (IndexError, KeyError):
-        return  # of what an earlier change took away
+        return  # an earlier change has removed it
     how = rng.randrange(10)
     if how < 3:
         owner[key] = rng.choice(VALUES)
@@ -171,7 +171,7 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
             return
         owner[key] = copy.deepcopy(other)
         if rng.random() < 0.5:
-            other_owner[other_key] = copy.deepcopy(old)  # which may hold the place that it is put into
+            other_owner[other_key] = copy.deepcopy(old)  # it may contain its new place
     elif how == 8 and isinstance(owner, list):
         owner.insert(rng.randrange(len(owner) + 1), copy.deepcopy(old))
     elif how == 8:
@@ -185,7 +185,7 @@ def _change(rng: Random, owner: Any, key: Any, places: list[Any]) -> None:
 
 
 def _json(rng: Random, value: Any) -> bytes:
-    """Return bytes of a changed document; now and then of what JSON allows besides, or of no document at all."""
+    """Return the bytes of a changed document, or sometimes of other JSON or no JSON."""
     odd = rng.random()
     if odd < 0.02:
         return rng.choice(
@@ -214,12 +214,12 @@ def _json(rng: Random, value: Any) -> bytes:
 
 
 def plain_json(rng: Random, data: bytes) -> bytes:
-    """Change a document that no checksum covers."""
+    """Change a document without a checksum."""
     return _json(rng, json.loads(data))
 
 
 def sealed_json(rng: Random, data: bytes) -> bytes:
-    """Change a document of the log: a line with its CRC32 stands behind it."""
+    """Change a document of the log, and correct the line with its CRC32."""
     body = _json(rng, json.loads(data.rpartition(b"\n#crc32 ")[0]))
     return body + f"\n#crc32 {zlib.crc32(body):08x}\n".encode()
 
@@ -258,7 +258,7 @@ def cursor(rng: Random, data: bytes) -> bytes:
 
 
 def staged(rng: Random, data: bytes) -> bytes:
-    """Change the document behind staged entries, or entries, whose CRC32 stands in it."""
+    """Change the document after staged entries, or the entries and their CRC32s in the document."""
     at = data.rindex(b'{"version"')
     entries, behind = bytearray(data[:at]), json.loads(data[at:].rpartition(b"\n#crc32 ")[0])
     if rng.random() < 0.3 and entries:
@@ -305,9 +305,7 @@ def cells(rng: Random, table: Any) -> Any:
 
 
 def compacted(rng: Random, data: bytes) -> bytes:
-    """Change a part of a compacted file or shard; the CRC32s of all parts are right again, and the lengths in the
-    tail.
-    """
+    """Change a part of a compacted file or shard, and correct the CRC32s of all parts and the lengths in the tail."""
     position, *lengths = _TAIL.unpack(data[-TAIL_SIZE:])[3:7]
     ends = np.cumsum([position, *lengths]).tolist()
     body, held, raw = bytearray(data[:position]), data[position : ends[1]], data[ends[1] : ends[2]]
@@ -392,8 +390,9 @@ def archived(rng: Random, data: bytes) -> bytes:
 
 
 def words(*positions: int, tail: bool = False) -> Reseal:
-    """Return what overwrites words: at `positions` from the start (or from the end), or anywhere; for formats that have
-    no checksums.
+    """Return a function that overwrites words, for formats without checksums.
+
+    It overwrites them at `positions` from the start (or from the end), or anywhere.
     """
 
     def change(rng: Random, data: bytes) -> bytes:

@@ -77,7 +77,7 @@ def test_a_large_upload_is_written_in_chunks(uri: str, google: GoogleServer) -> 
     assert [*google.buckets[uri.split("/")[2]]] == ["some/prefix/large"]
 
 
-def test_an_index_lives_in_the_storage(uri: str, tmp_path: Path) -> None:
+def test_an_index_in_the_storage(uri: str, tmp_path: Path) -> None:
     small = {"slots": 7, "items": 12}
     with IndexService.open(root=tmp_path, storage=uri, background=False, **small) as index:
         index.put("t", 0, "k", 5, 1, 1_700_000_000_000)
@@ -87,7 +87,7 @@ def test_an_index_lives_in_the_storage(uri: str, tmp_path: Path) -> None:
         assert [item.offset for item in reader.query("t", "k")] == [5]
 
 
-def test_set_ups_that_are_wrong_are_told(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_set_ups_raise_typed_errors(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = f"gs://no-such-bucket{uri[uri.index('/some') :]}"
     with open_storage(missing) as storage:
         for call in (lambda: storage.get("a"), lambda: storage.put("a", b""), lambda: list(storage.list())):
@@ -101,7 +101,7 @@ def test_set_ups_that_are_wrong_are_told(uri: str, monkeypatch: pytest.MonkeyPat
         probe_put_if_absent(storage)
 
 
-def test_nothing_is_sent_to_another_host(uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirects_to_another_host_are_refused(uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with google_server() as other, open_storage(uri) as storage:
         elsewhere = other.endpoint_url.replace("127.0.0.1", "localhost")
         monkeypatch.setattr(google, "answer", lambda *_: (307, b"", {"Location": f"{elsewhere}/b/a"}))
@@ -113,10 +113,10 @@ def test_nothing_is_sent_to_another_host(uri: str, google: GoogleServer, monkeyp
         assert other.requests == []
 
 
-def test_a_lease_of_somebody_is_no_object_that_exists(
+def test_a_leased_blob_does_not_count_as_an_existing_object(
     uri: str, google: GoogleServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Azure answers so to a write of a blob that is leased."""
+    """This is Azure's response to a write of a leased blob."""
     with open_storage(uri) as storage:
         monkeypatch.setattr(google, "answer", lambda *_: error(412, "LeaseIdMissing"))
         for call in (storage.put, storage.put_if_absent):
@@ -143,7 +143,7 @@ def test_requests_of_a_listing_are_counted(uri: str, google: GoogleServer, count
     assert storage.total.requests == len(google.requests)
 
 
-def test_credentials_are_renewed_at_the_hosts_that_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_that_renew_credentials_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://login.microsoftonline.us/")
     with open_storage("gs://bucket/p") as google, open_storage("az://container/p?account=a") as azure:
         assert isinstance(google, CloudStorage) and isinstance(azure, CloudStorage)
