@@ -1,11 +1,10 @@
-"""A small index that lies wholly in a storage, what it must answer, and a storage that writes down what was asked of
-it.
+"""A small index that is only in a storage, with its right answers and a record of its requests.
 
     made = cold_index(tmp_path / "root", files=10)
     reader = made.reader()
     assert [Answer.of(item) for item in reader.query("t", "all")] == made.model.query("t", "all")
 
-File f (0: the oldest) holds the keys ``kF-0`` ... and ``all``, each once; the files' times do not overlap.
+File f (0: the oldest) has the keys ``kF-0`` ... and ``all``, each once. The files' times do not overlap.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ __all__ = ["BASE_MS", "ColdIndex", "Read", "Recorder", "cold_index", "columns", 
 
 BASE_MS = 1_700_000_000_000
 _FILE_MS = 10_000_000
-# between the first times of two files
+# time between the begins of two files
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Read:
-    """One range that was asked for."""
+    """One range that was read."""
 
     name: str
     start: int
@@ -50,9 +49,9 @@ class Read:
 
 
 class Recorder(WrapperStorage):
-    """`inner`; keeps the ranges asked for, all calls by operation, and how many ranges were under way at once at most.
+    """`inner`, with a record of ranges, calls by operation, and the most parallel reads of ranges.
 
-    `gate` is called in the middle of each range's request.
+    It calls `gate` during each read of a range.
     """
 
     def __init__(self, inner: Storage) -> None:
@@ -65,7 +64,7 @@ class Recorder(WrapperStorage):
         self.most_at_once = self._at_once = 0
 
     def reset(self) -> None:
-        """Forget what was written down."""
+        """Forget the record."""
         with self._lock:
             self.reads, self.operations, self.most_at_once, self.delivered = [], [], 0, 0
 
@@ -99,7 +98,7 @@ class Recorder(WrapperStorage):
 
 @dataclass
 class ColdIndex:
-    """The storage with an index in it, its recorder, and the model of what it holds.
+    """An index in a storage, the record of its requests, and its model.
 
     `stored` is in order of age, oldest first.
     """
@@ -112,7 +111,7 @@ class ColdIndex:
     stored: list[StoredObject] = field(default_factory=list)
 
     def reader(self, storage: Storage | None = None, **settings: Any) -> IndexReader:
-        """Open a reader without local state that does not look at the log by itself."""
+        """Open a reader without local state. It reads the log only when it is refreshed."""
         chosen = {"refresh_interval_s": 10**6, **settings}
         return IndexReader.open(storage_backend=storage or self.storage, **chosen)
 
@@ -143,7 +142,7 @@ def columns(file: int, entries: int) -> dict[str, Any]:
 
 
 def put(made: ColdIndex, writer: IndexService, batch: dict[str, Any]) -> None:
-    """Put a batch, also into the model."""
+    """Put a batch into the index and the model."""
     writer.put_batch(batch)
     names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
     for row in zip(*(batch[name] for name in names), strict=True):
@@ -153,7 +152,7 @@ def put(made: ColdIndex, writer: IndexService, batch: dict[str, Any]) -> None:
 def cold_index(
     root: Path, *, files: int = 3, entries: int = 40, storage: Storage | None = None, **settings: Any
 ) -> ColdIndex:
-    """Return an index of `files` files of `entries` entries, all of them only in the storage; its writer is closed."""
+    """Return an index of `files` files of `entries` entries, all only in the storage. Its writer is closed."""
     inner = storage or MemoryStorage()
     chosen = {
         "slots": 64,
@@ -175,7 +174,7 @@ def cold_index(
 
 
 def publish(made: ColdIndex, writer: IndexService) -> None:
-    """Bring all that was put into the storage, and nothing of it stays local."""
+    """Upload all entries, and delete all local copies."""
     writer.seal()
     writer.run_lifecycle()
     writer.run_lifecycle()
@@ -185,13 +184,13 @@ def publish(made: ColdIndex, writer: IndexService) -> None:
 
 
 def without_summary(storage: Storage) -> None:
-    """Delete the summary of directories, so that readers ask each file for its own."""
+    """Delete the summary, so that readers read the directory of each file."""
     storage.delete_many([info.name for info in list(storage.list(CHECKPOINT_PREFIX)) if is_summary(info.name)])
 
 
 @contextlib.contextmanager
 def spoiled(made: ColdIndex, name: str, change: Callable[[bytearray], object]) -> Iterator[None]:
-    """Let the storage hold a changed object until the block ends."""
+    """Replace an object in the storage until the block ends."""
     whole = made.inner.get(name)
     data = bytearray(whole)
     change(data)

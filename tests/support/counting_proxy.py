@@ -1,4 +1,4 @@
-"""A reverse proxy before an S3 endpoint that counts requests and bytes, and injects faults into answers.
+"""A reverse proxy for an S3 endpoint. It counts requests and bytes, and injects faults into responses.
 
     with counting_proxy(server.endpoint_url) as proxy:
         storage = open_storage(f"s3://{bucket}?endpoint_url={proxy.endpoint_url}")
@@ -6,10 +6,10 @@
         assert proxy.counts() == {("GET", True, f"{bucket}/name"): Count(requests=1, bytes=4096)}
         proxy.fault = times(1, Action(answer=error(503, "SlowDown")))
 
-It counts on the wire, not in the client. Method, path, query, headers and body pass as the client sent them, Host
-included, so that signatures hold (hop-by-hop headers excepted). Clients' connections are kept; each request has its own
-connection to the endpoint. A request is counted before its answer is sent, so that a client that has the answer finds
-it counted. Bodies are held in memory: keep them small. Threads: any number of clients.
+It counts on the wire, not in the client. It passes method, path, query, headers and body unchanged, except hop-by-hop
+headers, so signatures stay valid. Connections of clients are kept open; each request has its own connection to the
+endpoint. A request is counted before its response is sent, so a client with the response finds it counted. Bodies are
+in memory: keep them small. Threads: any number of clients.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Action", "Count", "CountingProxy", "Exchange", "Request", "counting_
 
 _HOP_BY_HOP = {"connection", "expect", "keep-alive", "transfer-encoding", "upgrade"}
 _UPSTREAM_TIMEOUT_S = 60.0
-# Pieces in which a slow answer (`drip_s`) is sent.
+# Number of pieces of a slow response (`drip_s`).
 _PIECES = 20
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client sent; `headers` are looked up in any case."""
+    """The request of a client. The case of names in `headers` does not count."""
 
     method: str
     path: str
@@ -52,12 +52,12 @@ class Request:
 
     @property
     def ranged(self) -> bool:
-        """Whether a range is asked for."""
+        """Whether the request is for a range."""
         return "range" in self.headers
 
 
 class Answer(Protocol):
-    """What is sent in place of the endpoint's answer."""
+    """A response instead of the endpoint's."""
 
     @property
     def status(self) -> int: ...
@@ -71,33 +71,32 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What to do to one exchange; the parts may be combined."""
+    """The faults of one exchange. They may be combined."""
 
-    # Sent instead of asking the endpoint.
+    # This response is sent without a request to the endpoint.
     answer: Answer | None = None
-    # The Range that the endpoint is asked for instead, "" for none: the whole object, with 200. Breaks a signature.
+    # Another Range for the endpoint. Empty: the whole object, with 200. The signature is then invalid.
     ask_range: str | None = None
-    # Put in place of the answer's own.
+    # These headers replace those of the response.
     headers: dict[str, str] = field(default_factory=dict)
-    # Position in the body of a byte whose lowest bit is flipped; negative from the end.
+    # Position of a byte in the body whose lowest bit is flipped. Negative: from the end.
     flip_byte: int | None = None
-    # Bytes of the body after which the connection is closed; all of them are announced.
+    # Number of bytes of the body before the connection is closed. The header has the full length.
     cut_at: int | None = None
-    # With `cut_at`: the connection is reset, not closed.
+    # With `cut_at`: reset the connection instead of closing it.
     reset: bool = False
-    # Seconds that sending the answer takes, piece by piece.
+    # Seconds to send the response, piece by piece.
     drip_s: float = 0.0
-    # The endpoint does its work, and the connection is closed without an answer.
+    # The endpoint processes the request. Then the connection is closed without a response.
     lose_answer: bool = False
-    # Called when the endpoint has answered and that is counted, before the client is answered: a wait, or a change
-    # meanwhile.
+    # Called after the endpoint's response was counted, and before it is sent: a wait, or a change.
     hold: Callable[[], object] | None = None
 
 
 class Exchange(NamedTuple):
-    """One request and what was answered: `status` is None where nothing was.
+    """One request and its response. `status` None: there was no response.
 
-    `bytes` counts the body's bytes that were sent.
+    `bytes` counts the bytes of the body that were sent.
     """
 
     method: str
@@ -108,7 +107,7 @@ class Exchange(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What requests of one kind to one key amount to."""
+    """Number and bytes of the requests of one kind to one key."""
 
     requests: int
     bytes: int
@@ -123,7 +122,7 @@ class _Reply:
 
 
 class CountingProxy:
-    """A running proxy; `fault` decides on each request, called by one thread at a time."""
+    """A running proxy. It calls `fault` for each request, in one thread at a time."""
 
     def __init__(self, endpoint_url: str, upstream: str) -> None:
         self.endpoint_url = endpoint_url
@@ -135,19 +134,19 @@ class CountingProxy:
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """Return what was counted since the last `reset`."""
+        """Return the exchanges since the last `reset`."""
         with self._lock:
             return list(self._exchanges)
 
     def reset(self) -> list[Exchange]:
-        """Forget what was counted, and return it; end the faults."""
+        """Forget and return the exchanges, and end the faults."""
         with self._lock:
             exchanges, self._exchanges = self._exchanges, []
             self.fault = None
             return exchanges
 
     def counts(self) -> dict[tuple[str, bool, str], Count]:
-        """Return requests and bytes answered, by method, whether a range was asked for, and `bucket/key`."""
+        """Return requests and bytes of responses by method, whether it is for a range, and `bucket/key`."""
         requests: Counter[tuple[str, bool, str]] = Counter()
         answered: Counter[tuple[str, bool, str]] = Counter()
         for exchange in self.exchanges:
@@ -156,7 +155,7 @@ class CountingProxy:
         return {kind: Count(number, answered[kind]) for kind, number in requests.items()}
 
     def action(self, request: Request) -> Action:
-        """Return what is done with a request."""
+        """Return the fault of a request."""
         with self._lock:
             return (self.fault(request) if self.fault is not None else None) or Action()
 
@@ -166,12 +165,12 @@ class CountingProxy:
             self.connections += 1
 
     def count(self, request: Request, status: int | None, sent: int) -> None:
-        """Write down what a request was answered with."""
+        """Note the response of a request."""
         with self._lock:
             self._exchanges.append(Exchange(request.method, request.ranged, request.key, status, sent))
 
     def ask(self, request: Request, action: Action) -> _Reply:
-        """Return the endpoint's reply, or the one that the action holds."""
+        """Return the endpoint's response, or that of the action."""
         if action.answer is not None:
             scripted = action.answer
             return _Reply(scripted.status, "", list(scripted.headers.items()), scripted.body)
@@ -195,7 +194,7 @@ class CountingProxy:
 def times(
     number: int, action: Action, when: Callable[[Request], bool] = lambda request: True
 ) -> Callable[[Request], Action | None]:
-    """Return a fault that strikes the first `number` requests that `when` picks."""
+    """Return a fault of the first `number` requests that `when` accepts."""
     left = number
 
     def fault(request: Request) -> Action | None:
@@ -218,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # a client that refuses an answer hangs up
+        with contextlib.suppress(ConnectionError):  # a client closes the connection if it refuses a response
             super().handle()
 
     def relay(self) -> None:
@@ -259,11 +258,11 @@ class _Handler(BaseHTTPRequestHandler):
             if action.reset:
                 self._reset()
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = relay  # noqa: N815 - the base class looks for these names
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = relay  # noqa: N815 - the base class calls these names
 
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.rfile.close()  # which holds the socket open
+        self.rfile.close()  # it keeps the socket open
         self.connection.close()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -292,7 +291,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def counting_proxy(upstream_url: str) -> Iterator[CountingProxy]:
-    """Start a proxy before the endpoint `upstream_url` (http://host:port), yield it, stop it."""
+    """Yield a running proxy for the endpoint `upstream_url` (http://host:port)."""
     handler = type("Handler", (_Handler,), {})
     server = _Server(("127.0.0.1", 0), handler)
     proxy = CountingProxy(f"http://127.0.0.1:{server.server_address[1]}", urlsplit(upstream_url).netloc)

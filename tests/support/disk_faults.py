@@ -1,17 +1,18 @@
-"""A disk that fails or crashes when told to: the local half of the fault layer.
+"""A disk with scripted faults and crashes: the local half of the fault layer.
 
     disk = FaultDisk()
     disk.fail("sync", nth=2, error=errno.EIO)     # the second sync from now on raises EIO
-    disk.crash(nth=17, torn=True)                 # the 17th call of any kind never returns; a write is left half done
-    disk.lose_unsynced()                          # after a crash: the power was cut, what was not synced is gone
-    disk.copy(folder, other)                      # what a crash would leave at this moment, in another folder
+    disk.crash(nth=17, torn=True)                 # the 17th call of any kind crashes; a write is half done
+    disk.lose_unsynced()                          # after a crash: a power cut, which loses unsynced bytes
+    disk.copy(folder, other)                      # the files after a crash at this moment, in another folder
 
 Operations are the names in `PRIMITIVES`, or ``*`` for any; `nth` counts matching calls from now on (1: the next). After
-a crash every call but `close` raises `SimulatedCrash`, as a dead process does nothing more. Only what went through this
-object is counted and lost; files that were there before are durable. Nothing is really synced: durable is what this
-object remembers, in memory, so files should have some MiB at most. A failed sync is as harsh as Linux's: what was to be
-written counts as written from then on, is read as long as nobody cuts the power, and no later sync writes it, unless it
-is written again. Threads: any number.
+a crash every call but `close` raises `SimulatedCrash`, because a dead process does nothing more.
+
+Only changes by this object are counted and lost; files that existed before are durable. Nothing is really synced: this
+object keeps the durable bytes in memory, so files should have some MiB at most. A failed sync behaves as on Linux: its
+bytes count as written, and reads return them until a power cut. No later sync writes them, unless they are written
+again. Threads: any number.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tiered_index.storage.disk import Disk
 
 _ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
 _NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
-# What each call fails with on a disk that breaks, is full, or was made read-only by the system.
+# The errors of each call on a disk that breaks, is full, or was made read-only by the system.
 ERRORS = {
     "create": _ANY,
     "open_rw": _NO_ROOM_NEEDED,
@@ -48,9 +49,9 @@ ERRORS = {
     "make_folder": _ANY,
     "remove_folder": _NO_ROOM_NEEDED,
 }
-# The calls that are counted and can be struck.
+# The calls that are counted and can fail.
 PRIMITIVES = tuple(ERRORS)
-# What of the unsynced changes a power cut leaves: nothing; those before one of them, which is torn; all changes of
+# The unsynced changes that remain after a power cut: none; those before one of them, which is torn; all changes of
 # names and none of bytes, or the reverse; each change by chance; each name and each sector of 512 bytes by chance.
 Kept = Literal["nothing", "prefix", "names", "bytes", "changes", "sectors"]
 KEPT: tuple[Kept, ...] = get_args(Kept)
@@ -58,7 +59,7 @@ _SECTOR_BYTES = 512
 
 
 class SimulatedCrash(BaseException):
-    """The process died here. Not an `Exception`, so that no handler of the code under test goes on working."""
+    """The process died here. It is no `Exception`, so no handler of the tested code continues."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class _Script(FaultTrigger):
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """Bytes of a file that no sync has confirmed yet; without `data` the file's length was set to `position`."""
+    """Bytes of a file that no sync has confirmed yet. Without `data`, the file's length was set to `position`."""
 
     number: int
     position: int
@@ -85,7 +86,7 @@ class _Write:
             content[self.position : end] = self.data
 
     def sectors(self) -> list[_Write]:
-        """Return the write in pieces that a disk writes whole."""
+        """Return the write in pieces that a disk writes atomically."""
         if self.data is None:
             return [self]
         at, end = self.position, self.position + len(self.data)
@@ -113,7 +114,7 @@ class _NameChange:
 
 
 class FaultDisk(Faults[_Script], Disk):
-    """The real file system, with scripted faults; `chance` decides what a failed sync wrote anyway (None: nothing).
+    """The real file system, with scripted faults. `chance` decides the bytes that a failed sync writes (None: none).
 
     `watch` is called with each call's name before it acts, and with ``torn`` when half of a write is done.
     """
@@ -122,15 +123,15 @@ class FaultDisk(Faults[_Script], Disk):
         super().__init__()
         self.chance = chance
         self.watch = watch
-        # How many calls have failed so far.
+        # Number of calls that have failed so far.
         self.struck = 0
-        # Whether a crash has struck.
+        # Whether a crash has occurred.
         self.crashed = False
-        self._synced: list[bytearray] = []  # durable bytes by a number of our own: the system uses inode numbers again
-        self._numbers: dict[int, int] = {}  # inode number -> ours, of the newest file with it
-        self._durable: dict[Path, int] = {}  # durable names, of our numbers
-        self._pending: list[_Write | _NameChange] = []  # in the order in which they were made
-        self._dropped = False  # whether a failed sync left anything unwritten for good
+        self._synced: list[bytearray] = []  # durable bytes by a unique number, because inode numbers are reused
+        self._numbers: dict[int, int] = {}  # inode number -> unique number of the newest file with it
+        self._durable: dict[Path, int] = {}  # durable names and their unique numbers
+        self._pending: list[_Write | _NameChange] = []  # in order
+        self._dropped = False  # whether a failed sync has left bytes that no later sync writes
 
     # Scripts
 
@@ -143,34 +144,37 @@ class FaultDisk(Faults[_Script], Disk):
         error: int | Callable[[str], int | None] = errno.EIO,
         torn: bool = False,
     ) -> None:
-        """Raise `OSError(error)` before acting, `times` calls in a row (None: all); `torn`: a pwrite writes half first.
+        """Raise `OSError(error)` before the call acts, `times` calls in a row (None: all).
 
-        `error` may be a function of the operation; where it returns None the call is not struck.
+        `torn`: a pwrite writes half first. `error` may be a function of the operation; None lets the call succeed.
         """
         self._add(_Script(operation, nth - 1, times, error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
-        """Raise `SimulatedCrash` before acting, or `after`, and from then on; `torn`: a pwrite writes half first."""
+        """Raise `SimulatedCrash` before the call acts, or `after`, and from then on.
+
+        `torn`: a pwrite writes half first.
+        """
         self._add(_Script(operation, nth - 1, 1, None, after, torn))
 
     @property
     def has_unsynced(self) -> bool:
-        """Whether a power cut could take anything."""
+        """Whether a power cut can lose anything."""
         return bool(self._pending) or self._dropped
 
     # Crashes
 
     def revive(self) -> None:
-        """Let the next process work after a crash or a kill: no script is left. Call it when nobody has files open."""
+        """Let the next process work after a crash or a kill, without scripts. Call it when no file is open."""
         with self._lock:
             self._scripts.clear()
             self.crashed = False
 
     def copy(self, folder: Path, target: Path) -> FaultDisk:
-        """Copy all files below `folder` to `target`, which is not there; return a disk for the copy.
+        """Copy all files below `folder` to the new folder `target`. Return a disk for the copy.
 
-        It knows of the files what this one knows. They are what a killed process leaves; `lose_unsynced` of the new
-        disk makes of them what a power cut leaves.
+        It has the same unsynced changes. The copy has the files after a kill; `lose_unsynced` of the new disk makes
+        them the files after a power cut.
         """
         with self._lock:
             shutil.copytree(folder, target)
@@ -194,10 +198,10 @@ class FaultDisk(Faults[_Script], Disk):
             return other
 
     def lose_unsynced(self, rng: random.Random | None = None, kept: Kept = "sectors") -> None:
-        """Bring the files to a state that a power cut could leave, all durable; call it when nobody has them open.
+        """Bring the files into a state after a power cut. All of it is durable. Call it when no file is open.
 
-        Without `rng` everything unsynced is lost: bytes since a file's last sync, names since their folder's; with it,
-        `kept` says what is.
+        Without `rng` all unsynced changes are lost: bytes since a file's last sync, names since their folder's.
+        With `rng`, `kept` decides which.
         """
         with self._lock:
             names = dict(self._durable)
@@ -238,7 +242,7 @@ class FaultDisk(Faults[_Script], Disk):
             self._pending.append(_Write(self._number(descriptor), os.fstat(descriptor).st_size, None))
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
-        """As the disk's; half of it where a script says `torn`."""
+        """As the disk's; only half of the bytes if a script has `torn`."""
         view = memoryview(data).cast("B")
 
         def write(part: memoryview) -> None:
@@ -254,12 +258,12 @@ class FaultDisk(Faults[_Script], Disk):
             self._pending.append(_Write(self._number(descriptor), size_bytes, None))
 
     def sync(self, descriptor: int) -> None:
-        """From here on the file's present bytes are durable, but for those that a failed sync was to write."""
+        """Note the file's present bytes as durable, except those of a failed sync."""
         with self._strike("sync", failed=lambda: self._write_back(descriptor, failed=True)):
             self._write_back(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """From here on the changes of names in `folder` are durable."""
+        """Note the changes of names in `folder` as durable."""
         with self._strike("sync_folder"):
             for change in self._take(lambda c: isinstance(c, _NameChange) and c.touches(folder)):
                 assert isinstance(change, _NameChange)
@@ -287,7 +291,7 @@ class FaultDisk(Faults[_Script], Disk):
                 self._pending.append(_NameChange(path, None, None))
 
     def make_folder(self, folder: Path) -> None:
-        """As the disk's; folders are taken as durable at once."""
+        """As the disk's; new folders count as durable."""
         with self._strike("make_folder"):
             super().make_folder(folder)
 
@@ -295,7 +299,7 @@ class FaultDisk(Faults[_Script], Disk):
         with self._strike("remove_folder"):
             super().remove_folder(folder)
 
-    # Inside
+    # Internal
 
     def _add(self, script: _Script) -> None:
         if script.operation not in {"*", *PRIMITIVES}:
@@ -343,7 +347,7 @@ class FaultDisk(Faults[_Script], Disk):
         return len(self._synced) - 1
 
     def _known(self, path: Path) -> int:
-        """Return our number of a file, remembering its bytes as durable where it was there before this disk was."""
+        """Return the unique number of a file. If the file is older than this disk, its bytes are durable."""
         inode_number = path.stat().st_ino
         if inode_number not in self._numbers:
             self._durable[path] = self._remember(inode_number, path.read_bytes())
@@ -353,13 +357,13 @@ class FaultDisk(Faults[_Script], Disk):
         return self._numbers[os.fstat(descriptor).st_ino]
 
     def _take(self, wanted: Callable[[_Write | _NameChange], bool]) -> list[_Write | _NameChange]:
-        """Return the pending changes that are `wanted`, which are pending no more."""
+        """Remove and return the pending changes that are `wanted`."""
         taken = [change for change in self._pending if wanted(change)]
         self._pending = [change for change in self._pending if not wanted(change)]
         return taken
 
     def _write_back(self, descriptor: int, *, failed: bool = False) -> None:
-        """Make a file's unsynced bytes durable; where `failed`, lengths only and what `chance` chooses."""
+        """Make a file's unsynced bytes durable. If `failed`, only lengths and the bytes that `chance` chooses."""
         number = self._number(descriptor)
         self._dropped = self._dropped or failed
         for change in self._take(lambda c: isinstance(c, _Write) and c.number == number):
@@ -370,7 +374,7 @@ class FaultDisk(Faults[_Script], Disk):
 
 
 def _left(pending: list[_Write | _NameChange], rng: random.Random, kept: Kept) -> list[_Write | _NameChange]:
-    """Return what of `pending` a power cut leaves, in order."""
+    """Return the changes of `pending` that a power cut leaves, in order."""
     if kept == "names":
         return [change for change in pending if isinstance(change, _NameChange)]
     if kept == "bytes":

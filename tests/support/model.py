@@ -1,9 +1,8 @@
-"""The reference model: what an index must answer, by plain lists and nothing clever. It is the oracle of every test.
+"""The reference model: the right answers of an index, from plain lists. Tests compare answers with it.
 
-`ReferenceModel` keeps every entry that was put and answers a lookup by looking at each. It has no files, no order of
-work and no state but the list, so whatever an engine does to its entries (buffering, flushing, compacting, uploading,
-merging), its answers must equal these. `ReferenceModel.problem_with` judges an answer where some entries may be there
-or not.
+`ReferenceModel` keeps every entry, and compares each one with a lookup. It has no files and no state but the list. So
+an engine must give equal answers at every step: after buffering, flushing, compacting, uploading and merging.
+`ReferenceModel.problem_with` checks an answer that may or may not have some entries.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.types import IndexItem, Lookup, QueryResult
 
-# (second, offset, queue_id, further identity columns): where a page ended.
+# (second, offset, queue_id, further identity columns): the end of a page.
 OrderKey = tuple[int, int, int, tuple[int, ...]]
 # ("lost" or "wrong", a sentence)
 Problem = tuple[str, str]
@@ -52,17 +51,17 @@ class Answer:
 
     @classmethod
     def of(cls, item: IndexItem, extra: Iterable[str] = ()) -> Answer:
-        """Return what of an engine's answer the model knows; `extra` names the schema's columns that callers supply."""
+        """Return an engine's answer with the fields of the model. `extra` names columns whose values callers give."""
         more = tuple((name, getattr(item, name)) for name in extra)
         return cls(item.topic, item.queue_id, item.offset, item.size, item.timestamp_ms, item.key_hash, more)
 
 
 class ReferenceModel:
-    """All entries ever put. One thread.
+    """All entries of puts. One thread.
 
-    `keyed`: whether entries carry the key's fingerprint (preset ``native``), else keys of one topic whose hashes are
-    equal answer for each other. `extra` names the further columns in order of declaration, `identity` those of them
-    that take part in identity.
+    `keyed`: entries have the key's fingerprint (preset ``native``). Without it, answers have entries of all keys of a
+    topic with an equal hash. `extra` names the further columns in order of declaration, `identity` those of them that
+    belong to the identity.
     """
 
     def __init__(self, *, keyed: bool = True, extra: Iterable[str] = (), identity: Iterable[str] = ()) -> None:
@@ -70,23 +69,24 @@ class ReferenceModel:
         self.extra = tuple(extra)
         self.identity = tuple(identity)
         self.entries: list[ModelEntry] = []
-        # each with the times, by pattern, of topics of their own
+        # each with times by pattern of topics
         self.expiries: list[tuple[int, dict[str, int]]] = []
-        # topic, before when, key and queue: None is any
+        # topic, time, key and queue (None: any)
         self.erasures: list[tuple[str, int, str | None, int | None]] = []
 
     def expire(self, before_ms: int, topics: Mapping[str, int] | None = None) -> None:
-        """What is before `before_ms` has expired; of topics that match patterns, what is before the earliest time of
-        theirs.
+        """Expire entries before `before_ms`.
+
+        For a topic that matches patterns: entries before the earliest of their times.
         """
         self.expiries.append((before_ms, dict(topics or {})))
 
     def erase(self, topic: str, before_ms: int, *, key: str | None = None, queue_id: int | None = None) -> None:
-        """What is before `before_ms` of a topic, or of its key or queue, is erased."""
+        """Erase the entries of a topic, key or queue before `before_ms`."""
         self.erasures.append((topic, before_ms, key, queue_id))
 
     def has_expired(self, entry: ModelEntry) -> bool:
-        """Return whether an entry is in no answer any more, or never will be."""
+        """Return whether an entry has expired or was erased."""
         for topic, before_ms, key, queue_id in self.erasures:
             if (
                 (entry.topic, queue_id) == (topic, entry.queue_id if queue_id is not None else None)
@@ -110,7 +110,7 @@ class ReferenceModel:
         timestamp_ms: int,
         **extra: Any,
     ) -> list[ModelEntry]:
-        """Add one message under each of its keys, each once; return the entries."""
+        """Add an entry for each distinct key of a message. Return the entries."""
         names = [keys] if isinstance(keys, str) else list(dict.fromkeys(keys))
         fresh = [ModelEntry(topic, key, queue_id, offset, size, timestamp_ms // 1000, dict(extra)) for key in names]
         self.entries += fresh
@@ -125,10 +125,10 @@ class ReferenceModel:
         max_count: int | None = 64,
         after: OrderKey | None = None,
     ) -> list[Answer]:
-        """Return the first `max_count` (None: all) answers whose entries lie strictly after the order key `after`.
+        """Return the first `max_count` (None: all) answers strictly after the order key `after`.
 
-        The range is compared by whole seconds. Entries of one identity are one answer: the newest of those that lie
-        after `after`. So an identity that was put with two different seconds may stand on two pages.
+        The range is compared by whole seconds. Entries of one identity are one answer: the newest one after `after`. So
+        an identity with two different seconds may be on two pages.
         """
         matching = [e for e in self.matching(topic, key, begin_ms, end_ms) if not self.has_expired(e)]
         if after is not None:
@@ -144,8 +144,9 @@ class ReferenceModel:
     def problem_with(
         self, result: QueryResult, asked: Lookup, may: Iterable[ModelEntry] = (), after: OrderKey | None = None
     ) -> Problem | None:
-        """Return the trouble with a page behind `after`, or None. The page holds all entries of this model, and none
-        but these and those of `may`, in answer order and each once.
+        """Return the fault of the page after `after`, or None.
+
+        The page must have all entries of this model, and may have those of `may`, in answer order and each once.
         """
         truncated = result.status == "truncated"
         if not truncated and result.status != "complete":
@@ -163,7 +164,7 @@ class ReferenceModel:
         *,
         truncated: bool,
     ) -> Problem | None:
-        """As `problem_with`, of the entries of a page alone."""
+        """As `problem_with`, for the entries of a page only."""
         places = {(answer.queue_id, answer.offset, answer.size, answer.timestamp_ms) for answer in found}
         shown = copy(self)
         shown.entries = self.entries + [e for e in may if (e.queue_id, e.offset, e.size, e.second * 1000) in places]
@@ -181,7 +182,7 @@ class ReferenceModel:
         return (entry.second, entry.offset, entry.queue_id, tuple(entry.extra[name] for name in self.identity))
 
     def order_key_of(self, answer: Answer) -> OrderKey:
-        """Return an answer's place in answer order: what the next page starts after."""
+        """Return an answer's place in answer order. The next page starts after it."""
         identity = tuple(dict(answer.extra)[name] for name in self.identity)
         return answer.timestamp_ms // 1000, answer.offset, answer.queue_id, identity
 
@@ -198,7 +199,7 @@ class ReferenceModel:
         ]
 
     def _preference(self, entry: ModelEntry) -> tuple[Any, ...]:
-        """Of entries with one identity the newest counts; what else may differ is settled by the greater value."""
+        """Return the order of entries with one identity: the newest second, then the greater values."""
         return (entry.second, entry.size, *(entry.extra[name] for name in self.extra))
 
     def _answer(self, entry: ModelEntry, topic: str, key: str) -> Answer:

@@ -1,13 +1,14 @@
-"""A storage that fails when told to, and one that is as slow as told: the storage half of the fault layer.
+"""A storage with scripted faults, and one with a latency: the storage half of the fault layer.
 
     faulty = FaultStorage(MemoryStorage())
-    faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its answer is lost
-    faulty.corrupt("get_range", mode="wrong")             # the next one answers with a flipped bit
+    faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its response is lost
+    faulty.corrupt("get_range", mode="wrong")             # the next one returns a flipped bit
     hang = faulty.hang("complete_upload")                 # the next one waits; hang.entered, hang.release
 
 Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the
-next), `times` is how many in a row fail (None: all from then on). A listing is one call a page. Threads: any number;
-each script strikes exactly as often as it says.
+next), `times` is how many in a row fail (None: all from then on). A listing is one call per page.
+
+Threads: any number. Each script still acts on exactly `times` calls.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from tiered_index.storage.base import Bytes, Call, Storage, WrapperStorage
 
 @dataclass(slots=True)
 class FaultTrigger:
-    """Lets `skip` calls of an operation (``*``: of any) pass and strikes the next `times` (None: all from then on)."""
+    """Lets `skip` calls of an operation (``*``: any) pass, and acts on the next `times` (None: all from then on)."""
 
     operation: str
     skip: int
     times: int | None
 
     def strikes(self, operation: str) -> bool:
-        """Count a call of `operation` if it matches, and tell whether it is struck."""
+        """Count a call of `operation` if it matches. Return whether the script acts on it."""
         if self.operation not in {operation, "*"}:
             return False
         if self.skip > 0:
@@ -51,7 +52,7 @@ _Trigger = TypeVar("_Trigger", bound=FaultTrigger)
 
 
 class Faults(Generic[_Trigger]):
-    """The scripts of a storage or a disk, and how often each operation was called. Any thread."""
+    """The scripts of a storage or a disk, and the number of calls of each operation. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -59,12 +60,12 @@ class Faults(Generic[_Trigger]):
         self._calls: Counter[str] = Counter()
 
     def clear(self) -> None:
-        """Forget every script; calls that hang go on hanging, a crashed disk stays crashed."""
+        """Forget all scripts. Calls that hang continue to hang, and a crashed disk stays crashed."""
         with self._lock:
             self._scripts.clear()
 
     def calls(self, operation: str = "*") -> int:
-        """Return how many calls of `operation` arrived so far, struck or not."""
+        """Return the number of calls of `operation` so far, with and without faults."""
         with self._lock:
             return self._calls.total() if operation == "*" else self._calls[operation]
 
@@ -79,7 +80,7 @@ _LONGEST_HANG_S = 60.0
 
 
 class Hang:
-    """A call held up: `entered` is set when it arrives, and it goes on when `release` is set (or fails after 60 s)."""
+    """A delayed call. It sets `entered` when it arrives, and continues when `release` is set (or fails after 60 s)."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -112,7 +113,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         error: Callable[[str], Exception] = StorageUnavailable,
         name_prefix: str = "",
     ) -> None:
-        """Raise `error(text)` before acting (nothing happened) or after it (it happened; the answer was lost)."""
+        """Raise `error(text)` before the call acts, or after it (the response was lost)."""
 
         def strike(call: Call) -> None:
             raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
@@ -129,11 +130,11 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         times: int | None = 1,
         name_prefix: str = "",
     ) -> None:
-        """Let a read answer one byte short, one byte long, or with one bit flipped in its middle."""
+        """Let a read return one byte less, one byte more, or one flipped bit in its middle."""
         self._add(_Script(operation, nth - 1, times, name_prefix, mangle=_MANGLES[mode]))
 
     def hang(self, operation: str, *, nth: int = 1, times: int | None = 1, name_prefix: str = "") -> Hang:
-        """Hold a call up before it acts."""
+        """Delay a call before it acts."""
         hang = Hang()
 
         def wait(call: Call) -> None:
@@ -145,11 +146,11 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         return hang
 
     def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
-        """Let put-if-absent overwrite and succeed, as servers do that do not know the condition."""
+        """Let put-if-absent overwrite the object and succeed, as on servers without the condition."""
         self._add(_Script("put_if_absent", nth - 1, times, unconditional=True))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """As the inner storage's, unless told to ignore the condition."""
+        """As the inner storage's, unless a script ignores the condition."""
 
         def act(struck: list[_Script]) -> None:
             ignored = any(script.unconditional for script in struck)
@@ -161,7 +162,7 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         return self._strike(call, lambda _: act())
 
     def _match(self, call: Call) -> list[_Script]:
-        """Count a call and return the scripts that strike it; a simulated client takes note of them."""
+        """Count a call, and return the scripts that act on it. A simulated client notes them."""
         with self._lock:
             self._calls[call.operation] += 1
             scripts = [script for script in self._scripts if call.name.startswith(script.name_prefix)]
@@ -202,9 +203,9 @@ _MANGLES: dict[str, Callable[[bytes], bytes]] = {
 
 
 class LatencyStorage(WrapperStorage):
-    """Waits before each call that sends a request: a lognormal time of median `median_ms` milliseconds.
+    """Waits before each call that sends a request, for a lognormal time with median `median_ms` milliseconds.
 
-    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits; `sleep` takes seconds.
+    `sigma` is the standard deviation of the logarithm. `seed` decides the sequence of waits. `sleep` gets seconds.
     """
 
     def __init__(

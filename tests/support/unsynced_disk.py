@@ -1,4 +1,4 @@
-"""The real file system without its syncs, where nothing cuts the power: thousands of them would take minutes."""
+"""The real file system without syncs, for tests without power cuts. Thousands of syncs would take minutes."""
 
 from __future__ import annotations
 
