@@ -1,4 +1,4 @@
-"""Worlds for fault tests, and disks and storages that are small, slow or gone."""
+"""Fixtures of fault tests: worlds, and disks and storages that are small, slow or missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""File systems that are small, empty or read-only, mounted where the system allows it and taken away when the test
-ends.
-"""
+"""Mounts file systems that are small, empty or read-only, if the system allows it, until the test ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The bounds of buffer and disk: a call is refused whole, health says why, and it goes on as soon as a flush or an
-upload made room.
+"""The bounds of buffer and disk: a put over a bound is refused whole, and `health` has the reason.
+
+Puts continue as soon as a flush or an upload has freed space.
 """
 
 from __future__ import annotations

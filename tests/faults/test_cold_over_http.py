@@ -1,5 +1,6 @@
-"""The cold path on an S3 server, counted in between: what `explain` says went over the wire, and spoiled answers spoil
-nothing.
+"""The cold path on an S3 server behind a counting proxy: `explain` has the requests on the wire.
+
+Damaged responses never give wrong answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Damaged files, wherever they lie: nothing of them is believed, nothing is deleted, and every answer says what it
-could not read.
-"""
+"""Damaged files in every state: their bytes are never used, nothing is deleted, and answers name what is unreadable."""
 
 from __future__ import annotations
 

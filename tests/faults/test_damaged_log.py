@@ -1,6 +1,4 @@
-"""Damaged records and checkpoints of the storage's log: what can't be believed is named, and a checkpoint is only a
-cache.
-"""
+"""Damaged records and checkpoints of the storage's log: errors name them, and a checkpoint is only a cache."""
 
 from __future__ import annotations
 

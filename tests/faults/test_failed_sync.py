@@ -1,8 +1,7 @@
-"""A failed sync, wherever it strikes: the file takes no more, its unconfirmed entries go elsewhere, no position runs
-ahead, and it heals.
+"""A failed sync at any call: the file accepts no more entries, and its unconfirmed entries go into another file.
 
-The kernel may drop what a failed sync did not write and report the next one as good. So does the disk of these tests: a
-power cut takes whatever no successful sync confirmed.
+No durable position includes unconfirmed entries. The kernel may drop the bytes of a failed sync, and report the next
+sync as good. So does the disk of these tests: a power cut loses all bytes that no successful sync has confirmed.
 """
 
 from __future__ import annotations

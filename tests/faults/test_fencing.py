@@ -1,6 +1,4 @@
-"""One writer an index, in several processes, on every storage that they can share: S3 (an imitation), a folder, a
-database file.
-"""
+"""One writer per index, in several processes, on every shared storage: S3 (a stand-in), a folder, a database file."""
 
 from __future__ import annotations
 

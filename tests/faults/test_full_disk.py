@@ -1,4 +1,4 @@
-"""A disk that is full or broken at every single call: a typed error, nothing lost, and it heals."""
+"""A disk that is full or broken at any call: the error is typed, no entry is lost, and the index recovers."""
 
 from __future__ import annotations
 

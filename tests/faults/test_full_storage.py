@@ -1,6 +1,4 @@
-"""The storage's own disk is full: what needs no storage goes on, what is only a courtesy to others is passed over,
-nothing is lost.
-"""
+"""The storage's own disk is full: calls without it continue, optional writes are left out, nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Two jobs that change one index at once: one is stopped before a write, another one runs, the first one wakes. The log
-decides: what is gone is what either says, no entry of anything else is lost or there twice.
+"""Two jobs change one index in parallel: one stops before a write, the other runs, then the first continues.
+
+The log decides: entries that either job removes are gone. No other entry is lost or doubled.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The storage fails at every call of a merge, before or after it acts, once or for good: the old state or the new one,
-never in between.
+"""The storage fails at every call of a merge, before or after the call acts, once or permanently.
+
+The index then has the state before the merge or the one after it.
 """
 
 from __future__ import annotations

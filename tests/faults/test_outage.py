@@ -1,5 +1,6 @@
-"""The storage is down for an hour: files wait, puts go on within the disk's bound, look-ups of local files are whole,
-uploads resume.
+"""The storage is down for an hour: files wait, and puts continue up to the bound of the disk.
+
+Lookups of local files are complete. Uploads continue after the outage.
 """
 
 from __future__ import annotations

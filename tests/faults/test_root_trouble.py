@@ -1,6 +1,4 @@
-"""A root that can't be written any more, or is gone, under a running writer: typed errors, no short answer, and it
-heals.
-"""
+"""A root becomes unwritable or disappears under a running writer: errors are typed, answers are complete."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The storage fails at every single call: before it acts, after it acted (the answer is lost), for good. Nothing is
-lost or doubled.
+"""The storage fails at every call: before it acts, after it acted (the response is lost), or permanently.
+
+No entry is lost or doubled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders that are no roots of ours: refused, and nothing in them is touched."""
+"""Folders that are no roots are refused, and nothing in them is changed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A real file system that is full: at every step of a file's life, for as long as it takes.
+"""A real file system that is full, at every step of a file's life and for any time.
 
-Nothing is lost, health says it, it heals.
-
-Where none may be mounted, a fault layer refuses every call that needs room.
+No entry is lost, `health` reports it, and the index recovers. If no file system can be mounted, a fault layer refuses
+every call that needs space.
 """
 
 from __future__ import annotations

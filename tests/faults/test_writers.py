@@ -1,4 +1,4 @@
-"""One writer an index: locks, leases, takeovers, fences; and what a fenced writer may still do."""
+"""One writer per index: locks, leases, takeovers, fences, and the calls that a fenced writer may still make."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Writers that race for the same log numbers, on any storage: every record is there once, and no number is left out.
+"""Writers that race for the same log numbers, on any storage: every record is stored once, and no number is missing.
 
-For some rounds they wait for each other before each try, so that all but one of them lose it.
+In some rounds they wait for each other before each try, so that all but one of them lose the number.
 
-A test module makes a subclass and gives two fixtures: `uri`, a place of the test's own, and `storage`, opened at it. As
-a program this is one racer: `python -m tests.fencing.races URI NAME`.
+A test module derives a class and has two fixtures: `uri`, a place for the test only, and `storage`, opened there. As a
+program this is one racer: `python -m tests.fencing.races URI NAME`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One writer an index, on any storage: what must hold wherever several processes reach the same one.
+"""One writer per index, on any storage that several processes can reach.
 
-A test module makes a subclass and gives two fixtures: `uri`, a place of the test's own, and `storage`, opened at it.
+A test module derives a class and has two fixtures: `uri`, a place for the test only, and `storage`, opened there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A writer in a process of its own, to be stopped, continued and killed: `python -m tests.fencing.writer ROOT URI
-MOMENT LEASE_TTL_S`.
+"""A writer in its own process, which tests stop, continue and kill.
 
-At its moment, a call to the storage, it says so on stdout and does nothing more to the storage until it is given a
-line. Then it puts until it is fenced, and says what it knows. One JSON document a line.
+    python -m tests.fencing.writer ROOT URI MOMENT LEASE_TTL_S
+
+MOMENT is a call to the storage. There it prints a line on stdout, and sends no further request until it gets a line.
+Then it puts until it is fenced, and prints its state. It prints one JSON document per line.
 """
 
 from __future__ import annotations
