@@ -15,6 +15,12 @@ def _cluster():
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    for module in ("archive", "messages", "source"):
+        monkeypatch.setattr(f"tiered_index.kafka.{module}._WAIT_S", 0.02)
+
+
 @pytest.fixture
 def cluster(_cluster) -> Cluster:
     """A cluster whose topics have ids."""

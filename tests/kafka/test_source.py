@@ -25,6 +25,14 @@ def test_every_record_of_every_partition_is_found_by_its_key(index, servers, pro
     assert (lag.bytes, lag.end_offset) == (0, 400)
 
 
+def test_the_lag_is_told_without_waiting_for_the_client(index, servers, producing, topic, monkeypatch):
+    """Calls of a client wait for each other, and the follower's thread makes one after the other."""
+    producing.send(topic, ({"key": "a", "partition": n} for n in range(PARTITIONS)))
+    source = ingest(index, servers, topic).source
+    monkeypatch.setattr(source, "_consumer", None)
+    assert (source.lag().bytes, source.lag().end_offset) == (0, PARTITIONS)
+
+
 def test_it_goes_on_at_the_durable_positions(index, servers, producing, topic):
     producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
     assert ingest(index, servers, topic).messages == 3

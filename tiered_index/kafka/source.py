@@ -135,6 +135,8 @@ class Partition:
     target: int | None = None
     at_end: bool = False
     newest_ms: int | None = None
+    # The end of the log that the client saw last
+    high: int = 0
 
     @property
     def place(self) -> str:
@@ -187,6 +189,8 @@ class KafkaSource:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
         group = {} if self.commit_group is None else {"group.id": self.commit_group}
         self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error, **group)
+        # for ranges of offsets: a broker answers such a request of the other client behind one that waits for records
+        self._asking = open_consumer(self.address.servers, {**self.settings, "log_level": "0"})
         self.admin = open_admin(self.address.servers, self.settings)
         self._partitions: dict[tuple[str, int], Partition] = {}
         # Deleted partitions, and those that the broker reported as missing since the last check
@@ -206,7 +210,7 @@ class KafkaSource:
         try:
             self._look_for_partitions(begin=True)
         except BaseException:
-            self._consumer.close()
+            self._leave()
             raise
         for key in self.keys.given if self.keys.function is None else ("function",):
             index_key = f"{KEYS_PREFIX}{key}"
@@ -325,6 +329,7 @@ class KafkaSource:
         begin = self._range((name.topic, name.partition))[0]
         partition.name = name.begun_again(topic_id)
         partition.position, partition.doubted, partition.at_end, partition.newest_ms = begin, False, False, None
+        partition.high = 0
         self._pending.append(self._passed(partition, begin))
         problem = f"{partition.place}: {why}: it is read from {begin:,}"
         self._losses.append(Loss("rewritten", min(begin, before), before, None, problem))
@@ -395,7 +400,7 @@ class KafkaSource:
             )
 
     def _range(self, place: tuple[str, int]) -> tuple[int, int]:
-        return range_of(self._consumer, *place)
+        return range_of(self._asking, *place)
 
     # the protocol `Source`
 
@@ -427,6 +432,8 @@ class KafkaSource:
             if not messages or self._out_of_range or time.monotonic() > until_s:
                 break
         self._publish_positions()
+        for partition in self._reading():
+            partition.high = self._high(partition)
         if self._out_of_range:
             self._look_for_partitions()  # detects a topic that was created again
             self._settle_range()
@@ -594,7 +601,7 @@ class KafkaSource:
         seconds: float | None = 0.0
         now_ms = self.clock.now_ms()
         for partition in self._reading():
-            high = self._high(partition)
+            high = max(partition.high, partition.position, partition.target or 0)
             end += high
             if high > partition.position and not partition.at_end:
                 behind += high - partition.position
@@ -605,19 +612,23 @@ class KafkaSource:
         return Lag(end, behind, None if self.trouble is not None else seconds)
 
     def _high(self, partition: Partition) -> int:
-        """Return the end of a partition's log that the client saw last."""
+        """Return the end of a partition's log that the client saw last. It waits for other calls of the client."""
         place = kafka.TopicPartition(partition.name.topic, partition.name.partition)
-        with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a client that is closed has none
+        with contextlib.suppress(kafka.KafkaException):
             found = self._consumer.get_watermark_offsets(place, cached=True)
             if found is not None and found[1] > 0:
-                return max(int(found[1]), partition.position)
-        return max(partition.position, partition.target or 0)
+                return int(found[1])
+        return partition.high
 
     def close(self) -> None:
         """Publish the positions, and leave the cluster."""
         if self.commit_group is not None:
             self._commit(wait=True)
+        self._leave()
+
+    def _leave(self) -> None:
         self._consumer.close()
+        self._asking.close()
 
 
 def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
