@@ -30,6 +30,8 @@ _PUT_PAUSE_S = 0.2
 _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
+# How the names of followed sources begin: a follower alone may set their positions
+FOLLOWED = ("rocketmq:", "kafka:", "kafka-key:")
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 

@@ -95,7 +95,12 @@ def test_nobody_moves_the_position_of_a_source_of_others(index, tmp_path):
             ).status_code
 
         assert [post(some, source) for source in ("s", "shop", "rocketmq:broker", "shop:1")] == [403, 403, 403, 200]
-        assert [post(every, source) for source in ("rocketmq:broker", "s")] == [403, 200]
+        assert [post(every, source) for source in ("rocketmq:broker", "kafka:c/t/0", "kafka-key:key", "s")] == [
+            403,
+            403,
+            403,
+            200,
+        ]
 
 
 ONE = pa.Table.from_pylist([message(1)])

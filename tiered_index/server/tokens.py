@@ -26,7 +26,7 @@ from typing import Any, Literal
 from tiered_index import documents
 from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError, InvalidArgument, SetupUnavailable
-from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.follow import FOLLOWED
 from tiered_index.server.problems import Refused
 
 Role = Literal["read", "write", "admin"]
@@ -73,8 +73,9 @@ class Caller:
 
         A wrong position would make the service skip entries that others put of that source.
         """
-        if source.startswith(SOURCE_PREFIX):
-            raise Refused(403, f"sources named {SOURCE_PREFIX}... are stores that the service follows")
+        for prefix in FOLLOWED:
+            if source.startswith(prefix):
+                raise Refused(403, f"sources named {prefix}... are those that a service follows")
         if not self.sees_source(source):
             raise Refused(403, f"the token is for some topics, so its sources are named {self.name}:...")
 
