@@ -138,8 +138,8 @@ class FileReport(_Record):
     """The outcome of a lookup for one file.
 
     `outcome` is ``read`` or ``failed``, or the reason why the file was not read: ``skipped_time``, ``skipped_topic``,
-    ``skipped_filter`` or ``skipped_budget`` (it could not change the answer any more). ``refreshed`` is a read of the
-    storage's log. ``outdated`` is a file of a first pass that the lookup repeated because the log had changed.
+    ``skipped_filter`` or ``skipped_budget`` (the answer already had enough newer entries). ``refreshed`` is a read of
+    the storage's log. ``outdated`` is a file of a first pass that the lookup repeated because the log had changed.
 
     `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache``
     (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
@@ -162,7 +162,7 @@ class FileReport(_Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LostFile(_Record):
-    """A file, or a part of a window table, that the storage lost and a log record declares lost.
+    """A file, or a part of a window table, that is missing in the storage and was declared lost.
 
     Answers lack the entries of their key in it. It had `entries` entries of all keys, with times in [`begin_ms`,
     `end_ms`], inclusive epoch milliseconds. `source` is the URI of its index if several are read.
