@@ -111,8 +111,10 @@ class IndexService(Lookups[ItemT]):
         opened = self._opened = list[Parts]()
         rounds = config.background
         # both pauses delay the publication of an entry
+        share = 8 if config.seal_after_s < 1 else 4
         flush_s, round_s = (
-            min(pause_s, config.seal_after_s / 4) for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
+            min(pause_s, config.seal_after_s / share)
+            for pause_s in (config.flush_interval_s, config.lifecycle_interval_s)
         )
         self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, flush_s)
         self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, round_s)

@@ -15,7 +15,7 @@ from typing import Any
 TOPIC = "TopicOrder01"
 _AT_ONCE = 32
 # as docs/using.md advises where entries are to be read elsewhere within 0.7 s
-_SOON: dict[str, Any] = {"seal_after_s": 0.35, "checkpoint_every": 32}
+_SOON: dict[str, Any] = {"seal_after_s": 0.25, "checkpoint_every": 32}
 _REFRESH_S = 0.1
 
 

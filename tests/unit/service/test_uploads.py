@@ -342,7 +342,7 @@ def test_a_reader_that_looks_often_asks_for_the_next_record(open_index, storage,
         assert counted.calls("list") == opened + 1
 
 
-@pytest.mark.parametrize(("seal_after_s", "pauses"), [(0.4, (0.1, 0.1)), (2.8, (0.5, 0.7)), (10_800, (0.5, 1.0))])
+@pytest.mark.parametrize(("seal_after_s", "pauses"), [(0.4, (0.05, 0.05)), (2.8, (0.5, 0.7)), (10_800, (0.5, 1.0))])
 def test_flushes_and_rounds_come_as_often_as_files_are_to_be_sealed(open_index, seal_after_s, pauses):
     index = open_index("often", seal_after_s=seal_after_s)
     assert (index._writer._interval_s, index._rounds._interval_s) == pauses
