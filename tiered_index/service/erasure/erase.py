@@ -121,9 +121,9 @@ class Erasure:
 
     - `objects` held `entries` entries of the request. Of these `removed` are no longer named by a record, and
       `entries_removed` entries are gone.
-    - `segments_*` count archived segments; `messages_erased` messages in them were overwritten. `collisions` entries of
-      these messages have another key of the same hash and fingerprint, and were erased too (None: no segment was read,
-      or the request has no key).
+    - `segments_*` count archived segments; `messages_erased` messages in them were overwritten or left out.
+      `collisions` counts entries of other keys in these segments that the tombstones hide, too, because the hashes are
+      equal (None: no segment was read, or the request has no key).
     - `log_numbers` are the records that state the erasure and remove objects.
     - `scanned_*` count the scan of stored bytes at the end. `remaining` are objects that still hold entries or can't be
       read.

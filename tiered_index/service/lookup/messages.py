@@ -28,7 +28,7 @@ MessageState = Literal["local", "archived", "expired", "erased", "missing"]
 - ``local``: read from the source's own files.
 - ``archived``: read from an archived segment.
 - ``expired``: the source has deleted it, and no archived segment has it.
-- ``erased``: it was overwritten in its archived segment.
+- ``erased``: an erasure overwrote it in its archived segment, or left it out.
 - ``missing``: it should exist, but it does not, is damaged, or could not be read.
 """
 
