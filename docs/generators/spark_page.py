@@ -46,7 +46,7 @@ def memory(document: dict[str, Any]) -> str:
     """Return the peaks of memory by the number of entries."""
     (table,) = [table for table in document["tables"] if table["title"].startswith("peak memory")]
     grown = ", ".join(f"{name.partition(':')[0]} {ratio:.2f}" for name, ratio in _figures(document).items())
-    words = "Largest Python worker, memory at most entries ÷ at fewest"
+    words = "Memory of the largest Python worker with most entries ÷ with fewest"
     head = f"{about(document['machine'])}; {table['title']}. {words}: {grown}."
     return f"{head}\n\n{markdown(table['columns'], table['rows'])}"
 
