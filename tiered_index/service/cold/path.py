@@ -175,7 +175,10 @@ class ColdPath:
         self._summary: tuple[str, Callable[[], Mapping[str, StoredObject]]] | None = None
         self._summary_lock = threading.Lock()
         self._has_summary = False
+        self._asks_summary = False
         self._directories_read = 0
+        # fetches what lookups with limits leave to later ones; one at a time, so that it takes little from lookups
+        self._background = DaemonPool(1, "tiered-index-later")
         # the compiled core's `LocalFile` of each object, by name
         self.in_core: dict[str, Any] = {}
         # bytes of the directories and filters in these
@@ -250,7 +253,12 @@ class ColdPath:
     def _read_summary(self) -> None:
         """Read the summary if it is due. Concurrent callers wait for it until their deadline."""
         self._directories_read += 1
-        if self._summary is None or self._directories_read <= _SUMMARY_AFTER or active_context().is_limited:
+        if self._summary is None or self._directories_read <= _SUMMARY_AFTER:
+            return
+        if active_context().is_limited:
+            # the requests and bytes of this lookup do not suffice for certain: another thread reads it for later ones
+            if not self._asks_summary:
+                self._asks_summary = self._later(self._read_summary)
             return
         if not self._summary_lock.acquire(timeout=-1 if (left_s := remaining_s()) is None else max(0.0, left_s)):
             return
@@ -330,15 +338,22 @@ class ColdPath:
         context = active_context()
         if context.deadline_s is None and not context.is_limited:
             return self._fetch_due(stored)
-        try:
-            self._range_reads.submit(self._fetch_for_later, stored)
-        except (IndexClosed, NoThread):
+        if not self._later(partial(self._fetch_due, stored)):
             self.filters.end_fetch(stored)
         return False
 
-    def _fetch_for_later(self, stored: StoredObject) -> None:
-        with RequestContext().active(), contextlib.suppress(MissingObject):  # a lookup finds out by itself
-            self._fetch_due(stored)
+    def _later(self, call: Callable[[], object]) -> bool:
+        """Call `call` in another thread, without limits. Return whether a thread was found."""
+
+        def act() -> None:
+            with RequestContext().active(), contextlib.suppress(MissingObject):  # a lookup finds out by itself
+                call()
+
+        try:
+            self._background.submit(act)
+        except (IndexClosed, NoThread):
+            return False
+        return True
 
     def _fetch_due(self, stored: StoredObject) -> bool:
         try:
@@ -389,6 +404,7 @@ class ColdPath:
     def close(self, until_s: float | None = None) -> None:
         """Release threads and memory. `until_s`: see `DaemonPool.close`. Idempotent."""
         self._closed = True
+        self._background.close(until_s)
         if self._own_range_reads:
             self._range_reads.close(until_s)
         if self._own_caches:

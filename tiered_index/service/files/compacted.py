@@ -149,8 +149,9 @@ class StorageBytes:
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, in any order. A search that finds nothing counts as a miss."""
         cold, stored = self.cold, self.stored
-        has_new_filter = cold.tries_summary(stored) or (cold.filters.is_due(stored) and cold.maybe_fetch_filter(stored))
-        if has_new_filter and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
+        may_have_filter = cold.tries_summary(stored)
+        may_have_filter |= cold.filters.is_due(stored) and cold.maybe_fetch_filter(stored)
+        if may_have_filter and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
             return concatenate([], self.trailer().metadata.layout.schema)
         rows = search_file(self, lookup)
         whole = (
@@ -165,7 +166,8 @@ class StorageBytes:
         """Return the rows that answer each lookup except those in `away` (bool, n), in any order."""
         cold, stored = self.cold, self.stored
         hashes = lookup_hashes(batch, keyed=cold.keyed)
-        if cold.tries_summary(stored) or cold.maybe_fetch_filter(stored):
+        may_have_filter = cold.tries_summary(stored)
+        if cold.maybe_fetch_filter(stored) or may_have_filter:
             here = np.flatnonzero(~away)
             away = away.copy()
             away[here] = cold.filters.excludes_many(stored, hashes[here])
