@@ -297,7 +297,8 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     for text in given or ():
         name, mark, value = text.partition("=")
         if not mark or not name or not value or name in found:
-            raise InvalidArgument(f"write {option} as NAME=VALUE, each name once, not {text!r}")
+            # without the value, which may be a secret
+            raise InvalidArgument(f"write {option} as NAME=VALUE, each name once: name {name!r}")
         found[name] = value
     return found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tiered_index.cli.options import pairs
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
 from tiered_index.errors import ConfigError, InvalidArgument
@@ -37,7 +38,7 @@ def test_it_takes_tables_ages_and_truths():
         (("s3.regoin=x",), ConfigError, "unknown setting 's3.regoin'"),
         (("slots=0",), ConfigError, "setting slots must be greater than 0"),
         (("slots",), InvalidArgument, "write --set as NAME=VALUE"),
-        (("slots=5", "slots=6"), InvalidArgument, "each name once"),
+        (("slots=5", "slots=6"), InvalidArgument, "each name once: name 'slots'"),
         (("s3=x", "s3.region=y"), InvalidArgument, "--set s3.region contradicts another --set"),
         (("slots.x=5",), ConfigError, "setting slots must be a whole number"),
     ],
@@ -46,3 +47,10 @@ def test_what_is_wrong_is_named(settings, kind, message):
     with pytest.raises(kind) as refused:
         config(*settings)
     assert message in str(refused.value)
+
+
+def test_a_value_that_may_be_a_secret_is_not_shown():
+    for wrong in (["sasl.password=one", "sasl.password=s3cret"], ["=s3cret"]):
+        with pytest.raises(InvalidArgument) as refused:
+            pairs("--kafka", wrong)
+        assert "s3cret" not in str(refused.value)
