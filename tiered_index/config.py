@@ -209,7 +209,9 @@ class IndexConfig:
             values = with_value(values, path, value)
         given_values = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(environment=False, **_merged(values, given_values))
+            config = object.__new__(cls)  # a file may have any name, also one of the arguments of `__init__`
+            config._set(_checked(_merged(values, given_values)))
+            return config
         except ConfigError as error:
             from tiered_index.config_checks import located
 

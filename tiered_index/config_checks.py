@@ -43,6 +43,11 @@ class _Checks(BaseModel):
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError(f"must not be {str(value).lower()}")  # pydantic converts it to 1 or 0
+        if isinstance(value, Mapping) and info.field_name in TABLES:
+            kinds = get_type_hints(annotation)
+            for name, inner in value.items():
+                if isinstance(inner, bool) and name in kinds and bool not in (kinds[name], *get_args(kinds[name])):
+                    raise ValueError(f"{name} must not be {str(inner).lower()}")
         return value
 
     @field_validator("coalesce_gap_bytes", mode="before", check_fields=False)
@@ -188,7 +193,9 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
 
 def _parsed(parse: Callable[[str], int], name: str, value: Any) -> Any:
     """Parse a setting in a table. Raises `ValueError` naming the setting, also for an age without a unit."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        value = str(value).lower()  # pydantic would convert it to 1 or 0
+    if isinstance(value, int | float):
         value = f"{value:g}" if isinstance(value, float) else str(value)
     try:
         return parse(value) if isinstance(value, str) else value

@@ -239,6 +239,28 @@ def test_a_gap_is_a_number_of_bytes_or_price(wrong):
         IndexConfig(coalesce_gap_bytes=wrong)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"retention": {"age_s": True}},
+        {"retention": {"max_bytes": True}},
+        {"retention": {"topics": {"audit": True}}},
+        {"s3": {"max_attempts": True}},
+        {"prices": {"egress_per_gib_usd": False}},
+    ],
+)
+def test_true_is_no_number_in_a_table(table):
+    (name, inner), *_ = table.items()
+    with pytest.raises(ConfigError, match=f"{name}.{next(iter(inner))}"):
+        IndexConfig(**table)
+    assert not IndexConfig(s3={"lean_gets": False}).s3.lean_gets
+
+
+def test_a_file_may_not_have_names_of_arguments(toml):
+    with pytest.raises(ConfigError, match="unknown setting 'environment'; unknown setting 'self'"):
+        IndexConfig.load(toml("environment = false\nself = 1"))
+
+
 @pytest.mark.parametrize("name", ["slots", "seal_after_s", "max_late_s", "storage"])
 def test_true_is_no_number(name):
     with pytest.raises(ConfigError, match=f"{name}: must not be true"):
