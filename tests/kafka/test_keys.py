@@ -74,6 +74,22 @@ def test_what_is_no_key_is_refused(text):
         Keys((text,))
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("items[?contains(n, t)].id", b'{"items": [{"n": "x", "t": 7, "id": 1}]}'),
+        ("merge(a, b)", b'{"a": {}}'),
+        ("max_by(items, &n)", b'{"items": [{"n": 1}, {"n": "x"}]}'),
+        ("ceil(n)", b'{"n": 1e999}'),
+        ("floor(n)", b'{"n": NaN}'),
+        ("items[::0]", b'{"items": [1]}'),
+    ],
+)
+def test_no_value_ends_the_run_by_an_error_of_the_path(path, value):
+    keys = Keys((f"json:{path}", "key"))
+    assert keys.take(record(b"k", value)) == ["k"]
+
+
 def test_a_value_that_a_function_of_the_path_refuses_lacks_that_key():
     keys = Keys(("json:length(items)", "json:sort(tags)", "json:id"))
     assert keys.take(record(None, document(id=7))) == ["7"]

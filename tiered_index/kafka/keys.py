@@ -114,7 +114,7 @@ class Keys:
             for path in self._paths:
                 try:
                     found = path.search(document)
-                except jmespath.exceptions.JMESPathError:
-                    # a function of the path does not accept this value: the record lacks this key
+                except (jmespath.exceptions.JMESPathError, TypeError, ValueError, ArithmeticError):
+                    # the path does not accept this value, in jmespath's own checks or not: the record lacks this key
                     continue
                 yield from _texts(found)
