@@ -11,10 +11,13 @@ from typer.testing import CliRunner
 
 from tests.kafka.followed import archive, ingest
 from tests.support.storage_faults import FaultStorage
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.kafka import open_kafka_messages
 from tiered_index.cli.main import app
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.kafka.messages import KafkaBroker, KafkaMessages, parse_place
 from tiered_index.storage.context import RequestContext
+from tiered_index.storage.memory import MemoryStorage
 
 TIME_MS = 1_700_000_000_000
 
@@ -171,6 +174,27 @@ def test_one_record_is_two_requests_and_one_once_the_footer_is_known(index, serv
         assert found.message.offset == offset
         assert (found.requests, counted.calls() - before) == (requests, requests)
     assert 0 < found.bytes < segment.object_bytes
+
+
+def test_a_local_file_tells_how_keys_were_given(servers, producing, topic, tmp_path):
+    """Before its upload nothing else does."""
+    producing.send(topic, [{"key": "other", "value": '{"id": "o7"}', "partition": 0, "timestamp": TIME_MS}])
+    storage = FaultStorage(MemoryStorage())
+    opened = {"root": tmp_path / "root", "storage_backend": storage}
+    with IndexService.open(**opened, slots=97, items=5_000, background=False) as index:
+        ingest(index, servers, topic, keys=("json:id",))
+        index.seal()
+        storage.fail("put", times=None)
+        with pytest.raises(StorageUnavailable):
+            index.run_lifecycle()
+        assert [file.place for file in index.files()] == ["compacted"]
+        with IndexReader.open(root=tmp_path / "root", storage_backend=storage) as reader:
+            broker = KafkaBroker({"bootstrap.servers": servers})
+            source = open_kafka_messages(reader, broker, topic)
+            (found,) = reader.messages(topic, "o7", source=source).messages
+            assert (found.state, found.message.key) == ("local", b"other")
+            broker.close()
+        storage.clear()
 
 
 def test_places_of_records():

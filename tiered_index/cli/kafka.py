@@ -14,6 +14,7 @@ from typer import Option
 from tiered_index.cli.options import pairs
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.reading.root_view import UnsealedView
 
 if TYPE_CHECKING:
@@ -124,8 +125,13 @@ def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, 
     """Return the source of the records of a topic. None: the topic is not Kafka's."""
     if reader is None:
         return kafka_messages({}, (), broker, topic)
-    # positions of entries that are not uploaded are only in the root's journals
-    files = (file.journal.positions for file in reader.files() if isinstance(file, UnsealedView))
+    # positions of entries that are not uploaded are only in the root's files
+    files = []
+    for file in reader.files():
+        if isinstance(file, UnsealedView):
+            files.append(file.journal.positions)
+        elif isinstance(file, CompactedFile) and file.is_local:
+            files.append(file.metadata().source_positions)
     states = [archive.state() for archive in reader.segment_archives.values()]
     positions = {text for several in files for text in several}
     positions.update(text for state in states for text in (*state.positions, *state.stores))
