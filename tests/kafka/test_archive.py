@@ -102,6 +102,18 @@ def test_records_that_the_broker_deleted_before_they_were_archived_are_a_loss_wi
     assert archive(index, servers, topic).loss_count == 0
 
 
+def test_records_deleted_between_put_and_the_first_archiving_are_a_loss(index, cluster, servers, producing, topic):
+    producing.send(topic, packet(60))
+    source = source_of(index, servers, topic)
+    with Follower(index, source, follow=False, archiver=KafkaArchiver(source), note=lambda _: None) as follower:
+        follower.archiving.poll = lambda: None  # the round comes late
+        follower.run()
+        cluster.trim(topic, 0, 50)
+        follower.finish_archiving()
+    assert lost(follower) == [("missing", 0, 50)]
+    assert offsets(index) == [(0, n) for n in range(50, 60)]
+
+
 def test_a_first_run_begins_where_the_log_does(index, cluster, servers, producing, topic):
     producing.send(topic, packet(20))
     cluster.trim(topic, 0, 5)

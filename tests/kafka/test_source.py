@@ -33,6 +33,35 @@ def test_the_lag_is_told_without_waiting_for_the_client(index, servers, producin
     assert (source.lag().bytes, source.lag().end_offset) == (0, PARTITIONS)
 
 
+def test_the_lag_counts_what_waits_before_and_while_it_is_put(index, servers, producing, topic):
+    producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
+    source = source_of(index, servers, topic, follow=True)
+    assert source.lag().bytes == 3
+    with Follower(index, source) as follower:
+        until(lambda: next(source.batches()).messages)
+        assert source.lag().bytes == 3
+        assert follower.messages == 0
+
+
+@pytest.mark.parametrize("error", [5])
+def test_a_topic_that_the_brokers_can_not_describe_now_is_read_to_its_end(
+    index, cluster, servers, producing, topic, error
+):
+    producing.send(topic, ({"key": f"{n}", "partition": n % PARTITIONS} for n in range(400)))
+    source = source_of(index, servers, topic)
+    cluster.fail_topic(topic, error)
+    source._looked_s = -1e9
+    with Follower(index, source, follow=False, note=lambda _: None) as follower:
+        follower.run()
+    cluster.fail_topic(topic, 0)
+    assert follower.messages == 400
+
+
+def test_the_name_of_a_cluster_has_no_slash(index, servers, topic):
+    with pytest.raises(InvalidArgument, match="--store-name"):
+        source_of(index, servers, topic, cluster="prod/eu")
+
+
 def test_it_goes_on_at_the_durable_positions(index, servers, producing, topic):
     producing.send(topic, ({"key": "a", "partition": 1} for _ in range(3)))
     assert ingest(index, servers, topic).messages == 3

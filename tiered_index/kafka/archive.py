@@ -223,7 +223,10 @@ class KafkaArchiver:
         begin = range_of(self._consumer, name.topic, name.partition)[0]
         if known is None and name.log:
             self._lose_log_before(state, name, place)
-        due = known if known is not None else 0 if name.store in self._indexed_before else begin
+        due = known
+        if due is None:
+            first = self.source.first_offset(name)
+            due = 0 if name.store in self._indexed_before else begin if first is None else first
         if begin > due:
             self._lose(due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}")
         return max(begin, due)

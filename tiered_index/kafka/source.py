@@ -46,6 +46,7 @@ from tiered_index.kafka.client import (
     asked,
     error_of,
     ids_of_topics,
+    is_passing,
     kafka,
     open_admin,
     open_consumer,
@@ -137,6 +138,8 @@ class Partition:
     newest_ms: int | None = None
     # The end of the log that the client saw last
     high: int = 0
+    # The offset at which the log was read first; None: an earlier run began it
+    first: int | None = None
 
     @property
     def place(self) -> str:
@@ -187,6 +190,8 @@ class KafkaSource:
         self.place = f"kafka://{self.address.servers}/{','.join(self.address.topics)}"
         if not self.address.topics:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
+        if self.cluster is not None and "/" in self.cluster:
+            raise InvalidArgument(f"--store-name {self.cluster!r}: the name of a cluster has no /")
         group = {} if self.commit_group is None else {"group.id": self.commit_group}
         self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error, **group)
         # for ranges of offsets: a broker answers such a request of the other client behind one that waits for records
@@ -248,7 +253,9 @@ class KafkaSource:
                     raise InvalidArgument(f"{self.place}: there is no topic {topic!r}{did_you_mean(topic, known)}")
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
         reading = self._partitions.keys() - self._gone
-        gone = reading - there
+        # topics that the brokers can't describe now
+        unsure = {name for name, topic in found.topics.items() if topic.error is not None and is_passing(topic.error)}
+        gone = {place for place in reading - there if place[0] not in unsure}
         changed = {
             place
             for place in reading & there
@@ -306,9 +313,9 @@ class KafkaSource:
             if put is not None:
                 # without ids it may be another log, whose records must not count as archived
                 name = put[0].begun_again(topic_id, same_log=bool(topic_id) and topic_id == put[0].topic_id)
-            return Partition(name, begin, begin, target=target)
+            return Partition(name, begin, begin, target=target, high=end, first=begin)
         name, position = put
-        partition = Partition(name, position, position, target=target)
+        partition = Partition(name, position, position, target=target, high=end)
         if topic_id and name.topic_id and topic_id != name.topic_id:
             self._start_anew(partition, "its topic was deleted and created again", topic_id)
         elif not topic_id or topic_id != name.topic_id:
@@ -329,7 +336,7 @@ class KafkaSource:
         begin = self._range((name.topic, name.partition))[0]
         partition.name = name.begun_again(topic_id)
         partition.position, partition.doubted, partition.at_end, partition.newest_ms = begin, False, False, None
-        partition.high = 0
+        partition.high, partition.first = 0, begin
         self._pending.append(self._passed(partition, begin))
         problem = f"{partition.place}: {why}: it is read from {begin:,}"
         self._losses.append(Loss("rewritten", min(begin, before), before, None, problem))
@@ -358,6 +365,11 @@ class KafkaSource:
         durable = positions_by_store(self.index.durable_positions())
         names = [partition.name for partition in self._reading() if not partition.doubted]
         return [(name, durable[name.store]) for name in names if name.store in durable]
+
+    def first_offset(self, name: Name) -> int | None:
+        """Return the offset at which this source began a log; None: an earlier run did. Any thread."""
+        partition = self._partitions.get((name.topic, name.partition))
+        return partition.first if partition is not None and partition.name.store == name.store else None
 
     def open_consumer(self) -> Any:
         """Return another consumer of the cluster."""
@@ -428,12 +440,12 @@ class KafkaSource:
             self._is_taking = True
             self._take_in(messages)
             self._is_taking = False
+            for partition in self._reading():
+                partition.high = self._high(partition)
             yield from self._hand_over()
             if not messages or self._out_of_range or time.monotonic() > until_s:
                 break
         self._publish_positions()
-        for partition in self._reading():
-            partition.high = self._high(partition)
         if self._out_of_range:
             self._look_for_partitions()  # detects a topic that was created again
             self._settle_range()
@@ -567,7 +579,7 @@ class KafkaSource:
                 self._losses.append(_gap(partition, begin, end, target))
                 if target < partition.read:
                     partition.name = partition.name.begun_again()
-                    partition.position = target
+                    partition.position = partition.first = target
                 partition.doubted = False
                 self._pending.append(self._passed(partition, target))
             self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
