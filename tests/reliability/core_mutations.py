@@ -35,6 +35,7 @@ from tiered_index.format import shard
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.journal import Journal
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import row_form
@@ -302,7 +303,8 @@ def try_unsealed(core: ModuleType, kind: str, seed: int) -> bool:
     about = {
         "table": changed,
         "layout": layout,
-        "topics": TOPICS,
+        "journal": Journal("f", layout, T * 1000, "main", 0, "custom", topics=dict(TOPICS)),
+        "_begin_s": T,
         "second_min": T - 2**31,
         "second_max": T + 2**31,
         "_ids": ids,

@@ -134,7 +134,8 @@ class Parts:
             own = [file for file in recovered.unsealed if file.lane == appender.name]
             appender.adopt(own, goes_on=session.claimed)
         try:
-            topics.give(pair for one in self.appenders if one.active is not None for pair in one.active.topics.items())
+            active = [one.active.journal for one in self.appenders if one.active is not None]
+            topics.give(pair for journal in active for pair in journal.topics.items())
         except InvalidArgument:
             # the active files bind one id to two topics: each keeps its own topic table, and the next files start empty
             self.flusher.roll()

@@ -59,8 +59,8 @@ MUTANTS = (
         "append-journal-unsynced",
         "a flush returns before the journal's record is durable",
         "UnsealedFile.append",
-        "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\n        self._disk.sync(self._journal_descriptor)",
-        "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)",
+        "self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)\n        self._disk.sync(self._journal_descriptor)",
+        "self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)",
         ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
     ),
     Mutant(
@@ -68,7 +68,7 @@ MUTANTS = (
         "the journal's record is written before the entries that it confirms",
         "UnsealedFile.append",
         "if len(batch):\n    self._disk.pwrite(self._descriptor, data",
-        "self._disk.pwrite(self._journal_descriptor, log, self._journal_length)\nif len(batch):\n    self._disk.pwrite(self._descriptor, data",
+        "self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)\nif len(batch):\n    self._disk.pwrite(self._descriptor, data",
         ("tests/reliability/test_crashes.py::test_every_crash[writing]",),
     ),
     Mutant(
@@ -94,7 +94,7 @@ MUTANTS = (
         "a batch is counted and searchable before it is durable",
         "UnsealedFile.append",
         "if len(batch):\n    self._disk.pwrite(self._descriptor, data",
-        "self.table.commit(batch)\nself.batches.append(record)\nif len(batch):\n    self._disk.pwrite(self._descriptor, data",
+        "self.table.commit(batch)\nself.journal.batches.append(record)\nif len(batch):\n    self._disk.pwrite(self._descriptor, data",
         (
             "tests/faults/test_full_disk.py::test_after_a_failed_sync_a_file_takes_no_more_and_its_entries_go_to_the_next_one",
         ),

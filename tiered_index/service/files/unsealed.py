@@ -16,6 +16,7 @@ import mmap
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,56 +98,125 @@ SHOWN_EVERY_MS = 10_000
 """Longest delay of header and slot table of a file of preset rocketmq behind its entries, without the flush."""
 
 
-class UnsealedFile(LocalHandle):
-    """An unsealed file. `sequence` orders the files of a root by creation. `lane` is ``main`` or ``quarantine``."""
+class UnsealedEntries(LocalHandle):
+    """The durable entries of an unsealed file, by its `journal`. A search scans their hash column.
+
+    `sequence` orders the files of a root by creation. `lane` is ``main`` or ``quarantine``.
+    """
 
     place = UNSEALED
+    published = False
+    """Whether a job compacted it: the storage has it, or a table into which it was merged."""
 
-    def __init__(
-        self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int
-    ) -> None:
-        self._root = root
-        self._disk = root.disk
-        self._begun = journal  # for the fields that never change
+    def __init__(self, path: Path, journal: Journal, mapped: mmap.mmap) -> None:
+        self.path = path
+        self.journal = journal
         self.layout = journal.layout
         self.hash = journal.layout.hash
         self.file_id = journal.file_id
         self.lane = journal.lane
         self.sequence = journal.sequence
-        self.offset_space = journal.offset_space
-        self.path = root.index_path(UNSEALED, self.file_id)
+        self.sealed = journal.sealed
+        self._ids: dict[str, frozenset[int]] = {}
+        for topic_id, name in journal.topics.items():
+            self._name(topic_id, name)
+        self._begin_s = journal.begin_ms // 1000
+        # the smallest and the greatest second of the entries
+        self.second_min, self.second_max = journal.seconds or (self._begin_s, self._begin_s)
+        self._map = mapped
+
+    @property
+    def count(self) -> int:
+        """The number of durable entries."""
+        return self.journal.count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk, with the journal."""
+        try:
+            return taken_bytes(self.path.stat()) + self.journal.valid_length
+        except OSError:
+            return self.layout.unsealed_size + self.journal.valid_length
+
+    def let_go(self) -> None:
+        """Close the map, when no search uses the file. Idempotent."""
+        unmap(self._map)
+
+    def entries(self) -> Array:
+        """Return the durable entries (structured, in the map), each batch verified against its journal record."""
+        journal = replace(self.journal, batches=list(self.journal.batches))
+        return verified_entries(self._map, journal, str(self.path))
+
+    def snapshot(self) -> tuple[Array, int, dict[int, str]]:
+        """Return the `entries` so far, the second to which their times are relative, and the topic names by id."""
+        entries = self.entries()  # first, because more names are harmless
+        return entries, self._begin_s, dict(self.journal.topics)
+
+    @property
+    def known_topics(self) -> Collection[str]:
+        """The names of the file's topics."""
+        return self._ids
+
+    def topic_stats(self) -> NamedStats:
+        """See `Handle.topic_stats`."""
+        entries = self._searched()
+        stats = topic_stats(entries["topic_id"], entries["size"], self._seconds_of(entries))
+        return named_stats(stats, self.journal.topics)
+
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`, in any order."""
+        return self._selected(self._searched(), lookup)
+
+    def search_many(self, batch: LookupBatch) -> Matches:
+        """Return the rows that answer each lookup, in any order."""
+        return matching(batch, self._searched(), self._seconds_of, self._topics(), self.layout.schema)
+
+    def _searched(self) -> Array:
+        """Return the entries that a search scans."""
+        return self.entries()
+
+    def _selected(self, entries: Array, lookup: PreparedLookup) -> Array:
+        ids = self._ids.get(lookup.topic, frozenset())
+        return select_items(entries, self._begin_s, lookup, ids, self.layout.schema)
+
+    def _topics(self) -> tuple[tuple[int, str], ...]:
+        # a copy, because another thread may add a topic
+        return tuple(self.journal.topics.items())
+
+    def _name(self, topic_id: int, name: str) -> None:
+        self.journal.topics[topic_id] = name
+        self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
+
+    def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
+        return self._begin_s + entries["time_diff_s"].astype(np.int64)
+
+
+class UnsealedFile(UnsealedEntries):
+    """An unsealed file of a writer, which also writes its `journal`."""
+
+    def __init__(
+        self, root: Root, journal: Journal, table: UnsealedTable, descriptor: int, journal_descriptor: int
+    ) -> None:
+        mapped = mmap.mmap(descriptor, journal.layout.unsealed_size, access=mmap.ACCESS_READ)
+        super().__init__(root.index_path(UNSEALED, journal.file_id), journal, mapped)
+        self._root = root
+        self._disk = root.disk
         self.journal_path = root.journal_path(self.file_id)
         self.table = table
-        self.topics = dict(journal.topics)
-        self._ids: dict[str, frozenset[int]] = {}
-        for topic_id, name in self.topics.items():
-            self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
-        self.batches = list(journal.batches)
-        self.positions = dict(journal.positions)
-        begin_s = journal.begin_ms // 1000
-        # the smallest and the greatest second of the entries
-        self.second_min, self.second_max = journal.seconds or (begin_s, begin_s)
         self.label = label_of(self)
-        self.sealed = journal.sealed
         self.failed = False  # an append or a seal was not completed
-        self.published = False  # a job compacted it: the storage has it, or a table into which it was merged
-        self.created_ms = journal.created_ms
-        self.predecessor = journal.predecessor
-        self.log_number = journal.log_number
-        self._journal_length = journal.valid_length
         self._is_blank = not journal.batches  # the journal has only its first record
         self._shown: tuple[int, int] | None = None  # entries in header and slot table on disk, and their time, ms
         self._descriptor: int | None = descriptor
         # the known end of allocated disk space; allocating more than once is harmless
         self._allocated = self.layout.entry_position(journal.count + 1)
         self._journal_descriptor: int | None = journal_descriptor
-        self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
         # the filter of the keys, after the file is sealed
         self.filter_bytes = b""
         self._in_core: Any = None
         if (core := compiled_views()) is not None:
             layout, rule = self.layout, HASH_RULES.index(self.hash)
-            made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, begin_s, layout.slots)
+            made = core.LocalFile(row_form(layout.schema), self._map, self._ids, rule, self._begin_s, layout.slots)
             made.within(self.second_min, self.second_max)
             self._in_core = made.with_chains(table.heads, layout.items_position, layout.items)
             if table.count:
@@ -209,11 +279,6 @@ class UnsealedFile(LocalHandle):
         return file
 
     @property
-    def count(self) -> int:
-        """The number of durable entries."""
-        return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
-
-    @property
     def accepts(self) -> bool:
         """Whether `append` may be called."""
         return self._descriptor is not None and not self.sealed and not self.failed and self.table.free > 0
@@ -222,14 +287,6 @@ class UnsealedFile(LocalHandle):
     def ended(self) -> bool:
         """Whether the journal durably has the seal, so that the file can't accept entries after a restart."""
         return self.sealed and not self.failed
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes on disk."""
-        try:
-            return taken_bytes(self.path.stat()) + self._journal_length
-        except OSError:
-            return self.layout.unsealed_size + self._journal_length
 
     def lacking(self, count: int) -> int:
         """Return the bytes to `allocate` before `count` more entries are appended."""
@@ -249,7 +306,7 @@ class UnsealedFile(LocalHandle):
         `positions` become durable with it. Raises `OSError`. After any error the file accepts no more entries.
         """
         seconds = columns["second"]
-        fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
+        fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.journal.topics]
         batch = self.table.prepare(columns["key_hash"], seconds * 1000, columns)
         assert self._descriptor is not None and self._journal_descriptor is not None
         data = memoryview(batch.entries.view(np.uint8))  # type: ignore[arg-type]
@@ -261,7 +318,7 @@ class UnsealedFile(LocalHandle):
             self._disk.pwrite(self._descriptor, data, self.layout.entry_position(batch.first))
             self._disk.sync(self._descriptor)
         self._is_blank = False
-        self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
+        self._disk.pwrite(self._journal_descriptor, log, self.journal.valid_length)
         self._disk.sync(self._journal_descriptor)
         for path, descriptor in ((self.journal_path, self._journal_descriptor), (self.path, self._descriptor)):
             # a stat of the path raises for a deleted file
@@ -269,8 +326,7 @@ class UnsealedFile(LocalHandle):
                 raise FileNotFoundError(errno.ENOENT, "another file replaced it while it was written", str(path))
         # in this order, an interrupt leaves only topics and seconds that are too wide, which is harmless
         for topic_id, name in fresh:
-            self.topics[topic_id] = name
-            self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
+            self._name(topic_id, name)
         if len(batch):
             if self.table.count:
                 low, high = min(low, self.second_min), max(high, self.second_max)
@@ -281,9 +337,9 @@ class UnsealedFile(LocalHandle):
                 # a column of one row is contiguous, but not aligned
                 self._in_core.appended(batch.first, np.require(seconds, np.int64, ["C", "A"]))
         self.table.commit(batch)
-        self.batches.append(record)
-        self.positions = max_positions(self.positions, positions)
-        self._journal_length += len(log)
+        self.journal.batches.append(record)
+        self.journal.positions = max_positions(self.journal.positions, positions)
+        self.journal.valid_length += len(log)
         self.failed = False
 
     def seal(self) -> None:
@@ -296,9 +352,9 @@ class UnsealedFile(LocalHandle):
                 assert self._journal_descriptor is not None
                 record = encode_seal()
                 self._write_table()
-                self._disk.pwrite(self._journal_descriptor, record, self._journal_length)
+                self._disk.pwrite(self._journal_descriptor, record, self.journal.valid_length)
                 self._disk.sync(self._journal_descriptor)
-                self._journal_length += len(record)
+                self.journal.valid_length += len(record)
         except OSError as error:
             raise disk_error(error, f"sealing {self.path}") from error
         finally:
@@ -355,7 +411,7 @@ class UnsealedFile(LocalHandle):
         """Close the descriptors and the map, when no search uses the file. Idempotent."""
         self.release()
         self._in_core = None
-        unmap(self._map)
+        super().let_go()
 
     def discard(self, deletions: Deletions) -> None:
         """Close and delete a file without durable entries, whose positions are also in another file. Idempotent."""
@@ -363,21 +419,7 @@ class UnsealedFile(LocalHandle):
         if self._is_blank:
             deletions.unlink([self.path, self.journal_path])
             return
-        drop_unbegun(self._root, self.file_id, encode_open(self._as_journal()), deletions)
-
-    def entries(self) -> Array:
-        """Return the durable entries (structured, in the map), each batch verified against its journal record."""
-        return verified_entries(self._map, self._as_journal(), str(self.path))
-
-    def snapshot(self) -> tuple[Array, int, dict[int, str]]:
-        """Return the `entries` so far, the second to which their times are relative, and the topic names by id."""
-        entries = self.entries()  # first, because more names are harmless
-        return entries, self.table.begin_ms // 1000, dict(self.topics)
-
-    @property
-    def interval(self) -> tuple[int, int]:
-        """The smallest and the greatest second of the entries."""
-        return self.second_min, self.second_max
+        drop_unbegun(self._root, self.file_id, encode_open(self.journal), deletions)
 
     def in_core(self) -> Any:
         """Return the compiled core's `LocalFile` of this file, which gets later entries, too; None: no core."""
@@ -392,55 +434,39 @@ class UnsealedFile(LocalHandle):
             self.filter_bytes = filter_of(self.entries(), self.layout.schema)
             self._in_core.with_filter(self.filter_bytes)
 
-    @property
-    def known_topics(self) -> Collection[str]:
-        """The names of the file's topics."""
-        return self._ids
-
-    def topic_stats(self) -> NamedStats:
-        """See `Handle.topic_stats`."""
-        entries = entries_view(self._map, self.layout, self.table.count)
-        return named_stats(topic_stats(entries["topic_id"], entries["size"], self._seconds_of(entries)), self.topics)
-
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, in any order, from its chain, or by a scan if the chain is long."""
-        layout, table = self.layout, self.table
-        schema = layout.schema
-        if (rows := search_one(self.in_core(), lookup, schema)) is not None:
+        if (rows := search_one(self.in_core(), lookup, self.layout.schema)) is not None:
             return rows
-        ids = self._ids.get(lookup.topic)
-        if ids is None:
-            return schema.no_rows
-        hashes = np.array([lookup.key_hash], np.int32)
-        found = walk_chains(self._map, layout, table.heads, hashes, np.zeros(1, np.int64), _CHAIN_LIMIT)
-        if found is None:
-            items = entries_view(self._map, layout, table.count)
-        else:
-            items = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)[found[0]]
-        return select_items(items, table.begin_ms // 1000, lookup, ids, schema)
+        if lookup.topic not in self._ids:
+            return self.layout.schema.no_rows
+        walked = self._walked(np.array([lookup.key_hash], np.int32), np.zeros(1, np.int64))
+        return super().search(lookup) if walked is None else self._selected(walked[0], lookup)
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, in any order, from all chains together, or by a scan."""
-        if (found := search_batch(self.in_core(), batch, self.layout.schema, *self.interval)) is not None:
+        interval = self.second_min, self.second_max
+        if (found := search_batch(self.in_core(), batch, self.layout.schema, *interval)) is not None:
             return found
-        schema, layout = self.layout.schema, self.layout
-        count = self.table.count
-        wanted = batch.overlapping(self.second_min, self.second_max)
-        walked = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT)
-        # a copy, because another thread may add a topic
-        topics = tuple(self.topics.items())
+        walked = self._walked(batch.key_hash, batch.overlapping(*interval))
         if walked is None:
-            # a chain is too long or does not fall, so a scan answers all lookups
-            return matching(batch, entries_view(self._map, layout, count), self._seconds_of, topics, schema)
-        items, lookups = walked
-        picked = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)[items]
-        return batch.select(picked, lookups, self._seconds_of(picked), topics, schema)
+            return super().search_many(batch)
+        picked, lookups = walked
+        return batch.select(picked, lookups, self._seconds_of(picked), self._topics(), self.layout.schema)
 
-    def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
-        return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
+    def _walked(
+        self, hashes: npt.NDArray[np.int32], wanted: npt.NDArray[np.int64]
+    ) -> tuple[Array, npt.NDArray[np.int64]] | None:
+        """Return the entries with wanted hashes, and the number of that hash; None: see `walk_chains`."""
+        layout = self.layout
+        found = walk_chains(self._map, layout, self.table.heads, hashes, wanted, _CHAIN_LIMIT)
+        if found is None:
+            return None
+        return np.frombuffer(self._map, layout.schema.entry, layout.items, layout.items_position)[found[0]], found[1]
 
-    def _as_journal(self) -> Journal:
-        return replace(self._begun, batches=list(self.batches))
+    def _searched(self) -> Array:
+        # of a writer's own file, batches were verified when it was opened
+        return entries_view(self._map, self.layout, self.table.count)
 
 
 def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:

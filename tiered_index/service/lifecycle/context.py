@@ -238,13 +238,13 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
         count=file.count,
         lane=file.lane,
         sequence=file.sequence,
-        predecessor=file.predecessor,
-        created_ms=file.created_ms,
-        offset_space=file.offset_space,
-        topics=tuple(sorted(file.topics.items())),
-        positions=dict(file.positions),
+        predecessor=file.journal.predecessor,
+        created_ms=file.journal.created_ms,
+        offset_space=file.journal.offset_space,
+        topics=tuple(sorted(file.journal.topics.items())),
+        positions=dict(file.journal.positions),
         writer=f"tiered_index {__version__}",
-        log_number=file.log_number,
+        log_number=file.journal.log_number,
         # RocketMQ reads files of its own preset, so they keep its layout
         packed=not file.layout.preset.newest_first,
     )
@@ -266,7 +266,9 @@ def _raise(positions: dict[str, int], file: CompactedFile | UnsealedFile | Journ
 
 def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
     """Return the source positions of a file."""
-    return file.metadata().source_positions if isinstance(file, CompactedFile) else file.positions
+    if isinstance(file, CompactedFile):
+        return file.metadata().source_positions
+    return (file.journal if isinstance(file, UnsealedFile) else file).positions
 
 
 def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: dict[str, int]) -> bool:

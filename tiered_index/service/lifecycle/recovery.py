@@ -142,7 +142,7 @@ class _Recovery:
         files: list[CompactedFile | UnsealedFile] = [*found.compacted, *found.uploaded, *found.unsealed]
         for file in files:
             found.positions = max_positions(found.positions, own_positions(file))
-            found.topics += file.topics.items() if isinstance(file, UnsealedFile) else file.metadata().topics
+            found.topics += file.journal.topics.items() if isinstance(file, UnsealedFile) else file.metadata().topics
             found.next_sequence = max(found.next_sequence, file.sequence + 1)
         if state is not None:
             found.positions = max_positions(found.positions, state.positions)

@@ -76,7 +76,7 @@ class Staging:
         if not self._resumed:
             self._resume()
         if file.file_id in self._context.outcome_unknown and file.file_id in self._context.session.log.removed_files(
-            self._context.session.log.state, file.log_number
+            self._context.session.log.state, file.journal.log_number
         ):
             self._take_as_published(file)
             return

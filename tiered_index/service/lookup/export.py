@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, lost_error
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, verify_runs
 from tiered_index.service.files.search import FileBytes, scan_runs
-from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.files.unsealed import UnsealedEntries
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
@@ -42,12 +42,6 @@ METADATA = b"tiered_index"
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 _MASK = (1 << 64) - 1
-
-
-class _Flushed(Handle, Protocol):
-    """A local file that is not compacted."""
-
-    def snapshot(self) -> Items: ...
 
 
 @dataclass(frozen=True)
@@ -173,8 +167,6 @@ class Export(Iterator[pa.RecordBatch]):
             if isinstance(handle, DamagedFile):
                 raise handle.error.with_traceback(None)
             # stored objects come from the log's state below, and the buffer was flushed before
-            if isinstance(handle, WindowTable) or handle.place == "buffer":
-                continue
             if isinstance(handle, CompactedFile):
                 if handle.local is None:
                     continue
@@ -182,8 +174,8 @@ class Export(Iterator[pa.RecordBatch]):
                     copies[handle.file_id] = handle
                 elif not handle.is_left_over(files):
                     yield self._file(handle, handle.count, partial(self._of, handle.local))
-            elif handle.file_id not in files and not getattr(handle, "published", False):
-                items, begin_s, names = cast(_Flushed, handle).snapshot()
+            elif isinstance(handle, UnsealedEntries) and handle.file_id not in files and not handle.published:
+                items, begin_s, names = handle.snapshot()
                 yield self._file(handle, len(items), partial(iter, [(items, begin_s, names)]))
         for stored in self._state.objects.values():
             if not self._wanted.overlaps(stored.second_min, stored.second_max):

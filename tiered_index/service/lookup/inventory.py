@@ -6,17 +6,17 @@ import datetime as dt
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.metadata import NamedStats
-from tiered_index.format.names import COMPACTED, UNSEALED, UPLOADED
+from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.files.unsealed import UnsealedEntries
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
@@ -34,16 +34,6 @@ _GROUPS = ("topic", "day", "state")
 _SUMS = ("entries", "bytes", "usd_a_month")
 # a topic, a day since the epoch, the number of entries, and whether that is an estimate
 Piece = tuple[str | None, int | None, int, bool]
-
-
-class _Unsealed(Handle, Protocol):
-    path: Path
-    log_number: int
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
 
 
 class Leftovers:
@@ -69,8 +59,8 @@ class Leftovers:
                     over.add(handle.file_id)
                 elif handle.folder == COMPACTED:
                     begun[handle.file_id] = int(handle.metadata().more.get("log_number", 0))
-            elif handle.place == UNSEALED and getattr(handle, "sealed", False):
-                begun[handle.file_id] = cast(_Unsealed, handle).log_number
+            elif isinstance(handle, UnsealedEntries) and handle.sealed:
+                begun[handle.file_id] = handle.journal.log_number
         if begun:
             with self._lock:
                 over |= begun.keys() & self._log.removed_files(state, min(begun.values()))
@@ -96,9 +86,8 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
         }
     elif isinstance(handle, DamagedFile):
         known["error"] = str(handle.error)
-    elif handle.place == UNSEALED:
-        file = cast(_Unsealed, handle)
-        known |= {"entries": file.count, "path": str(file.path), "bytes": file.size_bytes}
+    elif isinstance(handle, UnsealedEntries):
+        known |= {"entries": handle.count, "path": str(handle.path), "bytes": handle.size_bytes}
     return {
         "file_id": handle.file_id,
         "state": handle.place,

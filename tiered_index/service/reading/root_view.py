@@ -9,102 +9,47 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
-from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
-from tiered_index.service.answers.batch import LookupBatch, Matches, matching
-from tiered_index.service.answers.rows import PreparedLookup, select_items
-from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
+from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
-from tiered_index.service.files.unsealed import verified_entries
+from tiered_index.service.files.unsealed import UnsealedEntries
 from tiered_index.service.root import ASIDE, Root, disk_error
 from tiered_index.service.root.files import LIST, FileList, ListedFile
-from tiered_index.storage.disk import taken_bytes
 
 _LOOKS = 20
 # the coarsest resolution of file times in use
 _STEP_NS = 2_000_000_000
 
 
-class UnsealedView(LocalHandle):
-    """The durable entries of an unsealed file; `state` is the journal's inode, size and time before it was read."""
-
-    place = UNSEALED
+class UnsealedView(UnsealedEntries):
+    """The entries that another process writes. `state` is the journal's inode, size and time before it was read."""
 
     def __init__(self, path: Path, journal: Journal, state: tuple[int, int, int]) -> None:
-        self.path = path
-        self.state = state
-        self.journal = journal
-        self.file_id = journal.file_id
-        self.lane = journal.lane
-        self.hash = journal.layout.hash
-        self.sequence = journal.sequence
-        self.sealed = journal.sealed
-        self.log_number = journal.log_number
-        self.count = journal.count
-        self.second_min, self.second_max = journal.seconds or (journal.begin_ms // 1000, journal.begin_ms // 1000)
         with path.open("rb") as handle:
             try:
-                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
                 raise CorruptFile(str(path), "empty file", offset=0) from error
-        self._entries: npt.NDArray[Any] | None = None
+        super().__init__(path, journal, mapped)
+        self.state = state
+        self._verified: npt.NDArray[Any] | None = None
 
     def entries(self) -> npt.NDArray[Any]:
-        """Return the verified entries (structured, on the mapped file). Raises `CorruptFile`."""
-        if self._entries is None:
-            self._entries = verified_entries(self._map, self.journal, str(self.path))
-        return self._entries
-
-    def snapshot(self) -> tuple[npt.NDArray[Any], int, dict[int, str]]:
-        """As `UnsealedFile.snapshot`."""
-        return self.entries(), self.journal.begin_ms // 1000, dict(self.journal.topics)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that the file takes on disk, without its journal."""
-        try:
-            return taken_bytes(self.path.stat())
-        except OSError:
-            return self.journal.layout.unsealed_size
+        """As `UnsealedEntries.entries`, verified once."""
+        if self._verified is None:
+            self._verified = super().entries()
+        return self._verified
 
     def let_go(self) -> None:
-        """Close the map."""
-        self._entries = None
-        unmap(self._map)
-
-    @property
-    def known_topics(self) -> Collection[str]:
-        """As `Handle.known_topics`."""
-        return self.journal.topics.values()
-
-    def topic_stats(self) -> NamedStats:
-        """As `Handle.topic_stats`, from the entries."""
-        entries, names = self.entries(), self.journal.topics
-        seconds = self.journal.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
-        return named_stats(topic_stats(entries["topic_id"], entries["size"], seconds), names)
-
-    def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
-        """As `Handle.search`."""
-        ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == lookup.topic)
-        return select_items(self.entries(), self.journal.begin_ms // 1000, lookup, ids, self.journal.layout.schema)
-
-    def search_many(self, batch: LookupBatch) -> Matches:
-        """As `Handle.search_many`."""
-        begin_s, topics = self.journal.begin_ms // 1000, tuple(self.journal.topics.items())
-
-        def seconds_of(picked: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-            return begin_s + picked["time_diff_s"].astype(np.int64)
-
-        return matching(batch, self.entries(), seconds_of, topics, self.journal.layout.schema)
+        self._verified = None
+        super().let_go()
 
 
 class RootView:

@@ -254,9 +254,9 @@ class Appender:
             else:
                 _log.info("sealed %s: %d entries", file.file_id, file.count)
         else:
-            self._carried = max_positions(self._carried, file.positions)
+            self._carried = max_positions(self._carried, file.journal.positions)
             file.let_go()
-            if not file.positions:
+            if not file.journal.positions:
                 file.discard(self.context.deletions)
             elif file not in self._given_up:
                 self._given_up.append(file)

@@ -115,7 +115,7 @@ class Flusher:
         return [
             appender
             for appender in (self.quarantine, self.main)
-            if appender.active is not None and appender.active.created_ms <= created_ms
+            if appender.active is not None and appender.active.journal.created_ms <= created_ms
         ]
 
     def _begin(self) -> list[tuple[Appender, Run]]:
