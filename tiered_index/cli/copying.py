@@ -9,7 +9,7 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import duration_option
+from tiered_index.cli.options import duration
 from tiered_index.cli.progress import Ending
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, storage_uri
@@ -35,26 +35,18 @@ _SWEEP_S = 3600.0
 @command
 def copy(
     session: Session,
-    source: str | None = Option(
-        None, "--from", metavar="URI", help="Index to copy. Default: --storage.", show_default=False
-    ),
+    source: str | None = Option(None, "--from", metavar="URI", help="Index to copy. Default: --storage."),
     to: str = Option(
         ..., "--to", metavar="URI", help="Storage of the copy: without an index, or with an earlier copy of this one."
     ),
     threads: int = Option(4, min=1, help="Objects copied at a time."),
     follow: bool = Option(False, "--follow", help="Keep the copy up to date until SIGTERM or SIGINT."),
-    interval: int = Option(
-        60, parser=duration_option, metavar="1m", help="With --follow: time between updates.", show_default="1m"
-    ),
+    interval: int = Option(**duration("1m"), help="With --follow: time between updates."),
     must_exist: bool = Option(
         False, "--must-exist", help="Fail if --to has no copy yet, for example if its disk is not mounted."
     ),
     grace: int = Option(
-        86400,
-        parser=duration_option,
-        metavar="1d",
-        help="With --follow: time to keep the bytes of removed objects in the copy, at least 1h.",
-        show_default="1d",
+        **duration("1d"), help="With --follow: time to keep the bytes of removed objects in the copy, at least 1h."
     ),
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby.

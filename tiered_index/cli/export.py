@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -171,24 +171,15 @@ def _is_bytes(kind: pa.DataType) -> bool:
 @command
 def export(
     session: Session,
-    out: Annotated[
-        Path, Option(metavar="PATH", help="File to write (format rocketmq: folder); - is stdout.", show_default=False)
-    ],
-    form: Annotated[
-        Format | None,
-        Option(
-            "--format",
-            help="Format. Default: by the ending of the name, else parquet; ndjson for stdout.",
-            show_default=False,
-        ),
-    ] = None,
-    topic: Annotated[list[str] | None, Option(help="Export this topic only. Repeatable.", show_default=False)] = None,
-    slots: Annotated[
-        int | None, Option(help="With --format rocketmq: hash slots per file, as in the broker's configuration.")
-    ] = None,
-    items: Annotated[
-        int | None, Option(help="With --format rocketmq: items per file, as in the broker's configuration.")
-    ] = None,
+    out: Path = Option(metavar="PATH", help="File to write (format rocketmq: folder); - is stdout."),
+    form: Format | None = Option(
+        None, "--format", help="Format. Default: by the ending of the name, else parquet; ndjson for stdout."
+    ),
+    topic: list[str] | None = Option(None, help="Export this topic only. Repeatable."),
+    slots: int | None = Option(
+        None, help="With --format rocketmq: hash slots per file, as in the broker's configuration."
+    ),
+    items: int | None = Option(None, help="With --format rocketmq: items per file, as in the broker's configuration."),
     *,
     within: RangeOptions,
 ) -> int:

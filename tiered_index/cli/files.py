@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from typer import Option
@@ -30,9 +30,9 @@ _PARTIAL = 6
 @command
 def topics(
     session: Session,
-    allow_partial: Annotated[
-        bool, Option("--allow-partial", help="List the readable files, and name the others (exit code 6).")
-    ] = False,
+    allow_partial: bool = Option(
+        False, "--allow-partial", help="List the readable files, and name the others (exit code 6)."
+    ),
     *,
     within: RangeOptions,
     limits: LimitOptions,
@@ -215,9 +215,7 @@ def _records(items: Array, columns: list[str], begin_ms: int, names: dict[int, s
 @command
 def du(
     session: Session,
-    by: Annotated[
-        str, Option(metavar="topic,day,state", help="Columns to group by, separated by commas.")
-    ] = "topic,day,state",
+    by: str = Option("topic,day,state", metavar="topic,day,state", help="Columns to group by, separated by commas."),
     *,
     service: ServiceOptions,
 ) -> int:

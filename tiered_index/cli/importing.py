@@ -198,9 +198,7 @@ def _put(put: PatientPut, batch: pa.RecordBatch, name: str, rows: int) -> int:
 def import_(
     session: Session,
     source: str = Argument(
-        metavar="FILE",
-        help="File written by `export`: Parquet, Arrow or NDJSON, or s3://bucket/file.",
-        show_default=False,
+        metavar="FILE", help="File written by `export`: Parquet, Arrow or NDJSON, or s3://bucket/file."
     ),
     preset: Literal["native", "rocketmq"] | None = Option(
         None, help="Preset of the entries. Only for NDJSON, which does not state it."

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from typer import Argument, Option
 
@@ -28,6 +28,7 @@ from tiered_index.cli.options import (
     IntakeOptions,
     LogAs,
     SelectionOptions,
+    declare,
     given_columns,
     pairs,
     refuse_others,
@@ -192,31 +193,27 @@ class Intake:
 class FileOptions:
     """Options of files of messages."""
 
-    skip_bad: Annotated[
-        bool, Option("--skip-bad", help="Skip invalid messages. Print the first ten, and the number for each reason.")
-    ] = False
+    skip_bad: bool = declare(
+        False, "--skip-bad", help="Skip invalid messages. Print the first ten, and the number for each reason."
+    )
     column: Column = None
     constant: Constant = None
-    item_type: Annotated[
-        str | None, Option(metavar="MODULE:CLASS", help="Class of entries with your own columns.", show_default=False)
-    ] = None
+    item_type: str | None = declare(metavar="MODULE:CLASS", help="Class of entries with your own columns.")
 
 
 @dataclass(frozen=True)
 class StoreOptions:
     """Options of a RocketMQ store."""
 
-    skip_corrupt: Annotated[bool, _of_store("--skip-corrupt", help="Skip damage and report it.")] = False
-    skip_missing: Annotated[
-        bool,
-        _of_store(
-            "--skip-missing",
-            help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
-        ),
-    ] = False
-    check_bodies: Annotated[
-        bool, _of_store("--check-bodies/--no-check-bodies", help="Check each message's body against its CRC.")
-    ] = True
+    skip_corrupt: bool = _of_store(False, "--skip-corrupt", help="Skip damage and report it.")
+    skip_missing: bool = _of_store(
+        False,
+        "--skip-missing",
+        help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
+    )
+    check_bodies: bool = _of_store(
+        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC."
+    )
 
 
 @command
@@ -226,7 +223,6 @@ def ingest(
         metavar="SOURCE",
         help="Folder of a RocketMQ store; kafka://HOST:PORT/TOPIC,...; or NDJSON, CSV or Parquet as a file, "
         "s3://bucket/file, or - for stdin.",
-        show_default=False,
     ),
     preset: Literal["native", "rocketmq"] | None = Option(None, help="File format; rocketmq writes RocketMQ's own."),
     hash_rule: Literal["abs", "mask"] | None = Option(
@@ -401,9 +397,7 @@ def _ingest_file(
 @command
 def import_classic(
     session: Session,
-    folder: Path = Argument(
-        metavar="DIR", help="Folder of the classic index files: STORE_DIR/index.", show_default=False
-    ),
+    folder: Path = Argument(metavar="DIR", help="Folder of the classic index files: STORE_DIR/index."),
     store: Path | None = Option(None, help="Store with the commit log of these files. Default: the folder above DIR."),
     store_name: str | None = Option(None, help="Name of the store in the index. Default: its path."),
     restart: bool = Option(False, "--restart", help="Read every entry again, even if the store has changed."),

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from typer import Option
-
-from tiered_index.cli.options import pairs
+from tiered_index.cli.options import declare, pairs
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.files.compacted import CompactedFile
@@ -25,23 +23,19 @@ if TYPE_CHECKING:
     from tiered_index.service.reader import IndexReader
 
 SCHEME = "kafka://"
-_kafka = partial(Option, rich_help_panel="Kafka", show_default=False)
+_kafka = partial(declare, rich_help_panel="Kafka")
 
 
 @dataclass(frozen=True)
 class KafkaClientOptions:
     """Settings of Kafka's client: for each command that reads Kafka."""
 
-    kafka: Annotated[
-        list[str] | None,
-        _kafka(metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."),
-    ] = None
-    kafka_config: Annotated[
-        Path | None,
-        _kafka(
-            metavar="FILE", help="File with settings of Kafka's client, one NAME=VALUE per line. Use it for secrets."
-        ),
-    ] = None
+    kafka: list[str] | None = _kafka(
+        metavar="NAME=VALUE", help="Setting of Kafka's client (librdkafka), such as security.protocol=SSL."
+    )
+    kafka_config: Path | None = _kafka(
+        metavar="FILE", help="File with settings of Kafka's client, one NAME=VALUE per line. Use it for secrets."
+    )
 
     def settings(self) -> dict[str, str]:
         """Return the settings; the command line has precedence over the file."""
@@ -58,18 +52,16 @@ class KafkaClientOptions:
 class KafkaOptions(KafkaClientOptions):
     """Options for following topics: ingest, serve."""
 
-    key: Annotated[
-        list[str] | None,
-        _kafka(metavar="SPEC", help="Key of a record: key (default), header:NAME or json:JMESPATH. Repeatable."),
-    ] = None
-    restart_at: Annotated[
-        Literal["begin", "end"] | None,
-        _kafka(help="Where to continue in a partition that no longer has the next offset."),
-    ] = None
-    commit_group: Annotated[
-        str | None, _kafka(metavar="GROUP", help="Publish durable positions as offsets of this group, for lag tools.")
-    ] = None
-    archive: Annotated[bool, _kafka("--archive", help="Archive the records themselves, as Parquet files.")] = False
+    key: list[str] | None = _kafka(
+        metavar="SPEC", help="Key of a record: key (default), header:NAME or json:JMESPATH. Repeatable."
+    )
+    restart_at: Literal["begin", "end"] | None = _kafka(
+        help="Where to continue in a partition that no longer has the next offset."
+    )
+    commit_group: str | None = _kafka(
+        metavar="GROUP", help="Publish durable positions as offsets of this group, for lag tools."
+    )
+    archive: bool = _kafka(False, "--archive", help="Archive the records themselves, as Parquet files.")
 
 
 def open_kafka_follower(

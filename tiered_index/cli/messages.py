@@ -178,23 +178,16 @@ def _record_lookup(
 def message(
     session: Session,
     msg_id: str | None = Argument(
-        None,
-        metavar="ID",
-        help="Offset message id; with --topic, a unique key; kafka:TOPIC/PARTITION/OFFSET.",
-        show_default=False,
+        None, metavar="ID", help="Offset message id; with --topic, a unique key; kafka:TOPIC/PARTITION/OFFSET."
     ),
-    topic: str | None = Option(
-        None, help="Topic. ID is then a unique key, looked up in the index.", show_default=False
-    ),
-    queue_id: int | None = Option(None, "--queue-id", min=0, help="Queue of --offset.", show_default=False),
+    topic: str | None = Option(None, help="Topic. ID is then a unique key, looked up in the index."),
+    queue_id: int | None = Option(None, "--queue-id", min=0, help="Queue of --offset."),
     queue_offset: int | None = Option(
-        None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID.", show_default=False
+        None, "--offset", min=0, help="Queue offset, with --topic and --queue-id in place of ID."
     ),
-    store: Path | None = Option(None, help="Folder of the RocketMQ store.", show_default=False),
+    store: Path | None = Option(None, help="Folder of the RocketMQ store."),
     body: Literal["text", "json", "hex", "none"] = Option("text", help="Form of the body."),
-    cursor: str | None = Option(
-        None, help="With --topic: continue the truncated answer that gave this cursor.", show_default=False
-    ),
+    cursor: str | None = Option(None, help="With --topic: continue the truncated answer that gave this cursor."),
     *,
     limits: LimitOptions,
     service: ServiceOptions,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
-from typer.models import OptionInfo
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.retention import parse_bytes
@@ -39,51 +38,53 @@ def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
     return option
 
 
-time_option, duration_option, bytes_option = _option(parse_time), _option(parse_duration), _option(parse_bytes)
-end_option = _option(partial(parse_time, end=True))
+def _with_unit(parse: Callable[[str], int]) -> Callable[[str], dict[str, Any]]:
+    """Return a function from an option's default, a text like ``1d`` that `parse` reads, to its arguments."""
+    return lambda text: {"default": parse(text), "parser": _option(parse), "metavar": text, "show_default": text}
+
+
+duration, size = _with_unit(parse_duration), _with_unit(parse_bytes)
+time_option, end_option = _option(parse_time), _option(partial(parse_time, end=True))
 # The help texts of a time, and of the end of a range
 TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
 LAST = "inclusive, by the second; a date alone is its whole day"
+
+
+def declare(default: Any = None, *flags: str, **rules: Any) -> Any:
+    """Declare an option as a field of a group: a dataclass that is the type of a command's parameter."""
+    return field(default=default, metadata={"option": Option(default, *flags, **rules)})
 
 
 @dataclass(frozen=True)
 class IntakeOptions:
     """Options of commands that put entries into an index: ingest, import, import-classic, rebuild."""
 
-    wait: Annotated[bool, Option("--wait", help="Seal, compact and upload everything before the command ends.")] = False
-    patience: Annotated[
-        float, Option(min=0, help="Seconds to wait while the disk is full or the storage does not answer.")
-    ] = 60.0
+    wait: bool = declare(False, "--wait", help="Seal, compact and upload everything before the command ends.")
+    patience: float = declare(
+        60.0, min=0, help="Seconds to wait while the disk is full or the storage does not answer."
+    )
 
 
 @dataclass(frozen=True)
 class GeometryOptions:
     """Options for the size of new files: ingest, import, rebuild."""
 
-    slots: Annotated[
-        int | None, Option(help="Hash slots per file. Default: those of the index; for a new index, of the preset.")
-    ] = None
-    items: Annotated[
-        int | None, Option(help="Items per file. Default: those of the index; for a new index, of the preset.")
-    ] = None
+    slots: int | None = declare(
+        help="Hash slots per file. Default: those of the index; for a new index, of the preset."
+    )
+    items: int | None = declare(help="Items per file. Default: those of the index; for a new index, of the preset.")
 
 
 @dataclass(frozen=True)
 class RangeOptions:
     """Options for a time range: query, topics, export, spark lookup, spark audit."""
 
-    begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.", show_default=False)
-    ] = None
-    end: Annotated[
-        int | None, Option(parser=end_option, metavar="T", help=f"Latest time: {LAST}.", show_default=False)
-    ] = None
+    begin: int | None = declare(parser=time_option, metavar="T", help=f"Earliest time: {TIME}.")
+    end: int | None = declare(parser=end_option, metavar="T", help=f"Latest time: {LAST}.")
 
 
 # For commands that read single files: inspect, dump, verify
-File = Annotated[
-    str, Argument(metavar="FILE", help="Path, object name, or file id (its end is enough).", show_default=False)
-]
+File = Annotated[str, Argument(metavar="FILE", help="Path, object name, or file id (its end is enough).")]
 
 # For commands that run until stopped: serve, ingest --follow
 LogAs = Annotated[
@@ -91,40 +92,20 @@ LogAs = Annotated[
     Option("--log-format", help="Form of log records on stderr. JSON has one record per line. -v logs each request."),
 ]
 
-# For commands that follow a store: ingest --follow, serve --follow
-MaxLag = Annotated[
-    float | None,
-    Option(
-        min=0,
-        metavar="SECONDS",
-        help="/readyz fails while the follower is further behind its source.",
-        show_default=False,
-    ),
-]
-
-of_store = partial(Option, rich_help_panel="RocketMQ stores")
+of_store = partial(declare, rich_help_panel="RocketMQ stores")
 
 
 @dataclass(frozen=True)
 class SelectionOptions:
     """Options that select the messages of a store: ingest, rebuild."""
 
-    topics: Annotated[
-        list[str] | None,
-        of_store(
-            metavar="PATTERN",
-            help="Index matching topics only, for example 'order*'. Repeatable. Default: all except internal ones.",
-        ),
-    ] = None
-    exclude_topics: Annotated[
-        list[str] | None, of_store(metavar="PATTERN", help="Leave out matching topics. Repeatable.")
-    ] = None
-    index_tags: Annotated[
-        bool, of_store("--index-tags", help="Also index messages by their tags, for query --tag.")
-    ] = False
-    index_prepared: Annotated[
-        bool, of_store("--index-prepared", help="Also index prepared messages of transactions.")
-    ] = False
+    topics: list[str] | None = of_store(
+        metavar="PATTERN",
+        help="Index matching topics only, for example 'order*'. Repeatable. Default: all except internal ones.",
+    )
+    exclude_topics: list[str] | None = of_store(metavar="PATTERN", help="Leave out matching topics. Repeatable.")
+    index_tags: bool = of_store(False, "--index-tags", help="Also index messages by their tags, for query --tag.")
+    index_prepared: bool = of_store(False, "--index-prepared", help="Also index prepared messages of transactions.")
 
     @property
     def arguments(self) -> tuple[tuple[str, ...], tuple[str, ...], bool, bool]:
@@ -136,16 +117,12 @@ class SelectionOptions:
 class ArchiveOptions:
     """Options for archiving a followed store: ingest, serve."""
 
-    archive_segments: Annotated[
-        bool, of_store("--archive-segments", help="Upload each closed segment of the commit log.")
-    ] = False
-    archive_queues: Annotated[
-        bool,
-        of_store(
-            "--archive-queues",
-            help="As --archive-segments, and also store queue offsets, so that clients can pull from the archive.",
-        ),
-    ] = False
+    archive_segments: bool = of_store(False, "--archive-segments", help="Upload each closed segment of the commit log.")
+    archive_queues: bool = of_store(
+        False,
+        "--archive-queues",
+        help="As --archive-segments, and also store queue offsets, so that clients can pull from the archive.",
+    )
 
 
 def flag_of(name: str, info: object) -> str:
@@ -158,42 +135,39 @@ def flag_of(name: str, info: object) -> str:
 
 def given_flags(group: Any) -> Iterator[str]:
     """Yield the flags of a group's options that were given; for an option that is on by default, its opposite."""
-    hints = get_type_hints(type(group), include_extras=True)
     for each in fields(group):
         if getattr(group, each.name) != each.default:
-            info = next(i for i in hints[each.name].__metadata__ if isinstance(i, OptionInfo))
-            yield flag_of(each.name, info).rpartition("/")[2]
+            yield flag_of(each.name, each.metadata.get("option")).rpartition("/")[2]
 
 
 def refuse_others(source: str, kind: str, *groups: tuple[str, Any]) -> None:
     """Raise `InvalidArgument` for a given option of `groups` (each with its kind of source) that is not of `kind`."""
     for owner, group in groups:
-        if owner != kind and (given := next(given_flags(group), None)) is not None:
-            raise InvalidArgument(f"{given} is for {owner}, and {source} is {kind}")
+        if owner != kind and (flag := next(given_flags(group), None)) is not None:
+            raise InvalidArgument(f"{flag} is for {owner}, and {source} is {kind}")
 
 
-_service = partial(Option, show_default=False, rich_help_panel="Service")
-_limit = partial(Option, show_default=False, rich_help_panel="Limits")
+_service = partial(declare, rich_help_panel="Service")
+_limit = partial(declare, rich_help_panel="Limits")
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
     """Options of commands that read an index or, in its place, a service."""
 
-    url: Annotated[str | None, _service(metavar="URL", help="Ask this service (`serve`) instead of an index.")] = None
-    token_file: Annotated[Path | None, _service(metavar="FILE", help="With --url: file with the token.")] = None
+    url: str | None = _service(metavar="URL", help="Ask this service (`serve`) instead of an index.")
+    token_file: Path | None = _service(metavar="FILE", help="With --url: file with the token.")
 
 
 @dataclass(frozen=True)
 class LimitOptions:
     """Options that limit the lookups of one command."""
 
-    max_requests: Annotated[int | None, _limit(metavar="N", help="Limit of requests to the storage.")] = None
-    max_bytes: Annotated[int | None, _limit(metavar="BYTES", help="Limit of bytes read from the storage.")] = None
-    timeout: Annotated[
-        float | None,
-        _limit(metavar="SECONDS", help="Time limit, also for opening the index. After it no new request starts."),
-    ] = None
+    max_requests: int | None = _limit(metavar="N", help="Limit of requests to the storage.")
+    max_bytes: int | None = _limit(metavar="BYTES", help="Limit of bytes read from the storage.")
+    timeout: float | None = _limit(
+        metavar="SECONDS", help="Time limit, also for opening the index. After it no new request starts."
+    )
 
     @property
     def of_lookups(self) -> LookupLimits:
@@ -205,80 +179,47 @@ class LimitOptions:
 class WindowOptions:
     """Options of the commands that merge: merge, spark merge."""
 
-    window: Annotated[
-        int,
-        Option(
-            parser=duration_option,
-            metavar="1h|1d|30d",
-            help="Length of a window. Windows start at multiples of it since 1970 (UTC).",
-            show_default="1d",
-        ),
-    ] = 86400
-    tiers: Annotated[
-        str | None, Option(metavar="1d,30d", help="Several window lengths, the shortest first, in place of --window.")
-    ] = None
-    begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Merge windows that begin at this time or later.")
-    ] = None
-    end: Annotated[
-        int | None,
-        Option(parser=end_option, metavar="T", help="Merge windows that end at this time or earlier (inclusive)."),
-    ] = None
-    min_age: Annotated[
-        int,
-        Option(
-            parser=duration_option,
-            metavar="1h",
-            help="Merge windows that ended at least this long ago.",
-            show_default="1h",
-        ),
-    ] = 3600
-    dry_run: Annotated[bool, Option("--dry-run", help="Print windows, sources, requests and cost; change nothing.")] = (
-        False
+    window: int = declare(
+        **duration("1d") | {"metavar": "1h|1d|30d"},
+        help="Length of a window. Windows start at multiples of it since 1970 (UTC).",
     )
-    skip_lost: Annotated[bool, Option("--skip-lost", help="Skip tables with missing objects.")] = False
-
-
-# For commands that delete: expire, erase
-Yes = Annotated[bool, Option("--yes", help="Apply the changes.")]
+    tiers: str | None = declare(
+        metavar="1d,30d", help="Several window lengths, the shortest first, in place of --window."
+    )
+    begin: int | None = declare(parser=time_option, metavar="T", help="Merge windows that begin at this time or later.")
+    end: int | None = declare(
+        parser=end_option, metavar="T", help="Merge windows that end at this time or earlier (inclusive)."
+    )
+    min_age: int = declare(**duration("1h"), help="Merge windows that ended at least this long ago.")
+    dry_run: bool = declare(False, "--dry-run", help="Print windows, sources, requests and cost; change nothing.")
+    skip_lost: bool = declare(False, "--skip-lost", help="Skip tables with missing objects.")
 
 
 @dataclass(frozen=True)
 class EraseOptions:
     """Options of the commands that erase: erase, spark erase."""
 
-    topic: Annotated[str, Option(metavar="T", help="Exact name of the topic.")]
-    key: Annotated[list[str] | None, Option(metavar="K", help="Erase this key only. Repeatable.")] = None
-    queue: Annotated[int | None, Option(metavar="Q", help="Erase this queue only.", show_default=False)] = None
-    before: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Erase entries before this time. Default: now.")
-    ] = None
-    grace: Annotated[
-        int,
-        Option(
-            parser=duration_option,
-            metavar="1h",
-            help="Time to keep the bytes of removed objects, for running exports and jobs.",
-            show_default="1h",
-        ),
-    ] = 3600
-    yes: Yes = False
+    topic: str = declare(..., metavar="T", help="Exact name of the topic.")
+    key: list[str] | None = declare(metavar="K", help="Erase this key only. Repeatable.")
+    queue: int | None = declare(metavar="Q", help="Erase this queue only.")
+    before: int | None = declare(parser=time_option, metavar="T", help="Erase entries before this time. Default: now.")
+    grace: int = declare(
+        **duration("1h"), help="Time to keep the bytes of removed objects, for running exports and jobs."
+    )
+    yes: bool = declare(False, "--yes", help="Apply the changes.")
 
 
 @dataclass(frozen=True)
 class SparkOptions:
     """Options of the commands that run on Spark."""
 
-    master: Annotated[
-        str | None,
-        Option(
-            help="Spark master: local[4], spark://host:7077, yarn. Default: that of spark-submit, else this machine."
-        ),
-    ] = None
-    conf: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Setting of Spark. Repeatable.")] = None
-    ship: Annotated[
-        bool, Option("--ship", help="Send this package to the executors. They then need only its dependencies.")
-    ] = False
+    master: str | None = declare(
+        help="Spark master: local[4], spark://host:7077, yarn. Default: that of spark-submit, else this machine."
+    )
+    conf: list[str] | None = declare(metavar="NAME=VALUE", help="Setting of Spark. Repeatable.")
+    ship: bool = declare(
+        False, "--ship", help="Send this package to the executors. They then need only its dependencies."
+    )
 
 
 Column = Annotated[

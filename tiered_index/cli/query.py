@@ -38,8 +38,8 @@ _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 @command
 def query(
     session: Session,
-    topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages.", show_default=False),
-    key: str | None = Argument(None, metavar="KEY", help="Key of the messages.", show_default=False),
+    topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages."),
+    key: str | None = Argument(None, metavar="KEY", help="Key of the messages."),
     tag: bool = Option(False, "--tag", help="KEY is a tag, of messages that `ingest --index-tags` has indexed."),
     max_count: int | None = Option(
         None,
@@ -55,9 +55,9 @@ def query(
         False, "--allow-partial", help="Answer from the readable files, and name the others (exit code 6)."
     ),
     messages: bool = Option(False, "--messages", help="Print the messages, from --store, a broker or the archive."),
-    store: Path | None = Option(None, help="With --messages: folder of the RocketMQ store.", show_default=False),
+    store: Path | None = Option(None, help="With --messages: folder of the RocketMQ store."),
     body: Literal["text", "json", "hex", "none"] | None = Option(
-        None, help="With --messages: form of the bodies (default text).", show_default=False
+        None, help="With --messages: form of the bodies (default text)."
     ),
     *,
     within: RangeOptions,
@@ -65,14 +65,10 @@ def query(
     service: ServiceOptions,
     kafka: KafkaClientOptions,
     keys: Path | None = Option(
-        None, "--keys", metavar="FILE", help="Look up every row of a CSV, NDJSON or Parquet file.", show_default=False
+        None, "--keys", metavar="FILE", help="Look up every row of a CSV, NDJSON or Parquet file."
     ),
     keys_out: Path | None = Option(
-        None,
-        "--out",
-        metavar="FILE",
-        help="With --keys: new .parquet or .ndjson file for the answers.",
-        show_default=False,
+        None, "--out", metavar="FILE", help="With --keys: new .parquet or .ndjson file for the answers."
     ),
 ) -> int:
     """Look up a key: print its entries, newest first, or its messages.

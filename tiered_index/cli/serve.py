@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
@@ -22,7 +22,7 @@ from tiered_index.cli.kafka import (
     open_kafka_follower,
     open_kafka_messages,
 )
-from tiered_index.cli.options import ArchiveOptions, LogAs, MaxLag, bytes_option, given_flags, refuse_others
+from tiered_index.cli.options import ArchiveOptions, LogAs, given_flags, refuse_others, size
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, install_hint
 from tiered_index.follow import Follower
@@ -77,7 +77,6 @@ _listen = partial(_Option, rich_help_panel="Listening")
 _guard = partial(Option, rich_help_panel="Bounds")
 _writing = partial(_Option, rich_help_panel="Writing")
 _tools = partial(_Option, rich_help_panel="RocketMQ's tools")
-_GIB = 1 << 30
 _LEAST_ANSWER_BYTES = 16 << 20
 # threshold of the garbage collector (objects created less objects freed): an answer to a large batch has thousands
 _COLLECTED_AFTER = 50_000
@@ -86,95 +85,52 @@ _COLLECTED_AFTER = 50_000
 @command
 def serve(
     session: Session,
-    host: Annotated[
-        str, _listen(help="Address to listen on. If other hosts can reach it, pass --tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, _listen(min=0, max=65535, help="Port to listen on. 0: any free port.")] = 8080,
-    tokens: Annotated[
-        Path | None,
-        _listen(metavar="FILE", help="File of tokens, written by `tiered-index token`.", show_default=False),
-    ] = None,
-    console: Annotated[bool, _listen(help="Serve the console for browsers at /console/.")] = True,
-    insecure: Annotated[
-        bool, _listen("--insecure", help="Serve other hosts even if --tokens or --rocketmq-keys is not set.")
-    ] = False,
-    tls_cert: Annotated[Path | None, _listen(help="Server certificate (PEM).", show_default=False)] = None,
-    tls_key: Annotated[Path | None, _listen(help="Key of the certificate (PEM).", show_default=False)] = None,
-    tls_clients: Annotated[
-        Path | None, _listen(help="CA for client certificates (PEM). Makes them mandatory.", show_default=False)
-    ] = None,
-    store: Annotated[
-        Path | None, _Option(help="Folder of the RocketMQ store, for reading messages.", show_default=False)
-    ] = None,
-    write: Annotated[
-        bool, _writing("--write", help="Write the index: accept POST /v1/entries, upload, expire.")
-    ] = False,
-    follow: Annotated[
-        str | None,
-        _writing(
-            metavar="SOURCE",
-            help="Write the index, and follow a source: folder of a RocketMQ store, or kafka://HOST:PORT/TOPIC,...",
-            show_default=False,
-        ),
-    ] = None,
-    store_name: Annotated[
-        str | None, _writing(help="Name of the source in the index. Default: the store's path, or the cluster's id.")
-    ] = None,
-    max_lag: MaxLag = None,
-    rocketmq_port: Annotated[
-        int | None, _tools(min=0, max=65535, help="Port for RocketMQ's protocol. 0: any free port.", show_default=False)
-    ] = None,
-    rocketmq_keys: Annotated[
-        Path | None,
-        _tools(
-            metavar="FILE",
-            help='Keys of callers as JSON: {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.',
-            show_default=False,
-        ),
-    ] = None,
-    rocketmq_cluster: Annotated[str, _tools(help="Name of the cluster for RocketMQ's tools.")] = "tiered-index",
-    rocketmq_broker: Annotated[str, _tools(help="Name of the broker for RocketMQ's tools.")] = "tiered-index",
-    rocketmq_advertise: Annotated[
-        str | None,
-        _tools(
-            metavar="HOST:PORT",
-            help="Address of the broker for clients. Default: the address that they connect to.",
-            show_default=False,
-        ),
-    ] = None,
-    audit_log: Annotated[
-        Path | None, _Option(metavar="FILE", help="Append a JSON line for each lookup.", show_default=False)
-    ] = None,
+    host: str = _listen("127.0.0.1", help="Address to listen on. If other hosts can reach it, pass --tokens."),
+    port: int = _listen(8080, min=0, max=65535, help="Port to listen on. 0: any free port."),
+    tokens: Path | None = _listen(None, metavar="FILE", help="File of tokens, written by `tiered-index token`."),
+    console: bool = _listen(True, help="Serve the console for browsers at /console/."),
+    insecure: bool = _listen(
+        False, "--insecure", help="Serve other hosts even if --tokens or --rocketmq-keys is not set."
+    ),
+    tls_cert: Path | None = _listen(None, help="Server certificate (PEM)."),
+    tls_key: Path | None = _listen(None, help="Key of the certificate (PEM)."),
+    tls_clients: Path | None = _listen(None, help="CA for client certificates (PEM). Makes them mandatory."),
+    store: Path | None = _Option(None, help="Folder of the RocketMQ store, for reading messages."),
+    write: bool = _writing(False, "--write", help="Write the index: accept POST /v1/entries, upload, expire."),
+    follow: str | None = _writing(
+        None,
+        metavar="SOURCE",
+        help="Write the index, and follow a source: folder of a RocketMQ store, or kafka://HOST:PORT/TOPIC,...",
+    ),
+    store_name: str | None = _writing(
+        None, help="Name of the source in the index. Default: the store's path, or the cluster's id."
+    ),
+    max_lag: float | None = Option(
+        None, min=0, metavar="SECONDS", help="/readyz fails while the follower is further behind its source."
+    ),
+    rocketmq_port: int | None = _tools(None, min=0, max=65535, help="Port for RocketMQ's protocol. 0: any free port."),
+    rocketmq_keys: Path | None = _tools(
+        None, metavar="FILE", help='Keys of callers as JSON: {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.'
+    ),
+    rocketmq_cluster: str = _tools("tiered-index", help="Name of the cluster for RocketMQ's tools."),
+    rocketmq_broker: str = _tools("tiered-index", help="Name of the broker for RocketMQ's tools."),
+    rocketmq_advertise: str | None = _tools(
+        None, metavar="HOST:PORT", help="Address of the broker for clients. Default: the address that they connect to."
+    ),
+    audit_log: Path | None = _Option(None, metavar="FILE", help="Append a JSON line for each lookup."),
     log_format: LogAs = "text",
-    threads: Annotated[int, _guard(min=1, max=1024, help="Number of lookups that run at a time.")] = 16,
-    waiting: Annotated[int, _guard(min=0, help="Limit of waiting lookups. Further ones get 503.")] = 256,
-    rate: Annotated[
-        float, _guard(min=0, help="Limit of requests per second and caller. Further ones get 429. 0: no limit.")
-    ] = 0,
-    lookup_timeout: Annotated[float, _guard(min=0.001, help="Limit of seconds per lookup.")] = 30.0,
-    lookup_requests: Annotated[int, _guard(min=0, help="Limit of storage requests per lookup.")] = 10_000,
-    lookup_bytes: Annotated[
-        int, _guard(parser=bytes_option, metavar="1GiB", help="Limit of bytes read per lookup.", show_default="1GiB")
-    ] = _GIB,
-    lookup_cost: Annotated[float, _guard(min=0, help="Limit of dollars per lookup.")] = 0.05,
-    message_bytes: Annotated[
-        int,
-        _guard(
-            parser=bytes_option, metavar="64MiB", help="Limit of bytes of messages per answer.", show_default="64MiB"
-        ),
-    ] = 64 << 20,
-    answer_bytes: Annotated[
-        int,
-        _guard(
-            parser=bytes_option,
-            metavar="1GiB",
-            help="Memory for all answers, at least 16MiB. Further requests wait, then get 503.",
-            show_default="1GiB",
-        ),
-    ] = _GIB,
-    max_body: Annotated[
-        int, _guard(parser=bytes_option, metavar="16MiB", help="Limit of bytes per request body.", show_default="16MiB")
-    ] = 16 << 20,
+    threads: int = _guard(16, min=1, max=1024, help="Number of lookups that run at a time."),
+    waiting: int = _guard(256, min=0, help="Limit of waiting lookups. Further ones get 503."),
+    rate: float = _guard(0, min=0, help="Limit of requests per second and caller. Further ones get 429. 0: no limit."),
+    lookup_timeout: float = _guard(30.0, min=0.001, help="Limit of seconds per lookup."),
+    lookup_requests: int = _guard(10_000, min=0, help="Limit of storage requests per lookup."),
+    lookup_bytes: int = _guard(**size("1GiB"), help="Limit of bytes read per lookup."),
+    lookup_cost: float = _guard(0.05, min=0, help="Limit of dollars per lookup."),
+    message_bytes: int = _guard(**size("64MiB"), help="Limit of bytes of messages per answer."),
+    answer_bytes: int = _guard(
+        **size("1GiB"), help="Memory for all answers, at least 16MiB. Further requests wait, then get 503."
+    ),
+    max_body: int = _guard(**size("16MiB"), help="Limit of bytes per request body."),
     *,
     archiving: ArchiveOptions,
     kafka: KafkaOptions,

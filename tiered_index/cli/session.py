@@ -59,7 +59,6 @@ def _options(
     storage: list[str] | None = _common(
         None,
         help="Storage of the index, such as s3://bucket/prefix or file:///dir. `query` and `serve` accept several.",
-        show_default=False,
     ),
     config: Path | None = _common(None, help="TOML file of settings."),
     settings: list[str] | None = _common(
@@ -220,9 +219,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
     """Return the options of a parameter: the fields of a dataclass, or the parameter itself."""
-    if dataclasses.is_dataclass(kind := parameter.annotation):
-        return [p.replace(kind=parameter.kind) for p in _parameters(typing.cast("type[Any]", kind))]
-    return [parameter]
+    if not dataclasses.is_dataclass(kind := parameter.annotation):
+        return [parameter]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [
+        parameter.replace(name=f.name, default=f.metadata.get("option", f.default), annotation=hints[f.name])
+        for f in dataclasses.fields(kind)
+    ]
 
 
 def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:

@@ -13,14 +13,12 @@ from tiered_index.cli.session import Session, command
 @command
 def token(
     session: Session,
-    name: str = Argument(metavar="NAME", help="Name of the token, also in logs.", show_default=False),
+    name: str = Argument(metavar="NAME", help="Name of the token, also in logs."),
     file: Path = Option(Path("tokens.json"), "--file", metavar="FILE", help="File of tokens, for serve --tokens."),
     role: Literal["read", "write", "admin"] = Option(
         "read", help="read: lookups and lists. write: also POST /v1/entries. admin: also verify."
     ),
-    topics: list[str] | None = Option(
-        None, metavar="PREFIX", help="Allow topics with this prefix only. Repeatable.", show_default=False
-    ),
+    topics: list[str] | None = Option(None, metavar="PREFIX", help="Allow topics with this prefix only. Repeatable."),
 ) -> int:
     """Create a token for the service and print it, once.
 

@@ -60,10 +60,7 @@ def verify(
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
     repair: bool = Option(False, "--repair", help="With --deep: print a repair for each damaged or missing object."),
     source: Path | None = Option(
-        None,
-        metavar="STORE",
-        help="With --repair: RocketMQ store to restore archived segments from.",
-        show_default=False,
+        None, metavar="STORE", help="With --repair: RocketMQ store to restore archived segments from."
     ),
     store_name: str | None = Option(None, help="Name of that store in the index. Default: its path."),
     standby: str | None = Option(
@@ -71,7 +68,6 @@ def verify(
         "--copy",
         metavar="URI",
         help="With --repair: copy of the index to restore objects from (`tiered-index copy`).",
-        show_default=False,
     ),
     give_up_segments: bool = Option(
         False,

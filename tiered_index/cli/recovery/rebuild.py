@@ -39,9 +39,7 @@ _DIFFERENT = 1
 @command
 def rebuild(
     session: Session,
-    source: str = Option(
-        ..., "--from", metavar="URI", help="Storage of the index with the archived segments.", show_default=False
-    ),
+    source: str = Option(..., "--from", metavar="URI", help="Storage of the index with the archived segments."),
     store: list[str] | None = Option(None, metavar="NAME", help="Read the segments of this store only. Repeatable."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Skip damage and report it."),
     skip_missing: bool = Option(False, "--skip-missing", help="Skip missing segments and report them."),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tiered_index.cli.options import Yes
+from typer import Option
+
 from tiered_index.cli.output import describe_object, unknown_topic
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
@@ -13,7 +14,7 @@ from tiered_index.types import format_time
 
 
 @command
-def expire(session: Session, yes: Yes = False) -> int:
+def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the changes.")) -> int:
     """Expire entries that are older than a rule.
 
     Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import duration_option
+from tiered_index.cli.options import duration
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -16,13 +16,7 @@ from tiered_index.storage.base import ObjectInfo
 @command
 def orphans(
     session: Session,
-    older_than: int = Option(
-        86400,
-        parser=duration_option,
-        metavar="1d",
-        help="List objects older than this. Below a day, see above.",
-        show_default="1d",
-    ),
+    older_than: int = Option(**duration("1d"), help="List objects older than this. Below a day, see above."),
     yes: bool = Option(False, "--yes", help="Delete them."),
 ) -> int:
     """Find objects and unfinished uploads that the log does not name.
