@@ -1,9 +1,9 @@
 """Checks of stored JSON documents: the type and the range of each field, before the field is used.
 
 A `Check` is a function that takes a JSON value and returns the parsed value, or raises `Malformed`. `record` builds
-the check of a document from the checks of its fields. A number must be an integer, not a boolean or a float. Unknown
-fields are ignored. Pure; any thread. (pydantic can't replace this: it refuses lone surrogates, which topics and sources
-may have.)
+the check of a document from the checks of its fields, and `fields_of` finds these in the annotations of a dataclass. A
+number must be an integer, not a boolean or a float. Unknown fields are ignored. Pure; any thread. (pydantic can't
+replace this: it refuses lone surrogates, which topics and sources may have.)
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from tiered_index.errors import ConfigError, CorruptFile
 
@@ -191,6 +191,17 @@ def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[
         return make(**values)
 
     return check
+
+
+def fields_of(cls: Any) -> dict[str, Any]:
+    """Return the checks of the fields of a dataclass that are `Annotated` with a check. Defaults make them optional."""
+    hints = get_type_hints(cls, include_extras=True)
+    found: dict[str, Any] = {}
+    for one in fields(cls):
+        for check in getattr(hints[one.name], "__metadata__", ()):
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            found[one.name] = check if default is MISSING else Optional(check, default)
+    return found
 
 
 def shallow(value: Any, depth: int = _DEPTH) -> Any:

@@ -21,12 +21,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, Optional, checked, integer, list_of, record, text
+from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, checked, fields_of, integer, list_of, record, text
 from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.metadata import FILE_ID
@@ -54,15 +54,15 @@ class Ticket:
     before all that name the file; 0: unknown.
     """
 
-    file_id: str
-    epoch: int
-    object: str
-    size_bytes: int
-    entries_bytes: int
-    count: int
-    created_ms: int
-    staged_ms: int
-    log_number: int = 0
+    file_id: Annotated[str, FILE_ID]
+    epoch: Annotated[int, COUNT]
+    object: Annotated[str, text(r"staging/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+\.entries")]
+    size_bytes: Annotated[int, SIZE]
+    entries_bytes: Annotated[int, integer(1, 2**44)]
+    count: Annotated[int, integer(1, 2**31)]
+    created_ms: Annotated[int, MILLISECONDS]
+    staged_ms: Annotated[int, MILLISECONDS]
+    log_number: Annotated[int, COUNT] = 0
 
     @property
     def name(self) -> str:
@@ -86,18 +86,7 @@ class Ticket:
         return ticket
 
 
-_TICKET = record(
-    Ticket,
-    file_id=FILE_ID,
-    epoch=COUNT,
-    object=text(r"staging/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+\.entries"),
-    size_bytes=SIZE,
-    entries_bytes=integer(1, 2**44),
-    count=integer(1, 2**31),
-    created_ms=MILLISECONDS,
-    staged_ms=MILLISECONDS,
-    log_number=Optional(COUNT, 0),
-)
+_TICKET = record(Ticket, **fields_of(Ticket))
 _STAGED = record(
     lambda **fields: tuple(fields.values()),
     sealed=SealedFile.from_json,

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tiered_index.documents import (
     COUNT,
@@ -21,6 +21,7 @@ from tiered_index.documents import (
     Malformed,
     Optional,
     checked,
+    fields_of,
     integer,
     list_of,
     load,
@@ -53,6 +54,14 @@ OF_ROWS = 5
 """The version of checkpoints with many objects, and of those with changes."""
 _CHAINED = 4
 _MARK = b"\n#crc32 "
+_PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
+# a part of an object's name. Records can only name objects below the prefix of their kind
+DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
+_SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
+_PLACE = integer(0, 2**62)
+_SOURCE = nullable(tuple_of(CRC32, CRC32))
+_COLUMNS = nullable(tuple_of(integer(1, 2**62), integer(1, 2**31)))
+DIGEST = text("[0-9a-f]{32}")
 
 
 def digest_of(data: bytes) -> str:
@@ -101,13 +110,13 @@ class TableShard(Stored):
     - All entries of a table have one `origin`; None: an older version wrote the table.
     """
 
-    table: str
-    begin_s: int
-    window_s: int
-    slots: SlotMap
-    slot_low: int
-    slot_high: int
-    origin: Origin | None = None
+    table: Annotated[str, FILE_ID]
+    begin_s: Annotated[int, SECONDS]
+    window_s: Annotated[int, integer(1, 2**42)]
+    slots: Annotated[SlotMap, SlotMap.from_json]
+    slot_low: Annotated[int, COUNT]
+    slot_high: Annotated[int, COUNT]
+    origin: Annotated[Origin | None, text("build|writer")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +126,21 @@ class StoredObject(Stored):
     `shard` is its part of a window table; None: it is a file. `hash` is the hash rule of its keys.
     """
 
-    name: str
-    file_id: str
-    lane: str
-    sequence: int
-    second_min: int
-    second_max: int
-    count: int
-    size_bytes: int
-    trailer_position: int
-    filter_length: int
-    directory_length: int
-    metadata_length: int
-    published_ms: int
-    shard: TableShard | None = None
-    hash: HashRule = "abs"
+    name: Annotated[str, DATA_NAME]
+    file_id: Annotated[str, FILE_ID]
+    lane: Annotated[str, text()]
+    sequence: Annotated[int, COUNT]
+    second_min: Annotated[int, SECONDS]
+    second_max: Annotated[int, SECONDS]
+    count: Annotated[int, integer(1, 2**36)]
+    size_bytes: Annotated[int, SIZE]
+    trailer_position: Annotated[int, SIZE]
+    filter_length: Annotated[int, SIZE]
+    directory_length: Annotated[int, SIZE]
+    metadata_length: Annotated[int, SIZE]
+    published_ms: Annotated[int, MILLISECONDS]
+    shard: Annotated[TableShard | None, SHARD] = None
+    hash: Annotated[HashRule, text("|".join(HASH_RULES))] = "abs"
 
     @property
     def part(self) -> TableShard:
@@ -167,20 +176,20 @@ class ArchivedSegment(Stored):
     record numbers. Its footer is at the end of the object, after the checksums of its pieces.
     """
 
-    name: str
-    store: str
-    start: int
-    size_bytes: int
-    crc32: int
-    head_crc32: int
+    name: Annotated[str, _SEGMENT_NAME]
+    store: Annotated[str, text()]
+    start: Annotated[int, _PLACE]
+    size_bytes: Annotated[int, SIZE]
+    crc32: Annotated[int, CRC32]
+    head_crc32: Annotated[int, CRC32]
     """CRC32 of the first 1 MiB, which distinguishes stores."""
-    object_bytes: int
+    object_bytes: Annotated[int, SIZE]
     """Size of the object: the segment, optional queue offsets, the checksums of its pieces, and a tail."""
-    published_ms: int
+    published_ms: Annotated[int, MILLISECONDS]
     """The time before the segment was read, by the writer's clock."""
-    source: tuple[int, int] | None = None
+    source: Annotated[tuple[int, int] | None, _SOURCE] = None
     """`crc32` and `head_crc32` of the source's file, if messages of the segment were erased."""
-    columns: tuple[int, int] | None = None
+    columns: Annotated[tuple[int, int] | None, _COLUMNS] = None
     """The number of record numbers and the footer's bytes of a columnar segment; None: not columnar."""
 
     @property
@@ -274,20 +283,20 @@ class LostObject(Stored):
 class IndexDescriptor(Stored):
     """The content of record 1, which never changes: the id of the index and the layout of its files."""
 
-    index_id: str
-    layout: Layout
-    offset_space: str
+    index_id: Annotated[str, FILE_ID]
+    layout: Annotated[Layout, Layout.from_json]
+    offset_space: Annotated[str, text()]
 
 
 @dataclass(frozen=True)
 class LogRecord:
     """One record. Readers ignore its `kind` (``create``, ``publish``, ``expire``, ``erase`` ...)."""
 
-    number: int
-    kind: str
-    epoch: int
-    attempt: str
-    created_ms: int
+    number: Annotated[int, COUNT]
+    kind: Annotated[str, text()]
+    epoch: Annotated[int, COUNT]
+    attempt: Annotated[str, text()]
+    created_ms: Annotated[int, MILLISECONDS]
     add: tuple[StoredObject, ...] = ()
     remove: tuple[str, ...] = ()
     positions: dict[str, int] = field(default_factory=dict)
@@ -296,13 +305,13 @@ class LogRecord:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
     expired: Expired = NOTHING
-    left_out: int = 0
+    left_out: Annotated[int, COUNT] = 0
     """Number of entries that a merge left out, because they had expired or were erased."""
-    previous: str = ""
+    previous: Annotated[str, DIGEST] = ""
     """The digest of the record before this one; empty: an older version wrote this record."""
-    root: str = ""
+    root: Annotated[str, text()] = ""
     """The id of the root whose writer wrote this record; empty: a job, or an older version."""
-    copied: str = ""
+    copied: Annotated[str, DIGEST] = ""
     """Only of a copy's record: the digest of the source's record up to which the copy has everything."""
     digest: str = field(default="", compare=False)
     """The digest of this record's bytes; empty before it is encoded."""
@@ -420,50 +429,12 @@ def _segment(**fields: Any) -> ArchivedSegment:
     return segment
 
 
-_PART = r"/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]{0,127}"
-# a part of an object's name. Records can only name objects below the prefix of their kind
-DATA_NAME = text(rf"{DATA_PREFIX[:-1]}({_PART}){{1,3}}")
-_SEGMENT_NAME = text(rf"{SEGMENTS_PREFIX[:-1]}({_PART}){{1,4}}")
-SHARD_FIELDS: dict[str, Any] = {
-    "table": FILE_ID,
-    "begin_s": SECONDS,
-    "window_s": integer(1, 2**42),
-    "slots": SlotMap.from_json,
-    "slot_low": COUNT,
-    "slot_high": COUNT,
-    "origin": Optional(text("build|writer"), None),
-}
-OBJECT_FIELDS: dict[str, Any] = {
-    "name": DATA_NAME,
-    "file_id": FILE_ID,
-    "lane": text(),
-    "sequence": COUNT,
-    "second_min": SECONDS,
-    "second_max": SECONDS,
-    "count": integer(1, 2**36),
-    "size_bytes": SIZE,
-    "trailer_position": SIZE,
-    "filter_length": SIZE,
-    "directory_length": SIZE,
-    "metadata_length": SIZE,
-    "published_ms": MILLISECONDS,
-    "shard": Optional(record(table_shard, **SHARD_FIELDS), None),
-    "hash": Optional(text("|".join(HASH_RULES)), "abs"),
-}
+SHARD_FIELDS = fields_of(TableShard)
+SHARD = record(table_shard, **SHARD_FIELDS)
+OBJECT_FIELDS = fields_of(StoredObject)
 OBJECT = record(stored_object, **OBJECT_FIELDS)
-_ARCHIVED = record(
-    _segment,
-    name=_SEGMENT_NAME,
-    store=text(),
-    start=integer(0, 2**62),
-    size_bytes=SIZE,
-    crc32=CRC32,
-    head_crc32=CRC32,
-    object_bytes=SIZE,
-    published_ms=MILLISECONDS,
-    source=Optional(nullable(tuple_of(CRC32, CRC32)), None),
-    columns=Optional(nullable(tuple_of(integer(1, 2**62), integer(1, 2**31))), None),
-)
+DESCRIPTOR = record(IndexDescriptor, **fields_of(IndexDescriptor))
+_ARCHIVED = record(_segment, **fields_of(ArchivedSegment))
 _LOST = record(_lost, **{name: OBJECT_FIELDS[name] for name in LostObject.__slots__})
 _BATCH = record(
     lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
@@ -471,30 +442,21 @@ _BATCH = record(
     entries=COUNT,
     checksum=text("[0-9a-f]{16}"),
 )
-DESCRIPTOR = record(IndexDescriptor, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
-ARCHIVE, BATCHES = Optional(list_of(_ARCHIVED), ()), Optional(map_of(_BATCH), {})
-LOST = Optional(list_of(_LOST), ())
-DIGEST = Optional(text("[0-9a-f]{32}"), "")
-ROOTS = Optional(map_of(tuple_of(COUNT, text())), {})
+COMMON: dict[str, Any] = {
+    "positions": POSITIONS,
+    "archive": Optional(list_of(_ARCHIVED), ()),
+    "batches": Optional(map_of(_BATCH), {}),
+    "lost": Optional(list_of(_LOST), ()),
+    "expired": EXPIRED,
+}
+"""The checks of the fields that records and checkpoints have."""
 _RECORD = record(
     LogRecord,
-    number=COUNT,
-    kind=text(),
-    epoch=COUNT,
-    attempt=text(),
-    created_ms=MILLISECONDS,
+    **fields_of(LogRecord),
+    **COMMON,
     add=list_of(OBJECT),
     remove=list_of(text()),
-    positions=POSITIONS,
     genesis=nullable(DESCRIPTOR),
-    archive=ARCHIVE,
-    batches=BATCHES,
-    lost=LOST,
-    expired=EXPIRED,
-    left_out=Optional(COUNT, 0),
-    previous=DIGEST,
-    root=Optional(text(), ""),
-    copied=DIGEST,
 )
 
 

@@ -18,10 +18,10 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from tiered_index.clock import Clock
-from tiered_index.documents import MILLISECONDS, Optional, checked, flag, integer, load, record, text
+from tiered_index.documents import MILLISECONDS, checked, fields_of, flag, integer, load, record, text
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -51,12 +51,12 @@ _log = logging.getLogger(__name__)
 class _Found:
     """The newest lease, with its `name` and the time of its renewal by the storage's clock."""
 
-    root_id: str
-    host: str
-    pid: int
-    released: bool
-    place: str
-    ttl_ms: int
+    root_id: Annotated[str, text()]
+    host: Annotated[str, text()]
+    pid: Annotated[int, integer(0, 2**31 - 1)]
+    released: Annotated[bool, flag]
+    place: Annotated[str, text()] = ""
+    ttl_ms: Annotated[int, MILLISECONDS] = _TTL_MS
     name: str = ""
     written_ms: int = 0
 
@@ -82,16 +82,7 @@ class Writer:
     seen_ms: int
 
 
-_LEASE = record(
-    lambda expires_ms, **fields: _Found(**fields),
-    root_id=text(),
-    host=text(),
-    pid=integer(0, 2**31 - 1),
-    expires_ms=MILLISECONDS,
-    released=flag,
-    place=Optional(text(), ""),
-    ttl_ms=Optional(MILLISECONDS, _TTL_MS),
-)
+_LEASE = record(lambda expires_ms, **fields: _Found(**fields), **fields_of(_Found), expires_ms=MILLISECONDS)
 
 
 class LeaseWatch:

@@ -9,20 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
-from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, record, text
+from tiered_index.documents import COUNT, Malformed, Optional, checked, list_of, map_of, record, text, tuple_of
 from tiered_index.errors import CorruptFile, StorageBehind
-from tiered_index.format.metadata import POSITIONS
 from tiered_index.format.names import DIGEST_DIGITS
-from tiered_index.retention import EXPIRED, NOTHING, Expired
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import (
-    ARCHIVE,
-    BATCHES,
+    COMMON,
     DESCRIPTOR,
     DIGEST,
-    LOST,
     OBJECT,
     OF_ROWS,
-    ROOTS,
     ArchivedSegment,
     IndexDescriptor,
     LogRecord,
@@ -444,21 +440,14 @@ def _state(base: LogState | None, removed: Sequence[str], **fields: Any) -> LogS
 
 
 _SINCE = record(
-    lambda number, digest, removed: (number, digest, removed),
-    number=COUNT,
-    digest=text("[0-9a-f]{32}"),
-    removed=list_of(text()),
+    lambda number, digest, removed: (number, digest, removed), number=COUNT, digest=DIGEST, removed=list_of(text())
 )
 _FIELDS: dict[str, Any] = {
+    **COMMON,
     "number": COUNT,
     "epoch": COUNT,
     "genesis": DESCRIPTOR,
-    "positions": POSITIONS,
-    "archive": ARCHIVE,
-    "batches": BATCHES,
-    "lost": LOST,
-    "expired": EXPIRED,
-    "roots": ROOTS,
-    "digest": DIGEST,
+    "roots": Optional(map_of(tuple_of(COUNT, text())), {}),
+    "digest": Optional(DIGEST, ""),
     "chain": Optional(text(f"([0-9a-f]{{{DIGEST_DIGITS}}})*"), ""),
 }

@@ -31,8 +31,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tiered_index.documents import checked, integer, load, record, text
+from tiered_index.documents import checked, fields_of, integer, load, record, text
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -75,11 +76,11 @@ def disk_error(error: OSError, what: str) -> TieredIndexError:
 class Marker:
     """The content of `tiered_index.json`. `storage` is the given URI, without credentials."""
 
-    index_id: str
-    root_id: str
-    layout: Layout
-    offset_space: str
-    storage: str
+    index_id: Annotated[str, FILE_ID]
+    root_id: Annotated[str, FILE_ID]
+    layout: Annotated[Layout, Layout.from_json]
+    offset_space: Annotated[str, text()]
+    storage: Annotated[str, text()]
 
     def encode(self) -> bytes:
         """Return the marker's bytes (JSON)."""
@@ -100,9 +101,7 @@ class Marker:
 
 
 _VERSION = record(lambda tiered_index: int(tiered_index), tiered_index=integer(0, 2**31))
-_MARKER = record(
-    Marker, index_id=FILE_ID, root_id=FILE_ID, layout=Layout.from_json, offset_space=text(), storage=text()
-)
+_MARKER = record(Marker, **fields_of(Marker))
 
 
 class Root:
