@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold lock dist clean
+.PHONY: help setup compiled ready demo kafka-demo serve-demo test test-all test-cluster test-lowest test-native test-s3 chaos mutants reliability-report lint docs bench bench-quick bench-spark bench-s3 bench-service bench-peers bench-cold bench-billion lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -172,6 +172,9 @@ bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for t
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@
+
+bench-billion: $(VENV)/.stamp-test ## a year of 10 M, 100 M and 1 G messages, built, audited, merged, looked up, by Spark and by one process (hours; 60 GB of disk)
+	@$(BIN)/python -m tests.benchmarks billion --root-dir build/billion --out build/billion.json $(BENCH_ARGS)
 
 bench-service: $(VENV)/.stamp-test ## load on the service over sockets: lookups/s, latencies, slow readers, memory
 	@$(BIN)/python -m tests.benchmarks.service $(BENCH_ARGS)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tests.benchmarks.billion.command import billion
 from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
 from tests.benchmarks.cold_peers.command import cold_peers
 from tests.benchmarks.drill import drill
@@ -88,6 +89,8 @@ def benchmarks(
       python -m tests.benchmarks drill
 
       python -m tests.benchmarks scale
+
+      python -m tests.benchmarks billion --entries 1000000
     """
     check_places(session, suites, {"cold": check_storage})
     names = _chosen(session, suites)
@@ -138,6 +141,7 @@ def _program(function: Any) -> typer.Typer:
 app = _program(benchmarks)
 # programs with options of their own
 PROGRAMS = {
+    "billion": _program(billion),
     "cold-peers": _program(cold_peers),
     "drill": _program(drill),
     "scale": _program(scale),

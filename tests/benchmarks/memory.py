@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ProcessWatch"]
+__all__ = ["ProcessWatch", "below"]
 
 _SAMPLE_S = 0.25
 _KIB_A_MIB = 1024
@@ -48,11 +48,11 @@ class ProcessWatch:
         """Forget all peaks, also the kernel's."""
         with self._lock:
             self._peaks = {}
-            for pid in _below(os.getpid()):
+            for pid in below(os.getpid()):
                 _try_write(Path(f"/proc/{pid}/clear_refs"), "5")
 
     def peaks_mib(self) -> dict[str, list[int]]:
-        """Return the peaks in MiB, greatest first, by kind: ``java``, ``worker``."""
+        """Return the peaks in MiB, greatest first, by kind: ``java``, ``worker``, ``python`` (other ones)."""
         with self._lock:
             self._sample()
             return {
@@ -74,7 +74,7 @@ class ProcessWatch:
                 self._sample()
 
     def _sample(self) -> None:
-        names = _below(os.getpid())
+        names = below(os.getpid())
         for pid, (name, _) in {os.getpid(): ("python", 0), **names}.items():
             began, spent = _times(pid)
             self._spent["java" if name == "java" else "python"][pid, began] = spent
@@ -82,9 +82,11 @@ class ProcessWatch:
             kind = (
                 "java"
                 if name == "java"
-                else "worker"
-                if _is_python(name) and _is_python(names.get(parent, ("", 0))[0])
                 else None
+                if not _is_python(name)
+                else "worker"
+                if _is_python(names.get(parent, ("", 0))[0])
+                else "python"
             )
             peak = _status(pid).get("VmHWM")
             if kind is not None and peak is not None:
@@ -96,7 +98,7 @@ def _is_python(name: str) -> bool:
     return name.startswith("python")
 
 
-def _below(root: int) -> dict[int, tuple[str, int]]:
+def below(root: int) -> dict[int, tuple[str, int]]:
     """Return (name, parent) of every process below `root`, by its id."""
     found = {}
     for path in Path("/proc").iterdir():

@@ -1,0 +1,132 @@
+"""What DuckDB says of the source: which messages the keys have, and whether the answers of a lookup are right.
+
+    python -m tests.benchmarks.billion.oracle FOLDER find               writes the messages of the keys
+    python -m tests.benchmarks.billion.oracle FOLDER sort               writes all messages sorted by topic and key
+    python -m tests.benchmarks.billion.oracle FOLDER look_up_sorted     looks the keys up in these
+
+An index keeps whole seconds, so times are compared by the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.billion.data import KEYS_FILE, SOURCE
+
+FOUND, SORTED = "found.parquet", "sorted.parquet"
+MAX_COUNT = 64
+_MEMORY = "6GB"
+_IDENTITY = 'hash(queue_id, "offset", size, timestamp_ms // 1000)'
+_WRONG = {
+    "keys without an answer": "FROM keys EXCEPT SELECT topic, key FROM given",
+    "answers that are not complete": "FROM given WHERE status NOT IN ('complete', 'truncated')",
+    "entries of no message": "FROM given ANTI JOIN wanted USING (topic, key, identity) WHERE position IS NOT NULL",
+    "entries twice in an answer": """
+        SELECT 1 FROM given WHERE position IS NOT NULL GROUP BY topic, key, identity HAVING count(*) > 1
+    """,
+    "answers with too few or too many entries, or older ones": f"""
+        FROM (
+            SELECT topic, key, count(*) AS many, min(second) AS oldest
+            FROM wanted WHERE place <= {MAX_COUNT} GROUP BY ALL
+        ) w FULL JOIN (
+            SELECT topic, key, count(*) AS many, min(second) AS oldest
+            FROM given WHERE position IS NOT NULL GROUP BY ALL
+        ) g USING (topic, key) WHERE w.many IS DISTINCT FROM g.many OR w.oldest IS DISTINCT FROM g.oldest
+    """,
+}
+"""Problem -> the rows that have it."""
+
+
+@contextlib.contextmanager
+def _database(folder: Path) -> Iterator[Any]:
+    """A database with the views `source` and `keys`."""
+    import duckdb
+
+    settings: dict[str, Any] = {
+        "temp_directory": str(folder / "spilled"),
+        "memory_limit": _MEMORY,
+        "preserve_insertion_order": False,
+    }
+    with duckdb.connect(config=settings) as db:
+        for name, files in (("source", SOURCE), ("keys", KEYS_FILE)):
+            db.sql(f"CREATE VIEW {name} AS FROM '{folder / files}/*.parquet'")
+        yield db
+
+
+def find(folder: Path) -> None:
+    """Write all messages of the keys."""
+    with _database(folder) as db:
+        rows = "SELECT source.* FROM source JOIN keys USING (topic, key)"
+        db.sql(f"COPY ({rows}) TO '{folder / FOUND}' (FORMAT parquet)")
+
+
+def sort(folder: Path) -> None:
+    """Write all messages sorted by topic and key."""
+    with _database(folder) as db:
+        rows = "FROM source ORDER BY topic, key"
+        db.sql(f"COPY ({rows}) TO '{folder / SORTED}' (FORMAT parquet, COMPRESSION zstd)")
+
+
+def look_up_sorted(folder: Path, count: int = 20) -> dict[str, float]:
+    """Look some keys up one by one, and all keys by a join; return the seconds of both."""
+    with _database(folder) as db:
+        keys = db.sql(f"SELECT topic, key FROM keys LIMIT {count}").fetchall()
+        taken = []
+        for topic, key in keys:
+            begun = time.perf_counter()
+            db.execute(f"SELECT * FROM '{folder / SORTED}' WHERE topic = ? AND key = ?", [topic, key]).fetchall()
+            taken.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        (joined,) = db.sql(f"SELECT count(*) FROM '{folder / SORTED}' JOIN keys USING (topic, key)").fetchone()
+        (wanted,) = db.sql(f"SELECT count(*) FROM '{folder / FOUND}'").fetchone()
+        if joined != wanted:
+            raise RuntimeError(f"the sorted messages have {joined:,} of {wanted:,} messages of the keys")
+        return {"one_key_s": sorted(taken)[count // 2], "all_keys_s": time.perf_counter() - begun}
+
+
+def hottest(folder: Path) -> tuple[str, str, int]:
+    """Return topic, key and number of messages of the key that has most."""
+    with _database(folder) as db:
+        row = db.sql(f"SELECT topic, key, count(*) FROM '{folder / FOUND}' GROUP BY ALL ORDER BY 3 DESC, 2 LIMIT 1")
+        found: tuple[str, str, int] = row.fetchone()
+        return found
+
+
+def check(folder: Path, answers: Path) -> dict[str, int]:
+    """Compare the answers of a bulk lookup with the source; return how many keys and entries were compared.
+
+    Up to 64 messages of a key must be in its answer, the newest ones where it has more. Raises `RuntimeError` where an
+    answer is wrong.
+    """
+    with _database(folder) as db:
+        db.sql(
+            f"""
+            CREATE TEMP TABLE wanted AS SELECT topic, key, timestamp_ms // 1000 AS second, {_IDENTITY} AS identity,
+            row_number() OVER (PARTITION BY topic, key ORDER BY second DESC) AS place FROM '{folder / FOUND}'
+            """
+        )
+        db.sql(
+            f"""
+            CREATE TEMP TABLE given AS SELECT topic, key, status, position, timestamp_ms // 1000 AS second,
+            {_IDENTITY} AS identity FROM '{answers}/*.parquet'
+            """
+        )
+        for problem, rows in _WRONG.items():
+            (wrong,) = db.sql(f"SELECT count(*) FROM ({rows})").fetchone()
+            if wrong:
+                raise RuntimeError(f"{answers}: {wrong:,} {problem}")
+        keys, entries = db.sql("SELECT count(DISTINCT (topic, key)), count(position) FROM given").fetchone()
+        return {"keys_checked": keys, "entries_checked": entries}
+
+
+_TASKS: dict[str, Callable[[Path], Any]] = {"find": find, "sort": sort, "look_up_sorted": look_up_sorted}
+
+if __name__ == "__main__":
+    if (figures := _TASKS[sys.argv[2]](Path(sys.argv[1]))) is not None:
+        print(json.dumps(figures))

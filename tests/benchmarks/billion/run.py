@@ -1,0 +1,164 @@
+"""The steps of the benchmark, each a program of its own, and what they took.
+
+Every step's figures are written down when it ends. A run that was ended goes on with the step that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.billion import oracle
+from tests.benchmarks.billion.data import BEGIN_S, CHANGED, DAY_LESS, DAY_S, KEYS_FILE, SOURCE
+from tests.benchmarks.billion.watch import measured
+
+_CLI = (sys.executable, "-m", "tiered_index")
+_SETTINGS = ("--set", "max_late_s=1e10")
+BY_SPARK, ALONE, COPY, ROOT, ANSWERS, BUCKETS = "by-spark", "alone", "copy", "root", "answers", "buckets"
+SPACE_BYTES_PER_ENTRY = 60
+
+
+@dataclass
+class Run:
+    """One size. `folder` has everything; `steps` has the figures of ended steps, by name, and is kept in `folder`."""
+
+    folder: Path
+    entries: int
+    master: str
+    tell: Callable[[str], None]
+    steps: dict[str, dict[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = self.folder / "steps.json"
+        self.steps = json.loads(self._kept.read_text()) if self._kept.exists() else {}
+
+    def run(self, *, with_spark_parquet: bool) -> dict[str, dict[str, Any]]:
+        """Run all steps that have not ended; return the figures of all."""
+        for name, made, work in self._all(with_spark_parquet):
+            if name in self.steps:
+                continue
+            self.tell(name)
+            self._delete(*made)
+            self.steps[name] = work()
+            self._kept.write_text(json.dumps(self.steps, indent=1))
+        return self.steps
+
+    def _all(self, with_spark_parquet: bool) -> Iterator[tuple[str, Sequence[str], Callable[[], dict[str, Any]]]]:
+        """Yield name, paths that the step makes, and the step."""
+        source = (SOURCE, DAY_LESS, CHANGED, KEYS_FILE)
+        yield "messages", source, partial(self._module, "data", self.folder, self.entries, self.master)
+        yield "messages of the keys (DuckDB)", (oracle.FOUND,), partial(self._module, "oracle", self.folder, "find")
+        yield "build", (BY_SPARK,), partial(self._build, "spark", "build", "--source", SOURCE, "--window", "1d")
+        yield "audit, equal", (), partial(self._audit, SOURCE)
+        yield "audit, a day missing", (), partial(self._audit, DAY_LESS)
+        yield "audit, 0.1 % different", (), partial(self._audit, CHANGED)
+        yield "million keys, daily tables", (ANSWERS,), partial(self._look_up, BY_SPARK)
+        yield "single keys, daily tables", (), partial(self._singles, BY_SPARK)
+        yield "merge to 30 days", (), partial(self._build, "spark", "merge", "--window", "30d")
+        yield "million keys", (ANSWERS,), partial(self._look_up, BY_SPARK)
+        yield "single keys", (), partial(self._singles, BY_SPARK)
+        yield "verify --deep", (), partial(self._command, BY_SPARK, "verify", "--deep")
+        yield "du", (), partial(self._command, BY_SPARK, "du")
+        yield "copy", (COPY,), partial(self._command, BY_SPARK, "copy", "--to", f"file://{self.folder / COPY}")
+        yield "erase a key", (), self._erase
+        yield "expire a month", (), self._expire
+        yield "delete the index", (), partial(self._delete, COPY, BY_SPARK)
+        yield "ingest, one process", (ALONE, ROOT), self._ingest
+        yield "merge, one process", (), partial(self._command, ALONE, "merge", "--window", "30d")
+        yield "million keys, one process's index", (ANSWERS,), partial(self._look_up, ALONE)
+        yield "delete the index of one process", (), partial(self._delete, ALONE, ROOT)
+        yield "sorted Parquet (DuckDB)", (oracle.SORTED,), partial(self._module, "oracle", self.folder, "sort")
+        yield "keys in it (DuckDB)", (), partial(self._module, "oracle", self.folder, "look_up_sorted")
+        yield "delete the sorted Parquet", (), partial(self._delete, oracle.SORTED)
+        if with_spark_parquet:
+            yield "sorted buckets (Spark)", (BUCKETS,), partial(self._module, "buckets", self.folder, self.master)
+            yield "million keys in them (Spark)", (), partial(self._module, "buckets", self.folder, self.master, "join")
+            yield "delete the buckets", (), partial(self._delete, BUCKETS)
+
+    def _module(self, name: str, *arguments: object) -> dict[str, Any]:
+        command = [sys.executable, "-m", f"tests.benchmarks.billion.{name}", *map(str, arguments)]
+        figures, document = measured(command, self.folder)
+        return {**figures, **(document or {})}
+
+    def _run(self, place: str, *arguments: object, codes: Sequence[int] = (0,)) -> tuple[dict[str, Any], Any]:
+        where = ("--storage", f"file://{self.folder / place}", "--json", "--quiet", *_SETTINGS)
+        return measured([*_CLI, *map(str, arguments), *where], self.folder, codes)
+
+    def _command(self, place: str, *arguments: object, codes: Sequence[int] = (0,)) -> dict[str, Any]:
+        """Run a command of the index in `place`."""
+        figures, document = self._run(place, *arguments, codes=codes)
+        return {**figures, **_requests(document)}
+
+    def _build(self, *arguments: str) -> dict[str, Any]:
+        figures, document = self._run(BY_SPARK, *arguments, "--master", self.master)
+        entries = document["entries"] if "entries" in document else sum(one["entries"] for one in document["tiers"])
+        self._require(entries, self.entries, " ".join(arguments[:2]))
+        return {**figures, **_requests(document), "stored_bytes": _size(self.folder / BY_SPARK / "data")}
+
+    def _audit(self, source: str) -> dict[str, Any]:
+        codes = (0,) if source == SOURCE else (1,)
+        figures, document = self._run(
+            BY_SPARK, "spark", "audit", "--source", source, "--list", 10, "--master", self.master, codes=codes
+        )
+        counts = document["differences"]["counts"]
+        if (not any(counts.values())) is not (source == SOURCE) or document["differences"]["unproven"]:
+            raise RuntimeError(f"the audit of {source} counts {document['differences']}")
+        return {**figures, **_requests(document), "differences": counts}
+
+    def _look_up(self, place: str) -> dict[str, Any]:
+        out = self.folder / ANSWERS
+        asked = ("--keys", KEYS_FILE, "--out", out, "--max", oracle.MAX_COUNT, "--master", self.master)
+        figures, document = self._run(place, "spark", "lookup", *asked)
+        checked = oracle.check(self.folder, out)
+        shutil.rmtree(out)
+        return {**figures, **_requests(document), **checked}
+
+    def _singles(self, place: str) -> dict[str, Any]:
+        return self._module("singles", self.folder, f"file://{self.folder / place}")
+
+    def _erase(self) -> dict[str, Any]:
+        topic, key, count = oracle.hottest(self.folder)
+        figures, document = self._run(BY_SPARK, "erase", "--topic", topic, "--key", key, "--now", "--yes")
+        left = self._run(BY_SPARK, "query", topic, key)[1]["items"]
+        self._require(len(left), 0, "entries of the erased key")
+        return {**figures, **_requests(document), "erased_entries": count, "status": document["status"]}
+
+    def _expire(self) -> dict[str, Any]:
+        age_s = int(time.time()) - (BEGIN_S // (30 * DAY_S) + 1) * 30 * DAY_S
+        return self._command(BY_SPARK, "expire", "--set", f"retention.age_s={age_s}s", "--yes")
+
+    def _ingest(self) -> dict[str, Any]:
+        figures, document = self._run(ALONE, "ingest", SOURCE, "--root", self.folder / ROOT, "--wait")
+        self._require(document["entries"], self.entries, "ingest")
+        return {**figures, **_requests(document), "stored_bytes": _size(self.folder / ALONE / "data")}
+
+    def _delete(self, *places: str) -> dict[str, Any]:
+        for path in (self.folder / place for place in places):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        return {}
+
+    def _require(self, found: int, wanted: int, what: str) -> None:
+        if found != wanted:
+            raise RuntimeError(f"{what}: {found:,} of {wanted:,}")
+
+
+def _requests(document: Any) -> dict[str, Any]:
+    """Return the requests of a command's document, where it counts them."""
+    metrics = document.get("metrics") or document
+    requests = metrics.get("requests")
+    return {} if requests is None else {"requests": requests if isinstance(requests, int) else sum(requests.values())}
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

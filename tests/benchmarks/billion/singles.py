@@ -1,0 +1,85 @@
+"""Single lookups in an index: in fresh readers, in a warm one, and of absent keys.
+
+python -m tests.benchmarks.billion.singles FOLDER STORAGE        prints a JSON document
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset as ds
+
+from tests.benchmarks.billion.data import KEYS_FILE
+from tests.benchmarks.billion.oracle import FOUND, MAX_COUNT
+from tiered_index import IndexReader
+
+_SINGLE, _FRESH = 1_000, 20
+
+
+def _timed(reader: IndexReader, keys: Iterable[tuple[str, str]]) -> tuple[dict[str, float], list[int]]:
+    """Look keys up one by one; return the figures and the number of entries of each answer."""
+    wall, requests, found = [], 0, []
+    cpu_s = time.process_time()
+    for topic, key in keys:
+        begun = time.perf_counter()
+        answer = reader.query(topic, key, max_count=MAX_COUNT)
+        wall.append(time.perf_counter() - begun)
+        requests += answer.explain.requests
+        found.append(len(answer))
+    cpu_s = time.process_time() - cpu_s
+    return {
+        "p50_ms": 1000 * statistics.median(wall),
+        "p99_ms": 1000 * sorted(wall)[len(wall) * 99 // 100],
+        "cpu_ms": 1000 * cpu_s / len(wall),
+        "requests": requests / len(wall),
+    }, found
+
+
+def _counts(folder: Path, keys: list[tuple[str, str]]) -> list[int]:
+    """Return how many entries each answer must have."""
+    import duckdb
+
+    with duckdb.connect() as db:
+        rows = db.sql(f"SELECT topic, key, count(*) FROM '{folder / FOUND}' GROUP BY ALL").fetchall()
+    counts = {(topic, key): min(count, MAX_COUNT) for topic, key, count in rows}
+    return [counts.get(one, 0) for one in keys]
+
+
+def main(folder: str, storage: str) -> None:
+    """Measure and print."""
+    table = ds.dataset(Path(folder) / KEYS_FILE).to_table(columns=["topic", "key"])
+    some = np.random.default_rng(1).permutation(table.num_rows)[: _SINGLE + _FRESH]
+    keys = [(row["topic"], row["key"]) for row in table.take(some).to_pylist()]
+    wanted = _counts(Path(folder), keys)
+    document: dict[str, object] = {}
+    found: list[int] = []
+    opened, wall, cpu_s = [], [], time.process_time()
+    for topic, key in keys[:_FRESH]:
+        begun = time.perf_counter()
+        with IndexReader.open(storage) as reader:
+            opened.append(time.perf_counter() - begun)
+            found.append(len(reader.query(topic, key, max_count=MAX_COUNT)))
+            wall.append(time.perf_counter() - begun)
+    document["fresh"] = {
+        "open_ms": 1000 * statistics.median(opened),
+        "p50_ms": 1000 * statistics.median(wall),
+        "cpu_ms": 1000 * (time.process_time() - cpu_s) / _FRESH,
+    }
+    with IndexReader.open(storage) as reader:
+        for name in ("first", "warm"):
+            document[name], counts = _timed(reader, keys[_FRESH:])
+        found += counts
+        document["absent"], none = _timed(reader, [(topic, f"no-{key}") for topic, key in keys[_FRESH:]])
+    if found != wanted or any(none):
+        raise RuntimeError("answers of single lookups differ from the source")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

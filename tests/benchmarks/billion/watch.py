@@ -1,0 +1,96 @@
+"""What a program and the processes below it take: time, CPU, peak memory, bytes, disk. Linux.
+
+Bytes are those of read and write calls of all these processes, by `/proc`; reads by memory map are not among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.memory import ProcessWatch, below
+
+_SAMPLE_S = 1.0
+_TOP = Path(__file__).resolve().parents[3]
+_TOLD_OF_FAILURE = 3_000
+
+
+class _Disk:
+    """While entered, samples the used disk and the bytes that processes read and write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._before = shutil.disk_usage(folder).used
+        self._peak = self._before
+        self._bytes: dict[int, tuple[int, int]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bench-disk", daemon=True)
+
+    def __enter__(self) -> _Disk:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def figures(self) -> dict[str, int]:
+        """Return the bytes."""
+        used = shutil.disk_usage(self._folder).used
+        read, written = (sum(values) for values in zip(*self._bytes.values(), strict=True)) if self._bytes else (0, 0)
+        return {
+            "disk_bytes": used - self._before,
+            "temporary_bytes": self._peak - max(used, self._before),
+            "read_bytes": read,
+            "written_bytes": written,
+        }
+
+    def _run(self) -> None:
+        while not self._over.wait(_SAMPLE_S):
+            self._peak = max(self._peak, shutil.disk_usage(self._folder).used)
+            for pid in below(os.getpid()):
+                try:
+                    lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+                except OSError:
+                    continue
+                self._bytes[pid] = int(lines["rchar"]), int(lines["wchar"])
+
+
+def measured(command: Sequence[str], folder: Path, codes: Sequence[int] = (0,)) -> tuple[dict[str, Any], Any]:
+    """Run a program; return its figures and the JSON document on its stdout, None without one.
+
+    `codes`: exit codes of success. Raises `RuntimeError` with the end of stderr for another one.
+    """
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(_TOP)}
+    with (folder / "stderr.log").open("w+") as complaints, ProcessWatch() as watch, _Disk(folder) as disk:
+        before, begun = watch.cpu_s(), time.perf_counter()
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            env=environment,
+            cwd=folder,
+            check=False,
+        )
+        wall_s, after, peaks = time.perf_counter() - begun, watch.cpu_s(), watch.peaks_mib()
+        complaints.seek(0)
+        if done.returncode not in codes:
+            said = complaints.read()[-_TOLD_OF_FAILURE:] + done.stdout[-_TOLD_OF_FAILURE:]
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {said}")
+    figures = {
+        "wall_s": wall_s,
+        "java_cpu_s": after["java"] - before["java"],
+        "python_cpu_s": after["python"] - before["python"],
+        **{f"{kind}_peak_mib": max(values, default=0) for kind, values in peaks.items()},
+        **disk.figures(),
+    }
+    return figures, json.loads(done.stdout) if done.stdout.lstrip().startswith("{") else None
