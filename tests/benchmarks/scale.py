@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import resource
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ _END_S = _BEGIN_S + 122 * _LONG_S
 _DAYS, _DAILY_SHARE, _FILE_SHARE = 60, 0.1, 0.05
 _ENTRIES, _BYTES = 1_000_000, 14_000_000
 _REPEATED = 5
+_MOST_INDEXES = 100
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,37 @@ def _refreshed(folder: str, _: int) -> list[Row]:
     ]
 
 
-_PHASES: tuple[Callable[[str, int], list[Row]], ...] = (_written, _opened, _orphans, _refreshed)
+def _several(folder: str, count: int) -> list[Row]:
+    """Read as many objects as one index, but in the indexes of up to 100 writers below a prefix."""
+    layout = IndexConfig.load(environment=False).geometry()
+    indexes = min(_MOST_INDEXES, count // 100)
+    for place in range(indexes):
+        log = StorageLog(LocalStorage(Path(f"{folder}-several/{place}")), SystemClock())
+        log.create(IndexDescriptor(f"{place:032x}", layout, "scale"))
+        publish(log, log.claim_epoch(), tuple(synthetic_objects(max(200, count // indexes), layout.slots)))
+    before, begun = _resident_mib(), time.process_time()
+    uri = f"file://{folder}-several"
+    with IndexReader.open(uri, environment=False, refresh_interval_s=10**6) as reader:
+        opened_s = time.process_time() - begun
+        requests = sum(storage.total.requests for storage in reader.storages)
+        return [
+            Row("many indexes", "", indexes),
+            Row("many indexes: open a reader", "CPU s", opened_s),
+            Row("many indexes: open a reader: requests", "", requests),
+            Row("many indexes: memory kept", "MiB", _resident_mib() - before),
+            Row("many indexes: threads", "", threading.active_count()),
+            Row("many indexes: refresh without a new record", "CPU ms", _cpu_s(reader.refresh, _REPEATED) * 1e3),
+            Row("many indexes: refresh: requests", "", _requests_of(reader.refresh, reader)),
+        ]
+
+
+def _requests_of(call: Callable[[], object], reader: IndexReader) -> int:
+    before = sum(storage.total.requests for storage in reader.storages)
+    call()
+    return sum(storage.total.requests for storage in reader.storages) - before
+
+
+_PHASES: tuple[Callable[[str, int], list[Row]], ...] = (_written, _opened, _orphans, _refreshed, _several)
 
 
 def measured(folder: Path, count: int) -> list[Row]:

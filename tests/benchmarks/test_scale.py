@@ -19,6 +19,7 @@ def test_the_program_prints_the_figures_of_each_size(tmp_path):
     assert document["sizes"] == [1000]
     assert values["objects in the log"] == len(list(synthetic_objects(1000, 64)))
     assert values["open a reader: requests"] == 3
+    assert values["many indexes: open a reader: requests"] == 3 * values["many indexes"]
     assert values["files and tables of a minute"] <= 2
     assert values["files and tables of ten years"] > 100
     assert list((tmp_path / "work").iterdir()) == []
