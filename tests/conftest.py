@@ -31,7 +31,7 @@ _CHECKS = [
 
 settings.register_profile("common", deadline=None, suppress_health_check=_CHECKS, print_blob=True)
 _COMMON = settings.get_profile("common")
-settings.register_profile("default", _COMMON, derandomize=True)
+settings.register_profile("default", _COMMON, max_examples=50, derandomize=True)
 settings.register_profile("thorough", _COMMON, max_examples=200, derandomize=True)
 settings.register_profile("soak", _COMMON, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

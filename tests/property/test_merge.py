@@ -34,7 +34,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from(sorted(KINDS)),
     st.sampled_from([1, 5, 64]),

@@ -186,7 +186,7 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
         coalesce_gap_bytes=gap_bytes,
     ) as reader:
         reader.query_many([Lookup(topic="t", key="k0")])
-        for number in range(10):
+        for number in range(6):
             asked = []
             for _ in range(rng.integers(1, 12)):
                 begin = T + int(rng.integers(-10_000, 400_000))

@@ -50,7 +50,7 @@ def put(index: IndexService, random_: random.Random, count: int) -> None:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**32),
     preset=st.sampled_from([{}, {"preset": "rocketmq"}, {"preset": "rocketmq", "hash": "mask"}]),

@@ -88,7 +88,7 @@ def named(state):
 # What opening costs
 
 
-@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (10, 1), (100, 1), (1000, 10), (10_000, 500)])
+@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (10, 1), (100, 1), (1000, 10), (5_000, 500)])
 def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_once):
     storage = MemoryStorage()
     log = a_log(storage, objects=objects, at_once=at_once)
@@ -231,7 +231,7 @@ def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_reques
     metered = MeteredStorage(MemoryStorage())
     log = a_log(metered, objects=600, at_once=200)
     whole, kinds = len(log.state.encode()), []
-    for n in range(100):
+    for n in range(60):
         publish(log, EPOCH, (an_object(1000 + n), a_shard(n)), remove=[an_object(n).name] if n % 3 == 0 else [])
         name, size_bytes = max((info.name, info.size_bytes) for info in metered.inner.list("checkpoint/"))
         kinds.append(bool(base_of(name)))
@@ -241,7 +241,7 @@ def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_reques
         if base_of(name):
             assert size_bytes < whole / 7
         assert len(stored_checkpoints(metered.inner)) < 12
-    assert kinds.count(False) == 100 // 20
+    assert kinds.count(False) == 60 // 20
     for _ in range(2):  # the next writers go on with the same whole one
         log = StorageLog(metered, ManualClock())
         log.open()
@@ -530,11 +530,13 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
     states = [LogState()]
     for record, name in pairs:
         states.append(states[-1].apply(record, name))
-    for state, (objects, segments, positions, epoch) in zip(states[1:], expected, strict=True):
-        assert (list(state.objects), list(state.archive)) == (objects, segments)
-        assert (state.positions, state.epoch, state.genesis) == (positions, epoch, GENESIS)
     assert LogState().replayed(pairs) == states[-1]
     assert states[min(cut, len(records))].replayed(pairs[cut:]) == states[-1]
+    assert states[-1].replayed([]) is states[-1]
+    # a fold leaves the state that it began with as it was
+    for number, (state, (objects, segments, positions, epoch)) in enumerate(zip(states[1:], expected, strict=True), 1):
+        assert (state.number, list(state.objects), list(state.archive)) == (number, objects, segments)
+        assert (state.positions, state.epoch, state.genesis) == (positions, epoch, GENESIS)
     storage = MemoryStorage()
     for record, name in pairs:
         storage.put(name, record.encode())
@@ -549,16 +551,6 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
     for state in states[damaged + 1 :]:
         storage.put(checkpoint_name(state.number), state.encode()[:-3])
     assert opened(storage)[0] == states[-1]
-
-
-def test_a_fold_leaves_the_state_it_began_with_as_it_was():
-    begun = LogState().apply(LogRecord(1, "create", 0, "x", 0, genesis=GENESIS), "x")
-    after = begun.replayed(
-        [(LogRecord(n, "publish", 1, "x", 0, (an_object(n),), archive=(a_segment(n),)), "x") for n in range(2, 9)]
-    )
-    assert (begun.number, begun.objects, begun.archive) == (1, {}, {})
-    assert (after.number, len(after.objects), len(after.archive)) == (8, 7, 7)
-    assert after.replayed([]) is after
 
 
 # A storage that was restored to an earlier state
@@ -664,7 +656,7 @@ def test_a_checkpoint_is_the_same_whoever_writes_it(steps, most_documents):
             assert LogState.decode(state.encode(), "checkpoint") == state
 
 
-@pytest.mark.parametrize("objects", [100, 1_000, 3_000])
+@pytest.mark.parametrize("objects", [100, 2_000])
 def test_a_record_makes_the_texts_of_its_own_objects_alone(monkeypatch, objects):
     log = a_log(MemoryStorage(), objects=objects, at_once=1_000)
     made = []

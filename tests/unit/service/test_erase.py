@@ -248,7 +248,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
                 life.model.erase("orders", life.state.expired.tombstones[0].before_ms, key="k")
             life.check()
             life.index._lifecycle.refresh()
-            life.check(life.index)
+            life.check(life.index, [("orders", "k"), ("t", "k")])
             # repeated, it goes on where it was interrupted
             assert wipe(life, keys=("k",), now=True, grace_s=0).remaining == ()
             life.check()

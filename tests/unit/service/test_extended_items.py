@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.pages import items_by_pages
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.cli.keys import _table
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
@@ -22,6 +23,7 @@ from tiered_index.server.wire import table_of
 from tiered_index.types import items_table
 
 T = 1_700_000_000_000
+ROW = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [T]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +58,7 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
     put(index, 5, offset=2)
     put(index, 7, price=2.5)  # same identity: the greater one counts
     put(index, 5)  # another region: another answer
-    batch = {
-        "topic": ["t"],
-        "queue_id": [0],
-        "key": ["k"],
-        "offset": [9],
-        "size": [1],
-        "timestamp_ms": [T],
-        "region": [65_535],
-    }
+    batch = ROW | {"offset": [9], "region": [65_535]}
     index.put_batch(batch | {"price": [3.5], "tag": [b"xyzw"]})
     index.put_batch(
         pa.RecordBatch.from_pydict(batch | {"offset": [8], "price": [4], "tag": pa.array([b"q"], pa.binary())})
@@ -81,14 +75,7 @@ def test_further_columns_live_through_every_state(open_index, storage, clock, tm
         result = ask("t", "k")
         assert seen(result) == expected
         assert {type(item) for item in result} == {kind} or kind is None
-        cursor, pages = None, []
-        while True:
-            page = ask("t", "k", max_count=1, cursor=cursor)
-            pages += page.items
-            if page.status == "complete":
-                break
-            cursor = page.cursor
-        assert seen(pages) == expected
+        assert seen(items_by_pages(ask, "t", "k", max_count=1)) == expected
 
     check(index.query)
     index.flush()
@@ -131,36 +118,15 @@ def test_a_schema_without_fingerprint_and_with_negative_identities(open_index):
         index.run_lifecycle()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"region": -1},
-        {"region": 65_536},
-        {"region": 1.5},
-        {"region": "x"},
-        {"region": None},
-        {"price": "abc"},
-        {"price": None},
-        {"tag": "ab"},
-        {"tag": b"abcde"},
-        {"tag": None},
-        {"colour": 1},
-    ],
-)
+WRONG = {"region": (-1, 65_536, 1.5, "x", None), "price": ("abc", None), "tag": ("ab", b"abcde", None), "colour": (1,)}
+
+
+@pytest.mark.parametrize("bad", [{name: value} for name, values in WRONG.items() for value in values], ids=str)
 def test_a_wrong_further_column_is_refused(open_index, bad):
     index = open_index(item_type=OrderItem)
     with pytest.raises(InvalidArgument, match=next(iter(bad))):
         index.put("t", 0, "k", 1, 1, T, **({"region": 1, "price": 1.0, "tag": b"a"} | bad))
-    columns = {
-        "topic": ["t"],
-        "queue_id": [0],
-        "key": ["k"],
-        "offset": [9],
-        "size": [1],
-        "timestamp_ms": [T],
-        "region": [1],
-        "price": [1.0],
-    }
+    columns = ROW | {"region": [1], "price": [1.0]}
     if bad != {"price": "abc"}:
         with pytest.raises(InvalidArgument, match=next(iter(bad))):
             index.put_batch(columns | {"tag": [b"a"]} | {name: [value] for name, value in bad.items()})
@@ -190,8 +156,7 @@ def test_schemas_that_can_not_be(open_index):
 def test_numpy_columns_of_the_caller_are_copied(open_index):
     index = open_index(item_type=OrderItem)
     region, price, tag = np.array([1], np.uint16), np.array([1.0]), np.array([b"a"], "S4")
-    columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [9], "size": [1], "timestamp_ms": [T]}
-    index.put_batch(columns | {"region": region, "price": price, "tag": tag})
+    index.put_batch(ROW | {"offset": [9], "region": region, "price": price, "tag": tag})
     region[:], price[:], tag[:] = 9, 9, b"z"
     assert seen(index.query("t", "k")) == [(9, 1, 1.0, b"a\0\0\0")]
 
@@ -203,9 +168,8 @@ def test_values_that_a_column_would_change_are_refused(open_index, name, value):
     row = {"note": b"ok", "weight": 1.5} | {name: value}
     with pytest.raises(InvalidArgument, match=name):
         index.put("t", 0, "k", 1, 1, T, **row)
-    batch = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [T]}
     with pytest.raises(InvalidArgument, match=name):
-        index.put_batch(batch | {n: [v] for n, v in row.items()})
+        index.put_batch(ROW | {n: [v] for n, v in row.items()})
     index.put("t", 0, "k", 2, 1, T, note=b"a\0b", weight=float("inf"))
     (item,) = index.query("t", "k")
     assert (item.note, item.weight) == (b"a\0b\0", float("inf"))
@@ -270,10 +234,9 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage, way):
 @pytest.mark.parametrize("wrong", ["ab", 7, b"longer than it is"])
 def test_wrong_bytes_are_refused_by_one_message(open_index, wrong):
     index = open_index("narrow", item_type=NarrowItem)
-    columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [T]}
     for values in ([wrong], np.array([wrong])):
         with pytest.raises(InvalidArgument, match=r"^column 'note' must be bytes, at most 4, "):
-            index.put_batch(columns | {"note": values, "weight": [1.0]})
+            index.put_batch(ROW | {"note": values, "weight": [1.0]})
     with pytest.raises(InvalidArgument, match=r"^note must be bytes, at most 4, "):
         index.put("t", 0, "k", 1, 1, T, note=wrong, weight=1.0)
 
@@ -287,13 +250,12 @@ def test_defaults_of_columns_are_stored(open_index):
 
     index = open_index(item_type=Marked)
     index.put("t", 0, "k", 2, 1, T, size_class=1)
-    columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [T]}
-    index.put_batch(columns | {"size_class": [2], "mark": [b"xy"]})
+    index.put_batch(ROW | {"size_class": [2], "mark": [b"xy"]})
     assert [(i.zone, i.mark, i.size_class) for i in index.query("t", "k")] == [(9, b"m\0", 1), (9, b"xy", 2)]
     with pytest.raises(InvalidArgument, match="'size_class' of schema Marked is missing"):
         index.put("t", 0, "k", 3, 1, T)
     with pytest.raises(InvalidArgument, match="'size_class' is missing"):
-        index.put_batch(columns)
+        index.put_batch(ROW)
 
     @dataclass(frozen=True, kw_only=True)
     class Wrong(KeyedIndexItem):

@@ -116,7 +116,7 @@ def test_a_closed_chunk_takes_nothing():
 
 
 def test_no_put_is_lost_or_doubled_beside_others_and_flushes(open_index):
-    index, each = open_index(), 3_000
+    index, each = open_index(), 1_500
 
     def put(queue):
         for number in range(each):

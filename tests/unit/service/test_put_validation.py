@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tiered_index import IndexService
 from tiered_index.errors import BackPressure, InvalidArgument
 
 GOOD = {"topic": "t", "queue_id": 0, "keys": "k", "offset": 1, "size": 2, "timestamp_ms": 1_700_000_000_000}
@@ -29,6 +30,14 @@ NO_INTEGERS = [
 LIMITS = {"queue_id": 2**31 - 1, "offset": 2**63 - 1, "size": 2**31 - 1, "timestamp_ms": 253_402_300_799_999}
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory):
+    """An index that takes nothing."""
+    root = tmp_path_factory.mktemp("refusing")
+    with IndexService.open(root=root, storage="memory://refusing", slots=7, items=20, background=False) as index:
+        yield index
+
+
 def unchanged(index):
     assert index.health()["buffered_entries"] == 0
     index.flush()
@@ -38,10 +47,10 @@ def unchanged(index):
 
 @pytest.mark.parametrize("name", list(LIMITS))
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_a_number_is_an_integer(index, name, value):
+def test_a_number_is_an_integer(refusing, name, value):
     with pytest.raises(InvalidArgument, match=name):
-        index.put(**(GOOD | {name: value}), source="s", source_position=1)
-    unchanged(index)
+        refusing.put(**(GOOD | {name: value}), source="s", source_position=1)
+    unchanged(refusing)
 
 
 @pytest.mark.parametrize("name", list(LIMITS))
@@ -59,12 +68,12 @@ def test_a_number_is_in_range(index, name):
 @pytest.mark.parametrize(
     "topic", [None, 5, b"t", "", " ", "\t\n ", "x" * 1025, "\N{GRINNING FACE}" * 513, ["t"]], ids=lambda t: repr(t)[:12]
 )
-def test_a_topic_is_text_of_bounded_length(index, topic):
+def test_a_topic_is_text_of_bounded_length(refusing, topic):
     with pytest.raises(InvalidArgument, match="topic"):
-        index.put(**(GOOD | {"topic": topic}))
+        refusing.put(**(GOOD | {"topic": topic}))
     with pytest.raises(InvalidArgument, match="topic"):
-        index.query(topic, "k")
-    unchanged(index)
+        refusing.query(topic, "k")
+    unchanged(refusing)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +94,13 @@ def test_a_topic_is_text_of_bounded_length(index, topic):
     ],
     ids=lambda k: repr(k)[:12],
 )
-def test_keys_are_texts_of_bounded_length(index, keys):
+def test_keys_are_texts_of_bounded_length(refusing, keys):
     with pytest.raises(InvalidArgument, match="key"):
-        index.put(**(GOOD | {"keys": keys}))
+        refusing.put(**(GOOD | {"keys": keys}))
     if isinstance(keys, str | bytes | int | None):
         with pytest.raises(InvalidArgument, match="key"):
-            index.query("t", keys)
-    unchanged(index)
+            refusing.query("t", keys)
+    unchanged(refusing)
 
 
 def test_the_longest_topic_and_key_are_found(index):
@@ -121,21 +130,21 @@ def test_keys_count_once_each_and_may_be_any_iterable(index):
 @pytest.mark.parametrize(
     "pair", [("s", None), (None, 1), ("", 1), (5, 1), ("s", -1), ("s", 2**63), ("s", True), ("s", 1.0), ("s", "1")]
 )
-def test_source_and_position_come_together(index, pair):
+def test_source_and_position_come_together(refusing, pair):
     source, position = pair
     with pytest.raises(InvalidArgument, match="source"):
-        index.put(**GOOD, source=source, source_position=position)
+        refusing.put(**GOOD, source=source, source_position=position)
     with pytest.raises(InvalidArgument, match="source"):
-        index.put_batch(batch(1), source, position)
-    unchanged(index)
+        refusing.put_batch(batch(1), source, position)
+    unchanged(refusing)
 
 
-def test_unknown_columns_are_refused(index):
+def test_unknown_columns_are_refused(refusing):
     with pytest.raises(InvalidArgument, match="region"):
-        index.put(**GOOD, region=5)
+        refusing.put(**GOOD, region=5)
     with pytest.raises(InvalidArgument, match="region"):
-        index.put_batch(batch(1) | {"region": [5]})
-    unchanged(index)
+        refusing.put_batch(batch(1) | {"region": [5]})
+    unchanged(refusing)
 
 
 def test_a_topic_id_means_one_topic(index):
@@ -181,26 +190,26 @@ def batch(count):
 
 
 @pytest.mark.parametrize("value", [None, 5, "topic", [1], b""], ids=repr)
-def test_a_batch_is_a_mapping_or_arrow(index, value):
+def test_a_batch_is_a_mapping_or_arrow(refusing, value):
     with pytest.raises(InvalidArgument, match="batch"):
-        index.put_batch(value)
+        refusing.put_batch(value)
 
 
 @pytest.mark.parametrize("name", ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"])
-def test_every_column_is_there_and_as_long_as_the_others(index, name):
+def test_every_column_is_there_and_as_long_as_the_others(refusing, name):
     with pytest.raises(InvalidArgument, match=name):
-        index.put_batch({n: v for n, v in batch(3).items() if n != name})
+        refusing.put_batch({n: v for n, v in batch(3).items() if n != name})
     with pytest.raises(InvalidArgument, match="ragged"):
-        index.put_batch(batch(3) | {name: batch(2)[name]})
+        refusing.put_batch(batch(3) | {name: batch(2)[name]})
     with pytest.raises(InvalidArgument, match=name):
-        index.put_batch(batch(3) | {name: pa.array([*batch(2)[name], None])})
+        refusing.put_batch(batch(3) | {name: pa.array([*batch(2)[name], None])})
     with pytest.raises(InvalidArgument, match=name):
-        index.put_batch(batch(3) | {name: [*batch(2)[name], None]})
+        refusing.put_batch(batch(3) | {name: [*batch(2)[name], None]})
     with pytest.raises(InvalidArgument):
-        index.put_batch(batch(3) | {name: 5})
+        refusing.put_batch(batch(3) | {name: 5})
     with pytest.raises(InvalidArgument):
-        index.put_batch(batch(3) | {name: None})
-    unchanged(index)
+        refusing.put_batch(batch(3) | {name: None})
+    unchanged(refusing)
 
 
 @pytest.mark.parametrize("name", ["queue_id", "offset", "size", "timestamp_ms"])
@@ -229,10 +238,10 @@ def test_every_column_is_there_and_as_long_as_the_others(index, name):
     ],
     ids=lambda v: f"{type(v).__name__} {str(v)[:20]}",
 )
-def test_a_number_column_holds_integers(index, name, values):
+def test_a_number_column_holds_integers(refusing, name, values):
     with pytest.raises(InvalidArgument, match=name):
-        index.put_batch(batch(2) | {name: values})
-    unchanged(index)
+        refusing.put_batch(batch(2) | {name: values})
+    unchanged(refusing)
 
 
 @pytest.mark.parametrize("name", list(LIMITS))
@@ -285,10 +294,10 @@ def test_a_number_column_is_in_range(index, name):
     ],
     ids=lambda v: f"{type(v).__name__} {str(v)[:20]}",
 )
-def test_a_text_column_holds_texts(index, name, values):
+def test_a_text_column_holds_texts(refusing, name, values):
     with pytest.raises(InvalidArgument, match=name):
-        index.put_batch(batch(2) | {name: values})
-    unchanged(index)
+        refusing.put_batch(batch(2) | {name: values})
+    unchanged(refusing)
 
 
 def test_text_columns_come_in_many_forms(index):
@@ -411,11 +420,11 @@ def test_data_frames_are_batches(index, make):
     assert index.durable_position("s") == 7
 
 
-def test_a_data_frame_is_checked_as_any_batch(index):
+def test_a_data_frame_is_checked_as_any_batch(refusing):
     pd = pytest.importorskip("pandas")
     columns = {name: [value] * 2 for name, value in GOOD.items() if name != "keys"} | {"key": ["a", None]}
     with pytest.raises(InvalidArgument, match="column 'key' has 1 null"):
-        index.put_batch(pd.DataFrame(columns))
+        refusing.put_batch(pd.DataFrame(columns))
     with pytest.raises(InvalidArgument, match="column 'more' is unknown"):
-        index.put_batch(pd.DataFrame({**columns, "more": 1}))
-    unchanged(index)
+        refusing.put_batch(pd.DataFrame({**columns, "more": 1}))
+    unchanged(refusing)

@@ -289,9 +289,9 @@ def test_a_round_looks_at_files_only_after_they_have_changed(open_index, monkeyp
     assert len(costs) == 1
 
 
-@pytest.mark.parametrize("keeps_files", [24, 150])
-def test_a_round_of_a_new_file_takes_as_many_calls_however_many_there_are(open_index, clock, keeps_files):
+def test_a_round_of_a_new_file_takes_as_many_calls_however_many_there_are(open_index, clock):
     """In the end each round also retires a file."""
+    keeps_files = 80
     index = open_index("flat", local_keep_s=keeps_files, refresh_interval_s=10**6)
 
     def calls(rounds):
@@ -312,7 +312,7 @@ def test_a_round_of_a_new_file_takes_as_many_calls_however_many_there_are(open_i
     calls(keeps_files - 8)
     assert len(index.files()) - index.health()["files"]["storage"] == keeps_files
     many = statistics.mean(calls(16))
-    assert many < 1.25 * few
+    assert many < 1.2 * few
 
 
 def test_what_is_buffered_is_sealed_with_an_old_file(open_index, clock):

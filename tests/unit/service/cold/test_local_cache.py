@@ -97,7 +97,7 @@ def run(made: ColdIndex, cache: Path, rounds: int) -> subprocess.Popen[str]:
 def test_processes_share_a_cache(made: ColdIndex, tmp_path: Path) -> None:
     """Two that fill it at the same time, with a third that deletes entries, then one that finds it whole."""
     cache = tmp_path / "cache"
-    processes = [run(made, cache, 10) for _ in range(2)]
+    processes = [run(made, cache, 5) for _ in range(2)]
     while any(process.poll() is None for process in processes):
         for path in cache.rglob("*.trailer"):
             path.unlink(missing_ok=True)

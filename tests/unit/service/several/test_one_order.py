@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.support.pages import items_by_pages
 from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import Fetched, IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
@@ -174,14 +175,9 @@ def test_further_columns_and_identities_beside_the_source(tmp_path, prefix, item
                 expected.append((-offset, zone, made.numbers[uri], 7 + number, uri))
             index.seal()
             index.run_lifecycle()
-    found, cursor = [], None
     with made.reader(item_type=item_type) as reader:
-        while True:
-            page = reader.query("t", "k", max_count=count, cursor=cursor)
-            found += [(-i.offset, i.zone, made.numbers[i.source], i.source_id, i.source) for i in page]
-            if (cursor := page.cursor) is None:
-                break
-    assert found == sorted(expected)
+        found = items_by_pages(reader.query, "t", "k", max_count=count)
+    assert [(-i.offset, i.zone, made.numbers[i.source], i.source_id, i.source) for i in found] == sorted(expected)
 
 
 def test_items_of_the_plain_preset(tmp_path, prefix):

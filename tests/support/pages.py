@@ -1,0 +1,23 @@
+"""All pages of a lookup, one after the other by their cursors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tiered_index import IndexItem, QueryResult
+
+
+def pages_of(ask: Callable[..., QueryResult], *asked: Any, **how: Any) -> Iterator[QueryResult]:
+    """Yield the pages of `ask`, a `query`, to the last one."""
+    cursor = None
+    while True:
+        page = ask(*asked, cursor=cursor, **how)
+        yield page
+        if (cursor := page.cursor) is None:
+            return
+
+
+def items_by_pages(ask: Callable[..., QueryResult], *asked: Any, **how: Any) -> list[IndexItem]:
+    """Return what stands on all pages, repeats included."""
+    return [item for page in pages_of(ask, *asked, **how) for item in page]
