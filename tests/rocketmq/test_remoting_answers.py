@@ -41,7 +41,7 @@ from tiered_index.rocketmq.remoting.frames import (
     signature,
 )
 from tiered_index.rocketmq.remoting.pulling import Ends, StoreQueues
-from tiered_index.rocketmq.remoting.server import RemotingServer, serve_remoting
+from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
 
@@ -50,13 +50,10 @@ GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10
 
 
 @asynccontextmanager
-async def client_of(index, **settings):
-    server = await serve_remoting(index, port=0, **settings)
-    try:
+async def client_of(index, *, host="127.0.0.1", keys=None, **settings):
+    async with RemotingServer(ReadOnlyBroker(index, **settings), host, 0, keys=keys) as server:
         async with Client.open(server) as client:
             yield client
-    finally:
-        await server.close()
 
 
 @pytest.fixture
@@ -631,7 +628,7 @@ def test_a_key_of_some_topics_learns_no_damage_of_a_place(index, store, storage,
 
 def test_a_folder_that_is_no_store_is_refused(index, tmp_path):
     with pytest.raises(InvalidArgument):
-        asyncio.run(serve_remoting(index, port=0, store=tmp_path / "none"))
+        ReadOnlyBroker(index, store=tmp_path / "none")
 
 
 HERE = Host("127.0.0.1", 9876)

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 from tiered_index.errors import InvalidArgument, SetupUnavailable, StorageUnavailable
@@ -36,9 +35,7 @@ from tiered_index.rocketmq.remoting.frames import (
     signer_of,
 )
 from tiered_index.service.async_reader import run_in_thread
-from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.messages import pause_s
-from tiered_index.service.reader import IndexReader
 from tiered_index.service.threads import DaemonPool
 
 _LENGTH_BYTES = 4
@@ -355,31 +352,3 @@ def _host_of(name: tuple[Any, ...]) -> Host:
     address = ipaddress.ip_address(str(name[0]).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return Host(str(mapped or address), int(name[1]))
-
-
-async def serve_remoting(
-    index: IndexReader | IndexService,
-    host: str = "127.0.0.1",
-    port: int = 9876,
-    *,
-    store: Path | None = None,
-    root: Path | None = None,
-    cluster: str = "tiered-index",
-    name: str = "tiered-index",
-    advertised: str | None = None,
-    timeout_s: float = 15.0,
-    keys: Mapping[str, AccessKey] | None = None,
-    tls: ssl.SSLContext | None = None,
-    limits: RemotingLimits | None = None,
-) -> RemotingServer:
-    """Start a server that answers RocketMQ's tools from `index`, and return it; close it before the index.
-
-    For the arguments see `ReadOnlyBroker` and `RemotingServer`. Raises `SetupUnavailable` if the address can't be used,
-    and `InvalidArgument` if `store` is not a RocketMQ store.
-    """
-    broker = ReadOnlyBroker(
-        index, store=store, root=root, cluster=cluster, name=name, advertised=advertised, timeout_s=timeout_s
-    )
-    server = RemotingServer(broker, host, port, keys=keys, tls=tls, limits=limits)
-    await server.start()
-    return server
