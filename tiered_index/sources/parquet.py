@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import IO, cast
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.sources.columns import MAX_ROW_BYTES, has_items, plain_text, text_bytes
 from tiered_index.sources.footers import Chunk, column_chunks
 from tiered_index.sources.pages import DECODED_BYTES, Column, Pages, chunk_pages, most_bytes
-from tiered_index.sources.places import LocalFile, StoredFile
+from tiered_index.sources.places import LocalFile, ObjectReader, StoredFile
 
 # Most rows that are read at once, and about how many bytes: of all columns, and of text, shared text counted by row
 BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
@@ -32,8 +32,8 @@ BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 1 << 17, 32 << 20, 32 << 20
 LIST_ROWS, TABLE_KEYS, MAX_ROW_KEYS = 4096, 1 << 20, 1 << 20
 # A file begins with a mark. The length of the footer and the mark follow the footer.
 _MARK_BYTES, _TAIL_BYTES = 4, 8
-# A local file is read in pieces. Column chunks of an object with a smaller gap are read by one request.
-_PIECE_BYTES, _GAP_BYTES = 1 << 20, 8 << 10
+# A local file is read in pieces
+_PIECE_BYTES = 1 << 20
 # Arrow's errors for damaged files
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
@@ -143,8 +143,8 @@ class ParquetTable:
         with self._place.ranges() as handle:
             chosen = [n for n, chunk in enumerate(self._chunks[number]) if _is_of(chunk, names)]
             chunks = [self._chunks[number][n] for n in chosen]
-            if not isinstance(self._place, LocalFile):
-                handle = cast(IO[bytes], _Fetched(handle, chunks))
+            if isinstance(handle, ObjectReader):
+                handle.fetch((chunk.begin, chunk.begin + chunk.size_bytes) for chunk in chunks)
             pages = self._pages(handle, number, chosen)
             at_once, texts = self._at_once(number, chunks, pages, at_once, shared)
             with self._opened(handle, texts, self.metadata) as file:
@@ -249,56 +249,6 @@ def _is_of(chunk: Chunk, names: Sequence[str]) -> bool:
 def _as_dictionary(column: pa.Array) -> pa.Array:
     # Arrow can't read some encodings as dictionaries
     return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-
-
-class _Fetched(io.RawIOBase):
-    """An object as a file. It fetches the column chunks first, neighbours by one request."""
-
-    def __init__(self, stored: IO[bytes], chunks: Sequence[Chunk]) -> None:
-        super().__init__()
-        self._stored, self._size_bytes = stored, stored.seek(0, io.SEEK_END)
-        self._at = 0
-        self._parts: list[tuple[int, bytes]] = []
-        spans: list[list[int]] = []
-        for begin, end in sorted((max(0, c.begin), min(c.begin + c.size_bytes, self._size_bytes)) for c in chunks):
-            if spans and begin <= spans[-1][1] + _GAP_BYTES:
-                spans[-1][1] = max(spans[-1][1], end)
-            else:
-                spans.append([begin, end])
-        for begin, end in spans:
-            stored.seek(begin)
-            self._parts.append((begin, stored.read(max(0, end - begin))))
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position of the next byte."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position of the next byte."""
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
-        return self._at
-
-    def readinto(self, buffer: object) -> int:
-        """Read into `buffer` from fetched bytes, or by one request; return the byte count."""
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        for begin, data in self._parts:
-            if begin <= self._at < begin + len(data):
-                part = memoryview(data)[self._at - begin :][: len(view)]
-                break
-        else:
-            self._stored.seek(self._at)
-            part = memoryview(self._stored.read(len(view)))
-        view[: len(part)] = part
-        self._at += len(part)
-        return len(part)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

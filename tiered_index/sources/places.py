@@ -9,7 +9,7 @@ import select
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.storage.base import ObjectReader, Storage
+from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import absolute_path
 
 # Extensions of file names
@@ -28,6 +28,8 @@ NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 STDIN = "-"
 # Least bytes of one request
 _BUFFER_BYTES = 1 << 20
+# Parts of an object with a smaller gap are fetched by one request
+_GAP_BYTES = 8 << 10
 # Longest time to gather a block from stdin
 _MOMENT_S = 0.2
 
@@ -51,6 +53,56 @@ class LocalFile:
     ranges = open
 
 
+class ObjectReader(io.RawIOBase):
+    """An object of `size_bytes` as a file: each read is one ranged request, or none after `fetch`. One thread."""
+
+    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
+        super().__init__()
+        self._storage, self._name, self._size_bytes = storage, name, size_bytes
+        self._at = 0
+        self._fetched: list[tuple[int, bytes]] = []
+
+    def fetch(self, parts: Iterable[tuple[int, int]]) -> None:
+        """Fetch the bytes [begin, end) of each part, neighbours by one request, and keep them for reads."""
+        spans: list[list[int]] = []
+        for begin, end in sorted((max(0, begin), min(end, self._size_bytes)) for begin, end in parts):
+            if spans and begin <= spans[-1][1] + _GAP_BYTES:
+                spans[-1][1] = max(spans[-1][1], end)
+            else:
+                spans.append([begin, end])
+        self._fetched = [(b, self._storage.get_range(self._name, b, max(0, end - b))) for b, end in spans]
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of the next read, without a request."""
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        """Read into `buffer`, up to the end of the object or of fetched bytes; return the byte count.
+
+        Errors: `Storage.get_range`.
+        """
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        length = min(len(view), max(0, self._size_bytes - self._at))
+        for begin, data in self._fetched:
+            if begin <= self._at < begin + len(data):
+                part = memoryview(data)[self._at - begin :][:length]
+                break
+        else:
+            part = memoryview(self._storage.get_range(self._name, self._at, length) if length else b"")
+        view[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """One object; `uri` names it, without parameters."""
@@ -65,14 +117,11 @@ class StoredFile:
 
     def open(self) -> AbstractContextManager[IO[bytes]]:
         """Return the bytes, seekable, buffered for sequential reads."""
-        return io.BufferedReader(self._reader(), _BUFFER_BYTES)
+        return io.BufferedReader(ObjectReader(self.storage, self.name, self.size_bytes), _BUFFER_BYTES)
 
     def ranges(self) -> AbstractContextManager[IO[bytes]]:
         """Return the bytes, seekable; each read is one request."""
-        return cast(IO[bytes], self._reader())
-
-    def _reader(self) -> ObjectReader:
-        return ObjectReader(self.storage, self.name, self.size_bytes)
+        return cast(IO[bytes], ObjectReader(self.storage, self.name, self.size_bytes))
 
 
 class Stdin:

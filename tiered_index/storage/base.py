@@ -10,7 +10,6 @@ Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Am
 
 from __future__ import annotations
 
-import io
 import re
 import uuid
 from abc import ABC, abstractmethod
@@ -295,36 +294,6 @@ def chosen_uploads(handles: Iterable[UploadHandle], prefix: str, older_than_ms: 
     old = (one for one in handles if older_than_ms is None or one.started_ms < older_than_ms)
     chosen = (one for one in old if one.name.startswith(prefix))
     return iter(sorted(chosen, key=lambda one: (one.name, one.started_ms, one.upload_id)))
-
-
-class ObjectReader(io.RawIOBase):
-    """An object of `size_bytes` as a file: each read is one ranged request. One thread."""
-
-    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
-        super().__init__()
-        self._storage, self._name, self._size_bytes = storage, name, size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position of the next read, without a request."""
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
-        return self._at
-
-    def readinto(self, buffer: object) -> int:
-        """Read into `buffer` by one request, up to the object's end; return the byte count. Errors: `get_range`."""
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        length = min(len(view), max(0, self._size_bytes - self._at))
-        view[:length] = self._storage.get_range(self._name, self._at, length) if length else b""
-        self._at += length
-        return length
 
 
 class SizedStorage(Storage):
