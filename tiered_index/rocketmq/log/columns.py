@@ -262,8 +262,10 @@ def decode_index_columns(
         state, damage = End.DAMAGED, _what_is_wrong(data, stop, start_offset, file, file_offset)
     elif state is End.DAMAGED:
         damage = CorruptFile(file, str(found.problem), offset=file_offset + stop)
+    # their topics get one dictionary
+    rows = pa.Table.from_batches([block.columns for block in blocks]).unify_dictionaries().combine_chunks()
     return IndexBatch(
-        columns=_record_batch(blocks),
+        columns=rows.to_batches()[0] if len(rows) else blocks[0].columns,
         begin=start_offset,
         end=start_offset + stop,
         messages=count,
@@ -279,20 +281,15 @@ def decode_index_columns(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """The rows of `count` messages: one row a key."""
+class _Block(NamedTuple):
+    """`count` messages, and one row for each of their keys."""
 
     count: int
     hidden: int
     left_out: int
     replaced: int
     last_store_ms: int | None
-    topics: list[str]
-    topic: npt.NDArray[np.int32]
-    keys: Any
-    # The rows' headers.
-    numbers: npt.NDArray[np.void]
+    columns: Any
 
 
 def _decode_block(
@@ -313,33 +310,12 @@ def _decode_block(
     hidden = count - int(visible.sum())
     keys = key_columns(data, fields.properties_at[shown], fields.ends[shown], tags=selection.tags)
     row = shown[keys.message]
+    topic = pa.DictionaryArray.from_arrays(pa.array(index[row]), pa.array(topics, pa.string()))
+    queue_id, *numbers = (pa.array(head[n][row]) for n in ("queue_id", "physical_offset", "size", "store_ms"))
+    names = ["topic", "queue_id", "key", "offset", "size", "timestamp_ms"]
+    columns = pa.RecordBatch.from_arrays([topic, queue_id, keys.keys, *numbers], names)
     last_ms = int(head["store_ms"][-1]) if count else None
-    left_out = count - hidden - len(shown)
-    return _Block(count, hidden, left_out, keys.replaced, last_ms, topics, index[row], keys.keys, head[row])
-
-
-def _record_batch(blocks: list[_Block]) -> Any:
-    """Join blocks; their topics get one dictionary."""
-    place: dict[str, int] = {}
-    topic = []
-    for block in blocks:
-        places = np.array([place.setdefault(name, len(place)) for name in block.topics], np.int32)
-        topic.append(places[block.topic] if len(places) else block.topic)
-
-    def column(name: str, kind: Any) -> Any:
-        return pa.array(np.concatenate([block.numbers[name] for block in blocks]).astype(kind, copy=False))
-
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.DictionaryArray.from_arrays(pa.array(np.concatenate(topic)), pa.array(list(place), pa.string())),
-            column("queue_id", np.int32),
-            pa.concat_arrays([block.keys for block in blocks]),
-            column("physical_offset", np.int64),
-            column("size", np.int32),
-            column("store_ms", np.int64),
-        ],
-        names=["topic", "queue_id", "key", "offset", "size", "timestamp_ms"],
-    )
+    return _Block(count, hidden, count - hidden - len(shown), keys.replaced, last_ms, columns)
 
 
 def _what_is_wrong(data: Buffer, position: int, start_offset: int, file: str, file_offset: int) -> CorruptFile:
