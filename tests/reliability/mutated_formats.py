@@ -15,7 +15,7 @@ from tests.reliability.hostile_tree import NOW_MS
 from tests.reliability.resealed import Reseal
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find, query
-from tests.support.classic_writer import ClassicIndex
+from tests.support.classic_writer import ClassicIndex, ClassicIndexFile
 from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
@@ -25,7 +25,7 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
-from tiered_index.rocketmq.classic import ClassicIndexFile, infer_geometry
+from tiered_index.rocketmq.classic import infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.store import decode_entries
 from tiered_index.service.answers.rows import decode_cursor, query_digest

@@ -203,9 +203,9 @@ def test_loading_a_folder(tmp_path):
     (tmp_path / "1").mkdir()
     loaded = load_classic_index(tmp_path, SMALL)
     assert [file.header.index_count for file in loaded.files] == [4, 6]
-    (tmp_path / "3").write_bytes(b"short")
+    (tmp_path / "30260101030405678").write_bytes(b"short")
     with pytest.raises(CorruptFile) as caught:
         load_classic_index(tmp_path, SMALL)
-    assert caught.value.file == str(tmp_path / "3")
+    assert caught.value.file == str(tmp_path / "30260101030405678")
     with pytest.raises(StorageMisconfigured):
-        load_classic_index(tmp_path / "3")
+        load_classic_index(tmp_path / "30260101030405678")

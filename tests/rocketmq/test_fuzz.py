@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find, query
-from tests.support.classic_writer import ClassicIndex
+from tests.support.classic_writer import ClassicIndex, ClassicIndexFile
 from tests.support.memory import traced_memory
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.classic import ClassicIndexFile, infer_geometry
+from tiered_index.rocketmq.classic import infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.support.classic_writer import ClassicIndex, _entry, _slot, absolute_hash
+from tests.support.classic_writer import ClassicIndex, ClassicIndexFile, _entry, _slot, absolute_hash
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.classic import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, ClassicIndexFile
+from tiered_index.rocketmq.classic import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
 
 __all__ = ["MAX_COUNT", "ClassicAnswer", "find", "find_in", "is_time_matched", "query", "select_offsets"]
 

@@ -11,17 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tiered_index.errors import InvalidArgument
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import java_string_hash
 from tiered_index.rocketmq.classic import (
+    ENTRY,
     ENTRY_BYTES,
     HEADER_BYTES,
     SLOT_BYTES,
     ClassicHeader,
-    ClassicIndexFile,
     Geometry,
     _header,
     classic_file_names,
+    decode_header,
     infer_geometry,
 )
 from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
@@ -35,6 +39,28 @@ DEFAULT_GEOMETRY = Geometry(5_000_000, 20_000_000)
 def absolute_hash(text: str) -> int:
     """Return the absolute value of the Java hash of `text`, 0 where that has none."""
     return abs(java_string_hash(text)) % 2**31
+
+
+class ClassicIndexFile:
+    """A classic index file in memory."""
+
+    def __init__(self, data: bytes | bytearray, geometry: Geometry, *, file: str = "index file") -> None:
+        """Read the header of a whole file's bytes. Raises `CorruptFile` if the file has another geometry."""
+        if len(data) != geometry.file_bytes:
+            problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
+            raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
+        self.data = data
+        self.geometry = geometry
+        self.file = file
+        self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
+        if self.header.index_count > geometry.items:
+            raise CorruptFile(file, "more entries than items", offset=36, expected=f"at most {geometry.items:,}")
+
+    def entries(self) -> npt.NDArray[np.void]:
+        """Return all entries (`ENTRY`, n) in order of insertion: a copy."""
+        return np.frombuffer(
+            self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
+        ).copy()
 
 
 class WritableClassicFile(ClassicIndexFile):

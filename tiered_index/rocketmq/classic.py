@@ -49,6 +49,7 @@ ENTRY = np.dtype([("key_hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("
 ENTRY_BYTES = ENTRY.itemsize
 
 _header = struct.Struct(">4q2i")
+_NAME_DIGITS = 17
 
 
 class Geometry(NamedTuple):
@@ -91,28 +92,6 @@ def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
     return header
 
 
-class ClassicIndexFile:
-    """A classic index file in memory."""
-
-    def __init__(self, data: bytes | bytearray, geometry: Geometry, *, file: str = "index file") -> None:
-        """Read the header of a whole file's bytes. Raises `CorruptFile` if the file has another geometry."""
-        if len(data) != geometry.file_bytes:
-            problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
-            raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
-        self.data = data
-        self.geometry = geometry
-        self.file = file
-        self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
-        if self.header.index_count > geometry.items:
-            raise CorruptFile(file, "more entries than items", offset=36, expected=f"at most {geometry.items:,}")
-
-    def entries(self) -> npt.NDArray[np.void]:
-        """Return all entries (`ENTRY`, n) in order of insertion: a copy."""
-        return np.frombuffer(
-            self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
-        ).copy()
-
-
 def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometry:
     """Return the geometry of a file by its contents: the one with which each slot's newest entry belongs to the slot.
 
@@ -146,7 +125,7 @@ def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) ->
     """Return whether each slot's newest entry belongs to the slot, as in a file of this geometry."""
     if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
         return False
-    entries = np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)
+    entries = _entries(data, geometry, header)
     heads = np.frombuffer(data, ">i4", geometry.slots, HEADER_BYTES)
     used = np.flatnonzero(heads)
     newest = heads[used].astype(np.int64)
@@ -157,6 +136,10 @@ def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) ->
     return bool((entries["key_hash"][newest - 1] % geometry.slots == used).all())
 
 
+def _entries(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> npt.NDArray[np.void]:
+    return np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)
+
+
 def classic_file_names(folder: Path) -> list[str]:
     """Return the names of the index files in a folder, oldest first; a missing folder is empty."""
     with local_errors(folder):
@@ -164,19 +147,18 @@ def classic_file_names(folder: Path) -> list[str]:
             entries = [entry.name for entry in os.scandir(folder) if entry.is_file()]
         except FileNotFoundError:
             return []
-    return sorted(name for name in entries if name.isascii() and name.isdecimal())
+    return sorted(name for name in entries if len(name) == _NAME_DIGITS and name.isascii() and name.isdecimal())
 
 
-def read_classic_file(path: Path) -> ClassicIndexFile:
-    """Read an index file whole. Raises `CorruptFile`, `StorageMisconfigured`."""
+def read_entries(path: Path) -> npt.NDArray[np.void]:
+    """Return all entries (`ENTRY`, n) of an index file in order of insertion. Raises `CorruptFile`."""
     with local_errors(path):
         size_bytes = path.stat().st_size
     data = pread(path, min(size_bytes, 2**31), 0)
-    return ClassicIndexFile(data, infer_geometry(data, str(path)), file=str(path))
+    return _entries(data, infer_geometry(data, str(path)), decode_header(data, str(path)))
 
 
 Int64 = npt.NDArray[np.int64]
-_NAME_DIGITS = 17
 # Most offsets of missing messages that are named
 _NAMED = 100
 
@@ -204,7 +186,7 @@ class ClassicImport:
     mismatched: int = 0
 
     def __post_init__(self) -> None:
-        if not self._names():
+        if not classic_file_names(self.folder):
             raise InvalidArgument(f"{self.folder} holds no classic index file (named by 17 digits)")
         check_one_store(self.index, self.store.source, restart=self.restart)
         self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
@@ -222,14 +204,13 @@ class ClassicImport:
     @property
     def end_offset(self) -> int:
         """The offset of the last entry of the newest file."""
-        return self._header(self._names()[-1]).end_offset
+        return self._header(classic_file_names(self.folder)[-1]).end_offset
 
     def run(self) -> Iterator[int]:
         """Import all entries; yield the position from time to time. Raises `CorruptFile` and the errors of `put`."""
-        for name in self._names():
+        for name in classic_file_names(self.folder):
             if self._header(name).index_count > 1:  # an empty file has no geometry
-                file = read_classic_file(self.folder / name)
-                yield from self._file(file)
+                yield from self._file(read_entries(self.folder / name))
             self.files += 1
         if self._last >= 0 and self._is_settled():
             self._advance(self._last + 1)
@@ -253,15 +234,11 @@ class ClassicImport:
         self.put(decode_index_columns(b"", position).columns, self.source, position)
         self.position = position
 
-    def _names(self) -> list[str]:
-        return [name for name in classic_file_names(self.folder) if len(name) == _NAME_DIGITS]
-
     def _header(self, name: str) -> ClassicHeader:
         path = self.folder / name
         return decode_header(pread(path, HEADER_BYTES, 0), str(path))
 
-    def _file(self, file: ClassicIndexFile) -> Iterator[int]:
-        entries = file.entries()
+    def _file(self, entries: npt.NDArray[np.void]) -> Iterator[int]:
         offsets, hashes = entries["offset"].astype(np.int64), entries["key_hash"].astype(np.int64)
         new = offsets >= self.position
         offsets, hashes = offsets[new], hashes[new]
