@@ -18,8 +18,7 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.queue_offsets import check_queues
 from tiered_index.retention import Retention
-from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.queues import queue_offsets
+from tiered_index.rocketmq.archive.archive import SegmentArchiver, queue_offsets
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, Host

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,17 +21,21 @@ import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.follow import Loss
-from tiered_index.rocketmq.archive.queues import queue_offsets
+from tiered_index.format.queue_offsets import ENTRY, encode_queues
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.layout import BLANK_BYTES
-from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread, segment_name
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 
 Stamp = tuple[int, ...]
+# Where the queue offset is in a message.
+_QUEUE_OFFSET_AT = np.arange(20, 28)
+# Selects no topic, so that no keys are decoded
+_NO_KEYS = Selection(exclude=("*",))
 
 
 class _Stopped(StorageUnavailable):
@@ -168,6 +172,41 @@ def _stamp(path: Path) -> Stamp:
     with local_errors(path):
         status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def queue_offsets(start: int, size_bytes: int, read: Callable[[int, int], bytes]) -> bytes:
+    """Return the encoded queue offsets of a segment that begins at `start`; empty if it is damaged.
+
+    The offsets of a damaged segment would lack messages. `read(position, length)` returns bytes; its errors are raised.
+    """
+    name = Path(segment_name(start))
+    segment = Segment(name, start, size_bytes, start + size_bytes, lambda length, position: read(position, length))
+    log = CommitLogReader(name.parent, selection=_NO_KEYS, fixed=(segment,))
+    names: dict[str, int] = {}
+    # for each batch: indices of topics, queue ids, queue offsets, entries
+    parts = [tuple(np.zeros(0, kind) for kind in (np.int32, np.int32, np.int64, ENTRY))]
+    end = start
+    try:
+        for batch in log.batches(start):
+            end, columns = batch.end, batch.message_columns()
+            topics, index = columns.topics()
+            if columns.count < len(batch.positions):
+                return b""
+            transaction = columns.head["sys_flag"] & TRANSACTION_MASK
+            # the broker's queues have no other messages
+            shown = (transaction != TRANSACTION_PREPARED) & (transaction != TRANSACTION_ROLLBACK)
+            head, places = columns.head[shown], columns.positions[shown]
+            topic = np.array([names.setdefault(name, len(names)) for name in topics], np.int32)[index[shown]]
+            queue_offset = columns.raw[places[:, None] + _QUEUE_OFFSET_AT].view(">i8")[:, 0].astype(np.int64)
+            entries = np.empty(len(places), ENTRY)
+            entries["position"] = head["physical_offset"] - start
+            entries["size"], entries["store_ms"] = head["size"], head["store_ms"]
+            parts.append((topic, head["queue_id"], queue_offset, entries))
+    except CorruptFile:
+        return b""
+    if end < segment.end or size_bytes > 0xFFFFFFFF:
+        return b""
+    return encode_queues(start, list(names), *map(np.concatenate, zip(*parts, strict=True)))
 
 
 class ArchivedLog(CommitLogReader):

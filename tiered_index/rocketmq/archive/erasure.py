@@ -54,10 +54,9 @@ class MessagesToErase:
             for batch in log.batches(skip_corrupt=True, skip_missing=True):
                 for skipped in batch.skipped:
                     problem = f"{segment.name}: offsets {skipped.begin} to {skipped.end}: {skipped.problem}"
-                if len(batch.positions):
-                    found, alike = self._patches(batch, segment.start)
-                    messages, collisions = messages + len(found), collisions + alike
-                    patches += chain.from_iterable(found)
+                found, alike = self._patches(batch, segment.start)
+                messages, collisions = messages + len(found), collisions + alike
+                patches += chain.from_iterable(found)
         except (CorruptFile, ObjectNotFound) as error:
             problem = str(error)
         return FoundMessages(messages, tuple(patches), problem, collisions)
@@ -76,7 +75,7 @@ class MessagesToErase:
 
     def _asked(self, batch: IndexBatch) -> tuple[MessageColumns, npt.NDArray[Any]]:
         """Return the messages, and the indices of those that match the request, apart from its keys."""
-        columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
+        columns = batch.message_columns()
         topics, index = columns.topics()
         wanted = [place for place, topic in enumerate(topics) if topic == self.request.topic]
         head = columns.head

@@ -13,6 +13,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -195,10 +196,8 @@ def _patches_of(
     """Return the patches that erase the messages of a copy at the indices (i64, n) that `erased` returns."""
     patches: list[Patch] = []
     for batch in CommitLogReader(copy.segment.path.parent, fixed=(copy.segment,)).batches():
-        if len(batch.positions):
-            columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
-            for message in overwritten(columns, erased(batch, columns), batch.begin - copy.segment.start):
-                patches += message
+        columns = batch.message_columns()
+        patches += chain.from_iterable(overwritten(columns, erased(batch, columns), batch.begin - copy.segment.start))
     return tuple(patches)
 
 

@@ -228,6 +228,10 @@ class IndexBatch:
     data: Buffer = field(default=b"", compare=False, repr=False)
     selection: Selection = ALL_TOPICS
 
+    def message_columns(self) -> MessageColumns:
+        """Return the columns of all messages in [begin, end), with entries or without."""
+        return MessageColumns(np.frombuffer(self.data, np.uint8), self.positions, self.begin)
+
 
 def decode_index_columns(
     data: Buffer,
@@ -253,8 +257,8 @@ def decode_index_columns(
     for first in range(0, max(len(found.positions), 1), _BLOCK):
         positions = found.positions[first : first + _BLOCK]
         blocks.append(_decode_block(data, raw, positions, start_offset, check_crc, selection))
-        count += blocks[-1].count
-        if blocks[-1].count < len(positions):
+        count += blocks[-1].messages
+        if blocks[-1].messages < len(positions):
             break
     state, damage, stop = found.end, None, found.stop
     if count < len(found.positions):
@@ -272,7 +276,7 @@ def decode_index_columns(
         hidden=sum(block.hidden for block in blocks),
         left_out=sum(block.left_out for block in blocks),
         replaced_keys=sum(block.replaced for block in blocks),
-        last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None),
+        last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.messages), None),
         state=state,
         damage=damage,
         positions=found.positions[:count],
@@ -282,9 +286,9 @@ def decode_index_columns(
 
 
 class _Block(NamedTuple):
-    """`count` messages, and one row for each of their keys."""
+    """Some messages, and one row for each of their keys."""
 
-    count: int
+    messages: int
     hidden: int
     left_out: int
     replaced: int
