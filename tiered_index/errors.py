@@ -24,34 +24,6 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
-__all__ = [
-    "BackPressure",
-    "BudgetExceeded",
-    "ConfigError",
-    "CorruptFile",
-    "DiskFull",
-    "IndexClosed",
-    "InvalidArgument",
-    "InvalidCursor",
-    "LockHeld",
-    "NotAnIndex",
-    "ObjectArchived",
-    "ObjectExists",
-    "ObjectNotFound",
-    "PartialAnswer",
-    "RootBehind",
-    "SchemaMismatch",
-    "SetupUnavailable",
-    "StorageBehind",
-    "StorageError",
-    "StorageMisconfigured",
-    "StorageUnavailable",
-    "TieredIndexError",
-    "UnsupportedVersion",
-    "WriterFenced",
-]
-
-
 E = TypeVar("E", bound=BaseException)
 PushedBackBy = Literal["buffer", "disk", "storage"]
 
@@ -271,6 +243,9 @@ class BudgetExceeded(PartialAnswer):
     def __init__(self, message: str, *, failed: tuple[object, ...] = (), result: object = None) -> None:
         super().__init__(message, failed=failed)
         self.result = result
+
+
+__all__ = [name for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, TieredIndexError)]
 
 
 def _restored(kind: type[TieredIndexError], args: tuple[object, ...]) -> TieredIndexError:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from typer import Option
 
 from tiered_index.cli.options import duration
+from tiered_index.cli.output import error_document
 from tiered_index.cli.progress import Ending
 from tiered_index.cli.results import show
 from tiered_index.cli.session import Session, command, storage_uri
 from tiered_index.clock import SystemClock
-from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
@@ -71,8 +70,13 @@ def copy(
     """
     if grace < 3600 or interval < 1:
         raise InvalidArgument("--grace must be at least 1h, because readers may be at work, and --interval at least 1s")
-    config = session.config(**({"storage": source} if source is not None else {}))
-    with _copier(config, storage_uri(config), to, threads) as copier:
+    config = session.config(storage=source or session.storage)
+    with contextlib.ExitStack() as closing:
+        read, written = (
+            closing.enter_context(contextlib.closing(MeteredStorage(config.open_storage(uri), config.prices)))
+            for uri in (storage_uri(config), to)
+        )
+        copier = Copier(read, written, SystemClock(), threads)
         copier.must_exist = must_exist
         if follow:
             return _follow(session, copier, interval, grace)
@@ -80,17 +84,6 @@ def copy(
         report = _round(session, copier)
         _write_round(session, copier, report, "copied")
     return _code(report)
-
-
-@contextlib.contextmanager
-def _copier(config: IndexConfig, source: str, to: str, threads: int) -> Iterator[Copier]:
-    with contextlib.ExitStack() as closing:
-
-        def metered(uri: str) -> MeteredStorage:
-            storage = config.open_storage(uri)
-            return closing.enter_context(contextlib.closing(MeteredStorage(storage, config.prices)))
-
-        yield Copier(metered(source), metered(to), SystemClock(), threads)
 
 
 def _round(session: Session, copier: Copier) -> CopyReport:
@@ -138,7 +131,7 @@ def _failed(error: TieredIndexError, copier: Copier, last: CopyReport | None) ->
     """Return the JSON document of a failed round."""
     return {
         "status": "failed",
-        "error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code},
+        **error_document(error),
         "as_of_ms": last.as_of_ms if last is not None else None,
         "source_number": last.source_number if last is not None else None,
         "lag_s": _lag_s(copier, last) if last is not None else None,

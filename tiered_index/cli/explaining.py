@@ -30,9 +30,8 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
     """Print on stderr, for people, the files that an error is about."""
     reports = _once(report for report in failed if isinstance(report, FileReport))
     for report in reports[:_FEW]:
-        out.error_line(
-            f"not read: {report.file} ({report.place}{_of_source(report)}), {_between(report)}".removesuffix(", ")
-        )
+        times = f", {format_time(report.begin_ms)} to {format_time(report.end_ms)}" if report.end_ms else ""
+        out.error_line(f"not read: {report.file} ({report.place}{_of_source(report)}){times}")
     if len(reports) > _FEW:
         out.error_line(f"not read: {len(reports) - _FEW:,} more (--json names them)")
 
@@ -55,7 +54,10 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
     """Write the result and cost of each file, and the totals, of all pages together; `more` precedes the cost."""
     files = _by_file(file for page in pages for file in page.files)
     skipped = [file for file in files if _is_skipped(file)]
-    shown = [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
+    shown = [file for file in files if not _is_skipped(file)]
+    for reason in dict.fromkeys(file.outcome for file in skipped):
+        same = [file for file in skipped if file.outcome == reason]
+        shown.append(replace(_sum(same), file=counted(len(same), "file"), source=None))
     several = any(file.source is not None for file in shown)
     columns = _COLUMNS if several else _COLUMNS[:-1]
     out.table(columns, [_row(file)[: len(columns)] for file in shown], right=_FIGURES)
@@ -90,12 +92,6 @@ def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
     return rows
 
 
-def _summed_up(skipped: Sequence[FileReport]) -> list[FileReport]:
-    reasons = dict.fromkeys(file.outcome for file in skipped)
-    rows = [[file for file in skipped if file.outcome == reason] for reason in reasons]
-    return [replace(_sum(same), file=counted(len(same), "file"), source=None) for same in rows]
-
-
 def _sum(reports: Sequence[FileReport]) -> FileReport:
     costs = ("requests", "bytes", "cost_usd", "elapsed_ms", "matched")
     sums: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in costs}
@@ -109,11 +105,6 @@ def _row(file: FileReport) -> tuple[object, ...]:
     figures = (f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}")
     times = (format_time(file.begin_ms), format_time(file.end_ms)) if file.end_ms else ("", "")
     return file.file, *kind, *figures, *times, file.source
-
-
-def _between(report: FileReport) -> str:
-    """Return the time range of a file; empty if it has none."""
-    return f"{format_time(report.begin_ms)} to {format_time(report.end_ms)}" if report.end_ms else ""
 
 
 def _of_source(report: FileReport | LostFile) -> str:

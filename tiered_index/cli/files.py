@@ -65,7 +65,7 @@ def topics(
             return lambda cursor, **limits: reader.topics(within.begin, within.end, allow_partial, **limits)
 
         nothing = TopicsResult(topics=(), status="partial")
-        pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=within.begin, end_ms=within.end)
+        pages = Pages(open_lookup, nothing, None, budget, every=False, within=within)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
         show_rows(session.out, "", [one.to_dict() for one in answer.topics], most=len(answer))

@@ -124,8 +124,15 @@ class Intake:
 
     def take(self, batch: Batch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message, after putting the messages before it."""
-        known = len(self.quarantined)
-        self._take(batch)
+        known, is_put = len(self.quarantined), False
+        if batch.columns is not None:
+            # a batch that is refused whole is put one by one, to find the bad message
+            with contextlib.suppress(InvalidArgument):
+                self._put(batch.columns, batch.end)
+                self.messages += batch.messages
+                is_put = True
+        if not is_put:
+            self._take_slowly(batch)
         if new := self.quarantined[known:]:
             self._name_places(batch, new)
 
@@ -143,18 +150,6 @@ class Intake:
                     break
             if not messages:
                 return
-
-    def _take(self, batch: Batch) -> None:
-        if batch.columns is not None:
-            try:
-                self._put(batch.columns, batch.end)
-            except InvalidArgument:
-                # the batch was refused whole: put its messages one by one, to find the bad one
-                pass
-            else:
-                self.messages += batch.messages
-                return
-        self._take_slowly(batch)
 
     def _take_slowly(self, batch: Batch) -> None:
         run: list[Message] = []
@@ -284,7 +279,9 @@ def ingest(
       file:///tmp/store
     """
     session.log_as(log_format)
-    kind, path = _kind_of(source)
+    path = None if source.startswith(SCHEME) else local_path(source)
+    of_path = "a RocketMQ store" if path is not None and path.is_dir() else "a file"
+    kind = "Kafka" if source.startswith(SCHEME) else of_path
     of_stores = [("a RocketMQ store", group) for group in (of_store, selected, archiving)]
     refuse_others(source, kind, ("a file", of_files), *of_stores, ("Kafka", kafka))
     settings: dict[str, Any] = {"preset": preset, "hash": hash_rule, **vars(geometry)}
@@ -321,14 +318,6 @@ def ingest(
     if follow:
         raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {source} is a file")
     return _ingest_file(session, source, settings, of_files, intake, restart=restart, store_name=store_name)
-
-
-def _kind_of(source: str) -> tuple[str, Path | None]:
-    """Return the kind of a source, for messages, and its local path if it has one."""
-    if source.startswith(SCHEME):
-        return "Kafka", None
-    path = local_path(source)
-    return "a RocketMQ store" if path is not None and path.is_dir() else "a file", path
 
 
 def _ingest_file(

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.export import NdjsonWriter, check_new, made_whole
+from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
@@ -163,11 +164,10 @@ def look_up_keys(
     lookups: Iterator[Lookup],
     budget: CommandBudget,
     target: KeysOut | None,
+    within: RangeOptions,
     *,
     allow_partial: bool,
     prices_as_of: str | None,
-    begin_ms: int | None,
-    end_ms: int | None,
 ) -> int:
     """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
     asking = _Asking(lookups, allow_partial=allow_partial)
@@ -176,10 +176,8 @@ def look_up_keys(
         reader = pages.reader = open_reader()
         return partial(asking.look_up, reader)
 
-    bounds: Any = {"begin_ms": begin_ms, "end_ms": end_ms}
-    pages: Pages[Any] = Pages(
-        open_lookup, _Batch(status="partial"), None, budget, every=True, prices_as_of=prices_as_of, **bounds
-    )
+    nothing = _Batch(status="partial")
+    pages: Pages[Any] = Pages(open_lookup, nothing, None, budget, every=True, prices_as_of=prices_as_of, within=within)
     shown: list[tuple[object, ...]] = []
     entries = found = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
@@ -190,7 +188,7 @@ def look_up_keys(
             entries += len(batch)
         left = asking.left()
     # the range that hints are about
-    pages.begin_ms, pages.end_ms = asking.earliest.begin_ms, asking.earliest.end_ms
+    pages.within = RangeOptions(asking.earliest.begin_ms, asking.earliest.end_ms)
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
     counts: dict[str, Any] = {"lookups": total, "found": found, "statuses": dict(asking.statuses)}

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tiered_index.cli.explaining import lost_text, print_explained, print_failed
+from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted, error_document, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.service.answers.pages import PageTotals
@@ -63,8 +64,8 @@ class Pages(Generic[R]):
 
     `open_lookup` opens the index and returns the function for one page, by ``cursor`` and limits. If the budget is
     exceeded, the last page has the entries found so far, and `exceeded` is the error; `settle` raises it after the
-    output. With `prices_as_of` the cost is printed. `nothing` is an empty answer; `begin_ms` and `end_ms` are the time
-    range of the command, if it has one.
+    output. With `prices_as_of` the cost is printed. `nothing` is an empty answer; `within` is the time range of the
+    command, if it has one.
     """
 
     open_lookup: Callable[[], Callable[..., R]]
@@ -73,8 +74,7 @@ class Pages(Generic[R]):
     budget: CommandBudget
     every: bool = field(kw_only=True)
     prices_as_of: str | None = field(default=None, kw_only=True)
-    begin_ms: int | None = field(default=None, kw_only=True)
-    end_ms: int | None = field(default=None, kw_only=True)
+    within: RangeOptions = field(default=RangeOptions(), kw_only=True)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -165,10 +165,11 @@ class Pages(Generic[R]):
         """Hints: why nothing was found, which entries were left out, whether times were given in seconds."""
         unknown = self.last.unknown_topics
         seconds = None
-        if self.end_ms is not None:
-            seconds = likely_seconds("the range", self.end_ms)
-        elif self.begin_ms:  # 0 is the begin of all
-            seconds = likely_seconds("the range", self.begin_ms, "begins")
+        begin_ms, end_ms = self.within.begin, self.within.end
+        if end_ms is not None:
+            seconds = likely_seconds("the range", end_ms)
+        elif begin_ms:  # 0 is the begin of all
+            seconds = likely_seconds("the range", begin_ms, "begins")
         asked: list[str] = [] if seconds is None else [seconds]
         if self._folded:
             asked.append(
@@ -183,15 +184,13 @@ class Pages(Generic[R]):
             gone = self.last.lost or self.last.expired_before_ms is not None
             return asked if gone or self.last.as_of_ms is not None else ["the index has no entries yet", *asked]
         topics = {topic for file in files for topic in file.known_topics or ()}
-        hints = []
-        for topic in unknown[:_MOST_TOPICS]:
-            hints.append(unknown_topic(topic, topics))
+        hints = [unknown_topic(topic, topics) for topic in unknown[:_MOST_TOPICS]]
         if len(unknown) > _MOST_TOPICS:
             hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
         if found:
             return hints + asked
         first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
-        if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
+        if (begin_ms or 0) // 1000 * 1000 > last or (end_ms is not None and end_ms < first):
             hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")
         return hints + asked
 

@@ -114,15 +114,8 @@ def query(
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
     """
     if keys is not None:
-        given = {
-            "TOPIC": topic,
-            "--tag": tag or None,
-            "--cursor": cursor,
-            "--messages": messages or None,
-            "--store": store,
-            "--body": body,
-        }
-        if wrong := [name for name, value in given.items() if value is not None]:
+        given = {"TOPIC": topic, "--tag": tag, "--cursor": cursor, "--messages": messages, "--store": store}
+        if wrong := [name for name, value in (given | {"--body": body}).items() if value not in (None, False)]:
             raise InvalidArgument(f"leave {wrong[0]} out: --keys can't be used with it")
         if service.url is not None:
             raise InvalidArgument("--keys can't be used with --url: call IndexClient.query_many from Python")
@@ -151,10 +144,9 @@ def query(
                 lookups,
                 budget,
                 target,
+                within,
                 allow_partial=allow_partial,
                 prices_as_of=prices_as_of,
-                begin_ms=within.begin,
-                end_ms=within.end,
             )
     assert topic is not None and key is not None
     key = tag_key(key) if tag else key
@@ -183,14 +175,7 @@ def query(
         if messages:
             nothing = MessagesResult(messages=(), status="partial")
         pages: Pages[Any] = Pages(
-            open_lookup,
-            nothing,
-            cursor,
-            budget,
-            every=every,
-            prices_as_of=prices_as_of,
-            begin_ms=within.begin,
-            end_ms=within.end,
+            open_lookup, nothing, cursor, budget, every=every, prices_as_of=prices_as_of, within=within
         )
         return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 

@@ -170,7 +170,7 @@ def serve(
         from tiered_index.server.calls import Caps
         from tiered_index.server.health import StandIn
         from tiered_index.server.listening import HttpListener, Tls, bind, in_background, is_local, own_names, serve_all
-        from tiered_index.server.remoting import RemotingOptions
+        from tiered_index.server.remoting import remoting_listener
         from tiered_index.server.served import Audit, Index, Served, messages_of, redaction_of
         from tiered_index.server.tokens import Tokens
     if not is_local(host) and tokens is None and not insecure:
@@ -192,16 +192,7 @@ def serve(
         refuse_others(follow, kind, ("a RocketMQ store", archiving), ("Kafka", kafka))
     if rocketmq_port is not None and follow is not None and followed is None:
         raise InvalidArgument(f"--rocketmq-port is for a RocketMQ store, and {follow} is Kafka")
-    tools: RemotingOptions | None = None
-    if rocketmq_port is not None:
-        tools = RemotingOptions(
-            port=rocketmq_port,
-            keys=rocketmq_keys,
-            cluster=rocketmq_cluster,
-            broker=rocketmq_broker,
-            advertised=rocketmq_advertise,
-        )
-    elif rocketmq_keys is not None or rocketmq_advertise is not None:
+    if rocketmq_port is None and (rocketmq_keys is not None or rocketmq_advertise is not None):
         raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise need --rocketmq-port")
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
@@ -223,9 +214,9 @@ def serve(
         lookups: Index
         front = StandIn()
         http = stack.enter_context(contextlib.closing(HttpListener(front, host, port, tls=tls)))
-        if tools is not None:
-            tools_address = stack.enter_context(contextlib.closing(bind(host, tools.port, "--rocketmq-port")))
-            if tokens is not None and tools.keys is None and not insecure:
+        if rocketmq_port is not None:
+            tools_address = stack.enter_context(contextlib.closing(bind(host, rocketmq_port, "--rocketmq-port")))
+            if tokens is not None and rocketmq_keys is None and not insecure:
                 session.out.note("--rocketmq-port asks for no token: everybody on this host may read every topic there")
         # a recovery may take long: probes get answers meanwhile
         with in_background(http.twin()), _found_later():
@@ -276,10 +267,11 @@ def serve(
         )
         front.app = service.app
         listeners: list[Listener] = [http]
-        if tools is not None:
-            told: Any = {"audit": audit, "metrics": service.metrics}
-            more: Any = {"bound": tools_address, "caps": caps, "threads": threads}
-            listeners.append(tools.listener(lookups, host, store=store, tls=tls, **told, **more))
+        if rocketmq_port is not None:
+            more: Any = {"host": host, "port": rocketmq_port, "bound": tools_address, "store": store, "tls": tls}
+            named = {"cluster": rocketmq_cluster, "name": rocketmq_broker, "advertised": rocketmq_advertise}
+            more |= {"keys": rocketmq_keys, "threads": threads, **named}
+            listeners.append(remoting_listener(served, service.metrics, **more))
 
         def ready() -> None:
             urls = [listener.url for listener in listeners]

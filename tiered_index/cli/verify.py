@@ -17,8 +17,7 @@ from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.options import ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.results import show_fields, show_rows
-from tiered_index.cli.session import Session, asked_service, command, open_stored_index
-from tiered_index.clock import SystemClock
+from tiered_index.cli.session import Session, StoredIndex, asked_service, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, error_named
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
@@ -28,10 +27,8 @@ from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Defect, Report
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.lifecycle.copying import COPY_OF
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
-from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -115,18 +112,24 @@ def verify(
     repairs: list[Repair] = []
     config = session.config()
     client = asked_service(session, service, files=files, repair=repair)
-    _check_places(config, source, store_name, standby)
-    if client is not None:
-        with client:
-            document = _verified_by(session, client, deep=deep)
-    elif files:
-        for file in files:
-            _check_one(session, config, file, report)
-    else:
-        local, is_readable = _check_index(session, config, report, deep=deep)
-        if repair and is_readable:
-            places = source, store_name, standby
-            repairs = _mend(session, config, report, local, *places, give_up=give_up_segments, yes=yes)
+    with contextlib.ExitStack() as stack:
+        # opened before the check: a wrong place is reported at once
+        store = StoreDirectory.open(source, store_name) if source is not None else None
+        if store is None and store_name is not None:
+            raise InvalidArgument("--store-name needs --source")
+        copied = stack.enter_context(_opened_copy(config, standby)) if standby is not None else None
+        if client is not None:
+            document = _verified_by(session, stack.enter_context(client), deep=deep)
+        elif files:
+            for file in files:
+                _check_one(session, config, file, report)
+        else:
+            if config.root is None and config.storage is None:
+                raise ConfigError("nothing to verify: give files, --root, --storage, or both")
+            with session.progress("verifying files", None) as one, session.progress("verifying objects", None) as two:
+                local, is_readable = check_index(config, report, one.update, two.update, deep=deep)
+            if repair and is_readable:
+                repairs = _mend(session, config, report, local, store, copied, give_up=give_up_segments, yes=yes)
     if client is None:
         document = report.to_dict()
     left = _left_over(report, repairs)
@@ -191,16 +194,6 @@ def _check_one(session: Session, config: IndexConfig, file: str, report: Report)
             report.note(f"{data.name}: has no checksums (RocketMQ's own format); its structure was checked")
 
 
-def _check_index(
-    session: Session, config: IndexConfig, report: Report, *, deep: bool
-) -> tuple[dict[str, CompactedFile], bool]:
-    """Check an index; return the root's compacted files, and whether the log can be read."""
-    if config.root is None and config.storage is None:
-        raise ConfigError("nothing to verify: give files, --root, --storage, or both")
-    with session.progress("verifying files", None) as files, session.progress("verifying objects", None) as objects:
-        return check_index(config, report, files.update, objects.update, deep=deep)
-
-
 def write_findings(out: Output, report: dict[str, Any], most: int | None = None) -> None:
     """Write a report's document for people, at most `most` rows of each kind."""
     for name, title in (
@@ -220,42 +213,38 @@ def _mend(
     config: IndexConfig,
     report: Report,
     local: Mapping[str, CompactedFile],
-    store: Path | None,
-    store_name: str | None,
-    standby: str | None,
+    store: StoreDirectory | None,
+    copied: StoredIndex | None,
     *,
     give_up: bool,
     yes: bool,
 ) -> list[Repair]:
-    """Return the repairs for the findings of a report, and with `yes` apply them. Raises as `Repairs.run`."""
-    source = StoreDirectory.open(store, store_name) if store is not None else None
-    with open_stored_index(config, checks=False) as index, contextlib.ExitStack() as stack:
+    """Return the repairs for the findings of a report, and with `yes` apply them.
+
+    Raises as `Repairs.run`, and `InvalidArgument` if the index and `copied` have no common origin.
+    """
+    with open_stored_index(config, checks=False) as index, session.progress("repairing", None) as progress:
+        if copied is not None and not _origins(index.log.state) & _origins(copied.log.state):
+            uri = copied.storage.uri
+            raise InvalidArgument(f"--copy {uri}: it holds another index, not a copy of this one or its origin")
         if yes:
             # without an atomic put-if-absent a writer's record and this one could get the same number
             probe_put_if_absent(index.storage)
         root = Root(config.root, Disk()) if config.root is not None else None
-        copied = stack.enter_context(_opened_copy(config, standby, index.log.state)) if standby is not None else None
-        progress = stack.enter_context(session.progress("repairing", None))
-        done = SegmentRepairs(index.storage, index.log, copied, source, give_up).run(report, yes=yes)
-        return done + Repairs(index.storage, index.log, root, local, copied, progress.update).run(report, yes=yes)
+        other = copied.storage if copied is not None else None
+        done = SegmentRepairs(index.storage, index.log, other, store, give_up).run(report, yes=yes)
+        return done + Repairs(index.storage, index.log, root, local, other, progress.update).run(report, yes=yes)
 
 
 @contextlib.contextmanager
-def _opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Iterator[Storage]:
-    """Yield the storage of a copied index.
-
-    Raises `NotAnIndex` if there is none, `InvalidArgument` if it and the index with log `state` (None: unknown) have no
-    common origin.
-    """
+def _opened_copy(config: IndexConfig, uri: str) -> Iterator[StoredIndex]:
+    """Yield a copied index. Raises `NotAnIndex` if there is none."""
     with contextlib.ExitStack() as stack:
         try:
-            storage = stack.enter_context(contextlib.closing(config.open_storage(uri)))
-            other = StorageLog(storage, SystemClock()).open()
+            index = stack.enter_context(open_stored_index(config.changed(storage=uri, root=None)))
         except ConfigError as error:
             raise type(error)(f"--copy {uri}: {error}") from error
-        if state is not None and not _origins(state) & _origins(other):
-            raise InvalidArgument(f"--copy {uri}: it holds another index, not a copy of this one or its origin")
-        yield storage
+        yield index
 
 
 def _origins(state: LogState) -> set[str]:
@@ -272,17 +261,6 @@ def _check_options(files: object, given: Sequence[object], *, deep: bool, repair
         )
     if not repair and (yes or given):
         raise InvalidArgument(f"{'--yes is' if yes else '--source, --copy and --give-up-segments are'} for --repair")
-
-
-def _check_places(config: IndexConfig, store: Path | None, store_name: str | None, standby: str | None) -> None:
-    """Raise `InvalidArgument` or `NotAnIndex` before the check if --source or --copy is not a store or a copy."""
-    if store is not None:
-        StoreDirectory.open(store, store_name)
-    elif store_name is not None:
-        raise InvalidArgument("--store-name needs --source")
-    if standby is not None:
-        with _opened_copy(config, standby, None):
-            pass
 
 
 def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:

@@ -299,18 +299,9 @@ class IndexClient:
         self.close()
 
     def _json(
-        self,
-        method: str,
-        path: str,
-        asked: Mapping[str, Any],
-        body: bytes | None = None,
-        *,
-        content_type: str = JSON,
-        repeatable: bool = True,
-        timeout_of: Mapping[str, Any] | None = None,
+        self, method: str, path: str, asked: Mapping[str, Any], body: bytes | None = None, **how: Any
     ) -> dict[str, Any]:
-        response = self._ask(method, path, asked, body, JSON, content_type, repeatable, timeout_of=timeout_of)
-        return _parsed(response.data, self.url)
+        return _parsed(self._ask(method, path, asked, body, **how).data, self.url)
 
     def _ask(
         self,

@@ -56,10 +56,10 @@ class Service:
         self._served = served
         # public: other protocols of the process count their requests there, too
         metrics = self.metrics = Metrics(served.lookups, self._gauges)
-        self._health = HealthHandlers(served, metrics)
-        self._verification = VerificationHandlers(served, self._calls, metrics)
-        lookups, stored = LookupHandlers(served, self._calls, metrics), StoredHandlers(served, self._calls, metrics)
-        entries, health, verification = EntryHandlers(served, self._calls, metrics), self._health, self._verification
+        of_index = served, self._calls, metrics
+        lookups, stored, entries = LookupHandlers(*of_index), StoredHandlers(*of_index), EntryHandlers(*of_index)
+        health = self._health = HealthHandlers(served, metrics)
+        verification = self._verification = VerificationHandlers(*of_index)
         self.routes = [
             _route("GET", "/v1/query", lookups.query, parameters.QueryParameters),
             _route("POST", "/v1/query:batch", lookups.query_batch),
@@ -84,13 +84,10 @@ class Service:
         further = [Route("/openapi.json", _describe), *(page.routes() if page is not None else ())]
         self.app = Gate(
             Router([*self.routes, *further], redirect_slashes=False),
-            served.tokens,
+            served,
             Rate(rate),
             MemoryBudget(answer_bytes),
-            served.caps.body_bytes,
-            served.redaction,
             metrics.request,
-            served.audit.refused,
             hosts,
             page.paths if page is not None else frozenset(),
         )

@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.memory import MemoryBudget, Reservation
 from tiered_index.server.problems import Problem, Redaction, Refused
-from tiered_index.server.tokens import ANYONE, Caller, Tokens
+from tiered_index.server.served import Served
+from tiered_index.server.tokens import ANYONE, Caller
 from tiered_index.tracing import request_id as current_id
 from tiered_index.tracing import request_span, tell_request
 
@@ -75,17 +76,14 @@ class Rate:
 class Gate:
     """Checks requests and passes them to `app`. Without tokens it accepts only the host names `hosts` (None: any).
 
-    `unguarded` are further paths that need no token. `refused` is called for each request that is forbidden (403).
+    `unguarded` are further paths that need no token. Requests that are forbidden (403) are written to the audit log.
     """
 
     app: ASGIApp
-    tokens: Tokens | None
+    served: Served
     rate: Rate
     memory: MemoryBudget
-    body_bytes: int
-    redaction: Redaction
     observe: Observe
-    refused: Callable[[str, str | None, str, str, dict[str, Any]], None]
     hosts: frozenset[str] | None = None
     unguarded: frozenset[str] = frozenset()
     # Bytes of bodies in memory, and requests whose responses have not ended
@@ -134,7 +132,7 @@ class Gate:
                 except Exception as error:
                     failed = error
                     if not status:
-                        status = await _refuse(error, request_id, self.redaction, answer)
+                        status = await _refuse(error, request_id, self.served.redaction, answer)
                     else:
                         _logger.error("request %s broke off", request_id, exc_info=error)
                         # a response without an end shows the client that it is incomplete
@@ -150,7 +148,7 @@ class Gate:
             if status == 403:
                 caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
                 who, what = caller.name if caller else None, f"{method} {scope['path']}"
-                self.refused(request_id, who, what, query, state.get("asked", {}))
+                self.served.audit.refused(request_id, who, what, query, state.get("asked", {}))
             if _logger.isEnabledFor(logging.INFO):
                 _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
 
@@ -158,7 +156,7 @@ class Gate:
         if scope["path"] in _OPEN or scope["path"] in self.unguarded:
             return ANYONE
         client = scope.get("client")
-        if self.tokens is None:
+        if (tokens := self.served.tokens) is None:
             host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
             name = (host[0] if host[0] and host[2].isdigit() else "".join(host)).strip("[]").lower()
             if self.hosts is not None and name not in self.hosts:
@@ -168,7 +166,7 @@ class Gate:
             self.rate.take(client[0] if client else "")
             return ANYONE
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        caller = self.tokens.find(token.strip()) if kind.lower() == "bearer" else None
+        caller = tokens.find(token.strip()) if kind.lower() == "bearer" else None
         if caller is None:
             # requests with wrong tokens are counted by client address
             self.rate.take(f"/{client[0] if client else ''}")
@@ -182,6 +180,7 @@ class _Body:
 
     def __init__(self, gate: Gate, receive: Receive) -> None:
         self._gate = gate
+        self._most_bytes = gate.served.caps.body_bytes
         self._receive = receive
         self._is_whole = False
         self._began_s = time.monotonic()
@@ -193,8 +192,8 @@ class _Body:
             self._check(int(length))
 
     def _check(self, size: int) -> None:
-        if size > self._gate.body_bytes:
-            raise Refused(413, f"the body has more than {self._gate.body_bytes:,} bytes")
+        if size > self._most_bytes:
+            raise Refused(413, f"the body has more than {self._most_bytes:,} bytes")
 
     async def receive(self) -> Message:
         """Return the next ASGI message. Raises `Refused` if the body is too large or slow, or memory is short."""
@@ -213,7 +212,7 @@ class _Body:
         self._gate.held_bytes += size
         self._is_whole = not message.get("more_body", False)
         self._check(self.taken)
-        if self._gate.held_bytes > _MOST_BODIES * self._gate.body_bytes:
+        if self._gate.held_bytes > _MOST_BODIES * self._most_bytes:
             raise Refused(503, "too many request bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
         return message
 

@@ -114,16 +114,7 @@ class LookupHandlers(Handlers):
         return self.served.lookups.cursor_after(asked.topic, asked.key, asked.begin_ms, asked.end_ms, item)
 
     def _page(self, asked: parameters.OneKey, allowance: Allowance, cursor: str | None = None) -> QueryResult:
-        return self.served.lookups.query(
-            asked.topic,
-            asked.key,
-            asked.begin_ms,
-            asked.end_ms,
-            asked.max_count,
-            cursor or asked.cursor,
-            asked.allow_partial,
-            timeout_s=allowance.left_s(),
-        )
+        return self.served.lookups.query(*asked.arguments(cursor), timeout_s=allowance.left_s())
 
     async def _answer(
         self,
@@ -309,18 +300,8 @@ class LookupHandlers(Handlers):
             source: MessageSource = CountedMessages(records or others, request.state.reservation)
             if asked.contains is not None:
                 source = Containing(source, asked.contains, self.served.caps.message_bytes)
-            answer = self.served.lookups.messages(
-                asked.topic,
-                asked.key,
-                asked.begin_ms,
-                asked.end_ms,
-                asked.max_count,
-                asked.cursor,
-                asked.allow_partial,
-                source=source,
-                timeout_s=allowance.left_s(),
-                max_message_bytes=self.served.caps.message_bytes,
-            )
+            limits: Any = {"timeout_s": allowance.left_s(), "max_message_bytes": self.served.caps.message_bytes}
+            answer = self.served.lookups.messages(*asked.arguments(), source=source, **limits)
             return self._leveled(request, answer)
 
         return await self._answer(

@@ -90,6 +90,11 @@ class OneKey(Range):
     max_count: int = Field(_MAX_COUNT, ge=1)
     cursor: str | None = None
 
+    def arguments(self, cursor: str | None = None) -> tuple[str, str, int | None, int | None, int, str | None, bool]:
+        """Return the first arguments of the library's lookups, with another `cursor` if one is given."""
+        page = self.max_count, cursor or self.cursor, self.allow_partial
+        return self.topic, self.key, self.begin_ms, self.end_ms, *page
+
 
 class QueryParameters(OneKey):
     """Parameters of `GET /v1/query`."""

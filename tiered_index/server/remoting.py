@@ -1,11 +1,11 @@
-"""The listener for RocketMQ's remoting protocol: its options, access keys and audit records."""
+"""The listener for RocketMQ's remoting protocol, its access keys and audit records."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ from tiered_index.errors import SetupUnavailable
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
-from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
-from tiered_index.server.served import SHOWN, Audit, Index
+from tiered_index.server.served import SHOWN, Audit, Served
 from tiered_index.service.lookup.budget import LookupLimits
 
 # RocketMQ's clients wait for 18 s
@@ -28,53 +27,36 @@ _LONGEST_S = 15.0
 _ASKED = ("topic", "key", "offset", "queueId", "queueOffset")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemotingOptions:
-    """Options of RocketMQ's protocol. `keys` is a file for `read_keys`. See `ReadOnlyBroker` for the others."""
+def remoting_listener(
+    served: Served,
+    metrics: Metrics,
+    *,
+    host: str,
+    port: int,
+    bound: socket.socket,
+    store: Path | None,
+    keys: Path | None,
+    tls: Tls | None,
+    threads: int,
+    **named: Any,
+) -> RemotingServer:
+    """Return the server of RocketMQ's protocol, which does not listen yet; `bound` is bound to its address.
 
-    port: int
-    cluster: str
-    broker: str
-    keys: Path | None = None
-    advertised: str | None = None
+    `keys` is a file for `read_keys`. See `ReadOnlyBroker` for `named`. Raises `ConfigError` for files that can't be
+    used.
+    """
 
-    def listener(
-        self,
-        lookups: Index,
-        host: str,
-        *,
-        store: Path | None,
-        tls: Tls | None,
-        bound: socket.socket,
-        caps: Caps,
-        audit: Audit,
-        metrics: Metrics,
-        threads: int,
-    ) -> RemotingServer:
-        """Return the server, which does not listen yet; `bound` is a socket that is bound to its address.
+    def observe(request: Command, response: Command, seconds: float) -> None:
+        metrics.rocketmq_request(name_of(request.code), ResponseCode(response.code).name, seconds)
 
-        Raises `ConfigError` for files that can't be used.
-        """
-
-        def observe(request: Command, response: Command, seconds: float) -> None:
-            metrics.rocketmq_request(name_of(request.code), ResponseCode(response.code).name, seconds)
-
-        broker = ReadOnlyBroker(
-            lookups,
-            store=store,
-            root=lookups.config.root,
-            cluster=self.cluster,
-            name=self.broker,
-            advertised=self.advertised,
-            on_lookup=metrics.lookup,
-            **asdict(caps.limits.least(LookupLimits(timeout_s=_LONGEST_S))),
-        )
-        keys = read_keys(self.keys) if self.keys is not None else None
-        context = tls.context() if tls is not None else None
-        audited = partial(_audit, audit, keys is not None)
-        limits = RemotingLimits(threads=threads)
-        more: Any = {"audit": audited, "observe": observe, "bound": bound}
-        return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=limits, **more)
+    lookups, limits = served.lookups, served.caps.limits.least(LookupLimits(timeout_s=_LONGEST_S))
+    told: Any = {"root": lookups.config.root, "on_lookup": metrics.lookup, **asdict(limits), **named}
+    broker = ReadOnlyBroker(lookups, store=store, **told)
+    known = read_keys(keys) if keys is not None else None
+    context = tls.context() if tls is not None else None
+    audited = partial(_audit, served.audit, known is not None)
+    more: Any = {"audit": audited, "observe": observe, "bound": bound}
+    return RemotingServer(broker, host, port, keys=known, tls=context, limits=RemotingLimits(threads=threads), **more)
 
 
 def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_known: bool) -> None:

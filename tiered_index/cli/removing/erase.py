@@ -11,8 +11,7 @@ from tiered_index.archives import messages_to_erase
 from tiered_index.cli.options import EraseOptions
 from tiered_index.cli.output import Output, likely_seconds, unknown_topic
 from tiered_index.cli.results import show
-from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
-from tiered_index.config import IndexConfig
+from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.erasure.erase import EraseRequest, Erasure
@@ -81,18 +80,13 @@ def erase_here(session: Session, given: EraseOptions, *, now: bool) -> int:
             messages=messages_to_erase(request, index.log.state),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
         )
-        if given.yes:
-            _drop_cached(config, index)
+        folder, state = config.cache_dir or (config.root / CACHE if config.root is not None else None), index.log.state
+        if given.yes and folder is not None and state.genesis is not None:
+            # removed objects: the writer that would delete them may have ended
+            cached = CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id)
+            cached.forget_unnamed(state.objects)
         costs = index.costs
     return write_erasure(session.out, done, costs)
-
-
-def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
-    """Delete removed objects from the cache: the writer that would do it may have ended."""
-    folder = config.cache_dir or (config.root / CACHE if config.root is not None else None)
-    state = index.log.state
-    if folder is not None and state.genesis is not None:
-        CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id).forget_unnamed(state.objects)
 
 
 def write_erasure(out: Output, done: Erasure, costs: Mapping[str, Any]) -> int:

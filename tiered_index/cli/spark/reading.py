@@ -84,7 +84,8 @@ def lookup(
     # checked before Spark, which takes seconds to start
     check_out(out, config.s3)
     key_files(keys, config.s3)
-    with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages):
+    asked: dict[str, Any] = {"max_count": max_count, "nested": nested, "messages": messages}
+    with opened_index(storage, config, **asked):
         pass
     spark = spark_of(on)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -99,15 +100,13 @@ def lookup(
             read_keys(spark, keys, config.s3),
             storage=storage,
             columns=columns,
-            max_count=max_count,
-            nested=nested,
             allow_partial=allow_partial,
             skip_null=skip_null,
             max_requests=max_requests,
             max_bytes=max_bytes,
-            messages=messages,
             config=config,
             progress=progress,
+            **asked,
         )
         ending.callback(result.release)
         with watched(spark, "write", progress):
@@ -180,21 +179,11 @@ def audit(
     # checked before Spark, which takes seconds to start
     if report is not None:
         check_report_name(report, config.s3)
-    fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
-    check_audit(source or None, storage=storage, fields=fields, config=config)
+    asked: dict[str, Any] = {"storage": storage, "config": config}
+    check_audit(source or None, fields={**columns, **dict.fromkeys(constants)}, **asked)
     spark = spark_of(on)
-    result, elapsed_s = run_job(
-        session,
-        audit_index,
-        spark,
-        source or None,
-        storage=storage,
-        columns=spark_columns(columns, constants),
-        begin_ms=begin,
-        end_ms=end,
-        most_listed=list_,
-        config=config,
-    )
+    asked |= {"columns": spark_columns(columns, constants), "begin_ms": begin, "end_ms": end, "most_listed": list_}
+    result, elapsed_s = run_job(session, audit_index, spark, source or None, **asked)
     document = _document(result, elapsed_s)
     show(session.out, document, without=(*_OF_REPORT, "differences"))
     write_findings(session.out, document, _SHOWN)

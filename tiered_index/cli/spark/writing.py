@@ -68,23 +68,12 @@ def build(
     from tiered_index.spark.build.build import check_build
 
     # checked before Spark, which takes seconds to start
-    fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
-    check_build(source, storage=storage, window=window, shards=wanted_shards, fields=fields, mode=mode, config=config)
+    asked: Any = {"storage": storage, "window": window, "shards": wanted_shards, "mode": mode, "config": config}
+    check_build(source, fields={**columns, **dict.fromkeys(constants)}, **asked)
     spark = spark_of(on)
+    asked |= {"columns": spark_columns(columns, constants), "max_windows": max_windows}
     result, elapsed_s = run_job(
-        session,
-        build_tables,
-        spark,
-        source,
-        storage=storage,
-        window=window,
-        shards=wanted_shards,
-        columns=spark_columns(columns, constants),
-        mode=mode,
-        config=config,
-        max_windows=max_windows,
-        skip_corrupt=skip_corrupt,
-        dry_run=dry_run,
+        session, build_tables, spark, source, skip_corrupt=skip_corrupt, dry_run=dry_run, **asked
     )
     document = {
         "status": "planned" if result.dry_run else "built",
@@ -122,14 +111,11 @@ def compact(
     config = session.config()
     index = of_index(config)
     from tiered_index.spark.build.merge import compact as compact_staged_files
-    from tiered_index.spark.build.merge import plan_compaction
 
     begun_s = time.monotonic()
-    if dry_run:
-        report = plan_compaction(**index)
-    else:
+    if not dry_run:
         check_index(config)
-        report, _ = run_job(session, compact_staged_files, spark_of(on), **index)
+    report, _ = run_job(session, compact_staged_files, None if dry_run else spark_of(on), dry_run=dry_run, **index)
     document = job_document(report)
     if dry_run:
         # a dry run has no metrics

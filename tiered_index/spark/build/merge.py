@@ -140,7 +140,7 @@ class CompactReport:
 
 
 def compact(
-    spark: SparkSession,
+    spark: SparkSession | None,
     *,
     storage: str,
     s3: StorageOptions | None = None,
@@ -151,15 +151,16 @@ def compact(
 ) -> CompactReport:
     """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
 
-    It may be repeated, and run twice at once. With `dry_run` nothing is changed. Raises `NotAnIndex`, `ConfigError`,
-    the driver's storage errors: nothing is published then, unless the response to the log record was lost. A damaged
-    staged file, or one whose task met an error of storage or disk, is reported and the others are published; later jobs
-    or its writer try again.
+    It may be repeated, and run twice at once. With `dry_run` nothing is changed, and `spark` may be None. Raises
+    `NotAnIndex`, `ConfigError`, the driver's storage errors: nothing is published then, unless the response to the log
+    record was lost. A damaged staged file, or one whose task met an error of storage or disk, is reported and the
+    others are published; later jobs or its writer try again.
     """
-    if dry_run:
-        return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
     address, present = StorageAddress(storage, s3), clock or SystemClock()
     with opened_by_driver(address, present, prices) as (opened, log):
+        if dry_run:
+            return _planned(opened, log)
+        assert spark is not None
         meter = JobMeter(spark, opened, progress)
         with meter.stage(DRIVEN):
             log.open()
@@ -189,29 +190,26 @@ def compact(
     return replace(report, written_bytes=written, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
 
 
-def plan_compaction(
-    *, storage: str, s3: StorageOptions | None = None, clock: Clock | None = None, prices: PriceTable | None = None
-) -> CompactReport:
-    """Return what `compact` would do and cost now, without a session. Raises `NotAnIndex`, `ConfigError`."""
-    with opened_by_driver(StorageAddress(storage, s3), clock or SystemClock(), prices) as (opened, log):
-        log.open()
-        tickets, left = open_tickets(opened, log)
-        spent, genesis = opened.total, log.state.genesis
-        assert genesis is not None
-        # an estimate: a ticket does not record whether its file becomes plain
-        schema, is_rocketmq = genesis.layout.schema, genesis.layout.preset is ROCKETMQ
-        written = [t.count * schema.item.itemsize if is_rocketmq else packed_bytes(schema, t.count) for t in tickets]
-        requests = Counter(spent.requests_by_kind) + _PROBE
-        for ticket, size in zip(tickets, written, strict=True):
-            # a task reads a range for the document and one for 8 MiB of entries
-            requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
-            requests += writing_requests(1, size)
-        if tickets:
-            requests += _RECORD
-        read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
-        cost = opened.prices.cost_usd(requests, read)
-        report = _report(tickets, left, log.state.number)
-        return replace(report, written_bytes=sum(written), requests=dict(requests), cost_usd=cost, dry_run=True)
+def _planned(opened: MeteredStorage, log: StorageLog) -> CompactReport:
+    """Return what a compaction would do and cost now. Raises `NotAnIndex`, `ConfigError`."""
+    log.open()
+    tickets, left = open_tickets(opened, log)
+    spent, genesis = opened.total, log.state.genesis
+    assert genesis is not None
+    # an estimate: a ticket does not record whether its file becomes plain
+    schema, is_rocketmq = genesis.layout.schema, genesis.layout.preset is ROCKETMQ
+    written = [t.count * schema.item.itemsize if is_rocketmq else packed_bytes(schema, t.count) for t in tickets]
+    requests = Counter(spent.requests_by_kind) + _PROBE
+    for ticket, size in zip(tickets, written, strict=True):
+        # a task reads a range for the document and one for 8 MiB of entries
+        requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
+        requests += writing_requests(1, size)
+    if tickets:
+        requests += _RECORD
+    read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
+    cost = opened.prices.cost_usd(requests, read)
+    report = _report(tickets, left, log.state.number)
+    return replace(report, written_bytes=sum(written), requests=dict(requests), cost_usd=cost, dry_run=True)
 
 
 def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult], log_number: int) -> CompactReport:
