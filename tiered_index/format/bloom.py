@@ -8,7 +8,6 @@ any thread.
 from __future__ import annotations
 
 import math
-import struct
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +24,6 @@ BITS_PER_KEY = 10.5
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 
 _SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
-_WORDS = struct.Struct("<8I")
 # MurmurHash3's fmix64: shift and multiply, twice, then a last shift
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
 # Hashes masked at a time: the temporaries fit the cache, and other threads run in between
@@ -39,13 +37,9 @@ UInt64 = npt.NDArray[np.uint64]
 @lru_cache(64)
 def filter_hash(key_hash: int, fingerprint: int) -> int:
     """Return the 64-bit number that a filter holds for a key. `fingerprint` is 0 if the schema has none."""
-    value = (0 if key_hash == -(2**31) else key_hash) << 32 | fingerprint
     if (loops := compiled()) is not None:
-        return loops.filter_hash(value)  # type: ignore[no-any-return]
-    for shift, factor in _MIX:
-        value ^= value >> shift
-        value = value * factor & 0xFFFFFFFFFFFFFFFF
-    return value ^ value >> 33
+        return loops.filter_hash((0 if key_hash == -(2**31) else key_hash) << 32 | fingerprint)  # type: ignore[no-any-return]
+    return int(filter_hashes(np.array([key_hash]), np.array([fingerprint]))[0])
 
 
 def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
@@ -113,13 +107,9 @@ def block_number(hash64: int, blocks: int) -> int:
 
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the block of `block_number`) may hold `hash64`. False is certain."""
-    low = hash64 & 0xFFFFFFFF
     if (loops := compiled()) is not None and type(block) is bytes:
-        return loops.block_may_hold(block, low)  # type: ignore[no-any-return]
-    for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True):
-        if not word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1:
-            return False
-    return True
+        return loops.block_may_hold(block, hash64 & 0xFFFFFFFF)  # type: ignore[no-any-return]
+    return bool(blocks_may_hold(np.frombuffer(block, "<u4")[None], np.array([hash64], np.uint64))[0])
 
 
 def block_numbers(hashes: UInt64, blocks: int) -> npt.NDArray[np.int64]:

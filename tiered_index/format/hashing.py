@@ -148,17 +148,9 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
     np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
     if text.isascii():
         return CodeUnits(np.frombuffer(text.encode(), np.uint8), offsets)
-    units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
-    if len(units) > len(text):
-        # A character above U+FFFF is two units. A string's offset in units is the running sum at its offset in
-        # characters.
-        units_before = np.zeros(len(text) + 1, np.int64)
-        np.cumsum(
-            (np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") > 0xFFFF).astype(np.int8) + 1,
-            out=units_before[1:],
-        )
-        offsets = units_before[offsets]
-    return CodeUnits(units, offsets)
+    encoded = [string.encode("utf-16-le", "surrogatepass") for string in strings]
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)) // 2, out=offsets[1:])
+    return CodeUnits(np.frombuffer(b"".join(encoded), "<u2"), offsets)
 
 
 def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

@@ -77,6 +77,11 @@ class Packing:
         places = [(fields[name][1], fields[name][0].itemsize) for name in self.order]
         return np.array([(size, *place) for size, place in zip(signed, places, strict=True)])
 
+    @property
+    def in_core(self) -> tuple[int, Int64, Int64]:
+        """The packing as the core's `LocalFile` takes it."""
+        return self.of_keys, self.for_loops, self.line.as_numbers
+
     def pack(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return packed runs. `items` (structured, n) are the items of all runs, `counts` the number in each (>= 1)."""
         if not counts:

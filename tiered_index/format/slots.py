@@ -55,14 +55,14 @@ class SlotMap:
 
     def slots_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return the slots (i64, n) of normal hashes (n), which are 0 to 2**31 - 1."""
-        above, base_slot = np.divmod(hashes.astype(np.int64), self.base)
-        if self.join > 1:
-            return base_slot // self.join
-        return base_slot if self.split == 1 else base_slot * self.split + above * self.split // self.quotients
+        return self._slot_of(hashes.astype(np.int64))  # type: ignore[no-any-return]
 
     def slot_of(self, key_hash: int) -> int:
         """Return the slot of one normal hash."""
-        above, base_slot = divmod(key_hash, self.base)
+        return self._slot_of(key_hash)  # type: ignore[no-any-return]
+
+    def _slot_of(self, hashes: Any) -> Any:
+        above, base_slot = divmod(hashes, self.base)
         if self.join > 1:
             return base_slot // self.join
         return base_slot if self.split == 1 else base_slot * self.split + above * self.split // self.quotients

@@ -163,7 +163,6 @@ class IndexService(Lookups[ItemT]):
         self._catalogs, self._prices, self._cold_paths = (parts.catalog,), parts.storage.prices, (parts.cold,)
         self._topics = parts.topics
         self._buffer = parts.buffer
-        self._appenders = parts.appenders
         self._flusher = parts.flusher
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine

@@ -261,8 +261,8 @@ MUTANTS = (
         "batch-done-with-a-hole",
         "a lookup of a batch is done though a block before its answers isn't read",
         "GiantSlot.settle",
-        "behind |= needing & unread",
-        "behind |= needing & behind",
+        "np.logical_or.accumulate(unread, axis=0) & self._needing",
+        "np.logical_or.accumulate(unread & False, axis=0) & self._needing",
         (
             "tests/unit/service/test_giant_slots_of_batches.py::test_what_was_read_behind_a_hole_does_not_make_a_page[True]",
         ),

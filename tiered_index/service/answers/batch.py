@@ -167,7 +167,7 @@ class LookupBatch:
         """
         if rule == "abs" or not len(self._two_hashes):
             return (self,)
-        return (self._masked,) if rule == "mask" else (self, self._masked_where_different)
+        return (self._masked,) if rule == "mask" else (self, self._masked.only(self._two_hashes))
 
     def only(self, numbers: npt.NDArray[np.int64]) -> Self:
         """Return a batch in which only some lookups, by number, have a range. The range of the others is empty."""
@@ -209,33 +209,16 @@ class LookupBatch:
         return made
 
     @cached_property
-    def _masked_where_different(self) -> Self:
-        return self._masked.only(self._two_hashes)
-
-    @cached_property
     def _by_hash(self) -> npt.NDArray[np.int64]:
         return stable_order(self.key_hash)
 
-    @cached_property
-    def keyed_filter_hashes(self) -> npt.NDArray[np.uint64]:
-        """Hashes (u64, n) for filters of files with fingerprints."""
-        return filter_hashes(self.key_hash, self.fingerprint)
-
-    @cached_property
-    def plain_filter_hashes(self) -> npt.NDArray[np.uint64]:
-        """Hashes (u64, n) for filters of files without fingerprints."""
-        return filter_hashes(self.key_hash, None)
+    def filter_hashes(self, *, keyed: bool) -> npt.NDArray[np.uint64]:
+        """Return the hashes (u64, n) for filters of files with fingerprints (`keyed`) or without."""
+        return filter_hashes(self.key_hash, self.fingerprint if keyed else None)
 
     @cached_property
     def _sorted_hashes(self) -> npt.NDArray[np.int32]:
         return self.key_hash[self._by_hash]
-
-    @cached_property
-    def _hash_bits(self) -> npt.NDArray[np.bool_]:
-        """Whether each value of the hashes' lower bits occurs; 16 to 32 bytes per lookup."""
-        bits = np.zeros(1 << max(16, len(self).bit_length() + 4), bool)
-        bits[self.key_hash & (len(bits) - 1)] = True
-        return bits
 
     @cached_property
     def _hash_starts(self) -> npt.NDArray[np.int64]:
@@ -247,26 +230,17 @@ class LookupBatch:
 
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> _Matched:
         """Return which of n stored hashes match lookups; with `among`, only these lookups."""
-        if among is None:
-            return _Matched(self._by_hash, *self._matches(hashes, self._sorted_hashes, few=False))
-        by_hash = among[stable_order(self.key_hash[among])]
-        return _Matched(by_hash, *self._matches(hashes, self.key_hash[by_hash], few=True))
-
-    def _matches(
-        self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
-    ) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the items (of n) whose hash matches, and the first place and count of each in `sorted_hashes`."""
         stored = normal_hashes(hashes)
-        if not few and (loops := compiled()) is not None:
+        if among is None and (loops := compiled()) is not None:
             found = np.empty((3, len(stored)), np.int64)
-            count = loops.match(stored, sorted_hashes, self._hash_starts, *found)
-            return found[0, :count], found[1, :count], found[2, :count]
-        items = np.arange(len(stored)) if few else np.flatnonzero(self._hash_bits[stored & (len(self._hash_bits) - 1)])
-        stored = stored[items]
+            count = loops.match(stored, self._sorted_hashes, self._hash_starts, *found)
+            return _Matched(self._by_hash, *found[:, :count])
+        by_hash = self._by_hash if among is None else among[stable_order(self.key_hash[among])]
+        sorted_hashes = self.key_hash[by_hash]
         first = np.searchsorted(sorted_hashes, stored, "left")
         counts = np.searchsorted(sorted_hashes, stored, "right") - first
-        equal = np.flatnonzero(counts)
-        return items[equal], first[equal], counts[equal]
+        items = np.flatnonzero(counts)
+        return _Matched(by_hash, items, first[items], counts[items])
 
     def select(
         self,

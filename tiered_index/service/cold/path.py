@@ -436,16 +436,7 @@ class ColdPath:
         self, stored: StoredObject, span: Span, damaged: dict[int, CorruptFile] | None
     ) -> list[tuple[int, memoryview]]:
         def check(data: bytes, damaged: dict[int, CorruptFile] | None = None) -> list[tuple[int, memoryview]]:
-            found = []
-            for run, piece in span.pieces(data):
-                try:
-                    check_run(piece, run, stored.name)
-                except CorruptFile as error:
-                    if damaged is None:
-                        raise
-                    damaged[run.offset] = error
-                else:
-                    found.append((run, piece))
+            found = list(whole_runs(span.pieces(data), stored.name, damaged))
             for run, piece in found:
                 # a copy, because a view would keep the whole span in memory
                 block = data if run.length == len(data) else bytes(piece)
@@ -495,6 +486,21 @@ class ColdPath:
             problem = "a range came back with another length"
             raise CorruptFile(stored.name, problem, offset=start, expected=length, found=len(data))
         return data
+
+
+def whole_runs(
+    pieces: Iterable[tuple[Run, memoryview]], file: str, damaged: dict[int, CorruptFile] | None
+) -> Iterator[tuple[Run, memoryview]]:
+    """Yield the runs that match their CRC32, with their bytes. `damaged`: see `ColdPath.verified`."""
+    for run, piece in pieces:
+        try:
+            check_run(piece, run, file)
+        except CorruptFile as error:
+            if damaged is None:
+                raise
+            damaged[run.offset] = error
+        else:
+            yield run, piece
 
 
 def check_run(piece: memoryview, run: Run, file: str) -> None:

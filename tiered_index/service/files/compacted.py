@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, filter_hash
 from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
@@ -29,8 +29,8 @@ from tiered_index.kernels import compiled_views, crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, search_batch
 from tiered_index.service.answers.rows import PreparedLookup, concatenate, search_one
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
-from tiered_index.service.cold.path import ColdPath, check_run
-from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
+from tiered_index.service.cold.path import ColdPath, whole_runs
+from tiered_index.service.files.search import FileBytes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root import disk_error
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -88,7 +88,7 @@ class LocalBytes:
             of_filter = tail.position, tail.filter_length, tail.filter_crc32
             made.with_groups(self._trailer.directory.group_bytes, crc32, *of_filter)
             if (packing := metadata.packing) is not None:
-                made.with_packing(packing.of_keys, packing.for_loops, packing.line.as_numbers)
+                made.with_packing(*packing.in_core)
             self._in_core = made
         return self._in_core
 
@@ -106,19 +106,9 @@ class LocalBytes:
 
     def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
         """Return each run's verified bytes in the map. See `FileBytes.verified`."""
-        whole, whole_ones = memoryview(self.data), []
-        for run in runs:
-            piece = whole[run.offset : run.offset + run.length]
-            try:
-                check_length(len(piece), run.length, run.offset, self.file)
-                check_run(piece, run, self.file)
-            except CorruptFile as error:
-                if damaged is None:
-                    raise
-                damaged[run.offset] = error
-            else:
-                whole_ones.append(piece)
-        return whole_ones
+        whole = memoryview(self.data)
+        pieces = ((run, whole[run.offset : run.offset + run.length]) for run in runs)
+        return [piece for _, piece in whole_runs(pieces, self.file, damaged)]
 
 
 class StorageBytes:
@@ -159,13 +149,13 @@ class StorageBytes:
         )
         # only a search without limits shows that the file lacks the key
         if not len(rows) and whole and not self.lacks_topic(lookup.topic):
-            cold.filters.record_miss(stored, lookup_hash(lookup, keyed=cold.keyed))
+            cold.filters.record_miss(stored, filter_hash(lookup.key_hash, lookup.fingerprint if cold.keyed else 0))
         return rows
 
     def search_many(self, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
         """Return the rows that answer each lookup except those in `away` (bool, n), in any order."""
         cold, stored = self.cold, self.stored
-        hashes = lookup_hashes(batch, keyed=cold.keyed)
+        hashes = batch.filter_hashes(keyed=cold.keyed)
         may_have_filter = cold.tries_summary(stored)
         if cold.maybe_fetch_filter(stored) or may_have_filter:
             here = np.flatnonzero(~away)
@@ -186,7 +176,7 @@ class StorageBytes:
         """Return which lookups (bool, n) have no answer in the file, by their range or a cached filter."""
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
         here = np.flatnonzero(~away)
-        away[here] = self.cold.filters.excludes_many(self.stored, lookup_hashes(batch, keyed=self.cold.keyed)[here])
+        away[here] = self.cold.filters.excludes_many(self.stored, batch.filter_hashes(keyed=self.cold.keyed)[here])
         return away
 
     def lacks_topic(self, topic: str) -> bool:
@@ -309,12 +299,6 @@ class CompactedFile:
         source: FileBytes | None = self.local or self.stored
         assert source is not None
         return source.trailer().metadata
-
-
-def check_length(found: int, expected: int, offset: int, file: str) -> None:
-    """Raise `CorruptFile` if a range has another length."""
-    if found != expected:
-        raise CorruptFile(file, "shorter than its directory says", offset=offset, expected=expected, found=found)
 
 
 def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
-from tiered_index.format.bloom import filter_hash
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, Matches, matching
@@ -172,16 +171,6 @@ def _damage(
     return among[needing], next(iter(damaged.values()))
 
 
-def lookup_hash(lookup: PreparedLookup, *, keyed: bool) -> int:
-    """Return the hash (u64) for filters of a lookup's key."""
-    return filter_hash(lookup.key_hash, lookup.fingerprint if keyed else 0)
-
-
-def lookup_hashes(batch: LookupBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
-    """Return the hashes (u64, n) for filters of the keys of a batch."""
-    return batch.keyed_filter_hashes if keyed else batch.plain_filter_hashes
-
-
 def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
     """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
     trailer = source.trailer()
@@ -256,107 +245,81 @@ def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> 
 
 
 class GiantSlot:
-    """The search in one cut group: its `blocks` (rows of the directory, n), their runs, and its open lookups (numbers).
-
-    `lacking` are the lookups whose page needs a damaged block. They are closed.
-    """
+    """The search in one cut group: its `blocks` (rows of the directory, n), their runs, and its lookups (numbers)."""
 
     def __init__(
         self, blocks: Array, runs: list[Run], lookups: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
     ) -> None:
-        self.runs = runs
-        self._places = {run.offset: place for place, run in enumerate(runs)}
-        self._bounds = list(
-            zip(*(blocks[n].tolist() for n in ("hash_min", "hash_max", "second_min", "second_max")), strict=True)
+        self._batch, self._lookups, self._ordered = batch, lookups, ordered
+        # by newest first, like all rows below
+        order = np.arange(len(runs)) if ordered else np.argsort(-blocks["second_max"].astype(np.int64), kind="stable")
+        hash_min, hash_max, second_min, second_max = (
+            blocks[name][order, None].astype(np.int64) for name in ("hash_min", "hash_max", "second_min", "second_max")
         )
-        newest = blocks["second_max"].astype(np.int64)
-        self._order = list(range(len(runs))) if ordered else np.argsort(-newest, kind="stable").tolist()
-        self._unread = [True] * len(runs)
-        self._batch = batch
-        self._ordered = ordered
-        self._round = 0
+        self.runs = [runs[place] for place in order.tolist()]
+        self._newest, self._counts = second_max, np.array([[run.count] for run in self.runs])
+        self._places = {run.offset: place for place, run in enumerate(self.runs)}
+        hashes = batch.key_hash[lookups]
+        # which lookups may have answers in each block (bool, blocks x lookups)
+        self._needing = (hashes >= hash_min) & (hashes <= hash_max)
+        self._needing &= (batch.second_min[lookups] <= second_max) & (batch.second_max[lookups] >= second_min)
+        self._unread = np.ones((len(runs), 1), bool)
+        self._damaged = np.zeros((len(runs), 1), bool)
+        self._open = np.ones(len(lookups), bool)
+        self._lost = ~self._open
         # the lookups for which a round chose each block
-        self._chosen_for: dict[int, npt.NDArray[np.int64]] = {}
-        self._damaged: set[int] = set()
-        self.lacking = lookups[:0]
-        self._keep_open(lookups)
+        self._short = self._needing
+        self._round = 0
+
+    @property
+    def lacking(self) -> npt.NDArray[np.int64]:
+        """The lookups whose page needs a damaged block. They are closed."""
+        return self._lookups[self._lost]
 
     def next_runs(self) -> list[Run]:
         """Return the runs of the next round: for each open lookup enough blocks for its missing answers."""
-        target = (np.minimum(self._batch.max_count[self._open], _ALL) + 1) << self._round
+        target = (np.minimum(self._batch.max_count[self._lookups], _ALL) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
-        promised = np.zeros(len(self._open), np.int64)
-        chosen, lost = [], []
-        for place in self._order:
-            if not self._unread[place]:
-                continue
-            if (promised >= target).all():
-                break
-            needing = self._needing(place)
-            short = needing & (promised < target)
-            if not short.any():
-                continue
-            if place in self._damaged:
-                lost.append(self._open[short])
-                promised[short] = target[short]
-                continue
-            chosen.append(self.runs[place])
-            self._chosen_for[place] = self._open[short]
-            promised[needing] += self.runs[place].count
-        if lost:
-            self._give_up(np.concatenate(lost))
-        return chosen
+        needing = self._needing & self._unread & self._open
+        promised = needing * self._counts
+        self._short = needing & (promised.cumsum(axis=0) - promised < target)
+        self._give_up(np.logical_or.reduce(self._short & self._damaged))
+        self._short &= self._open
+        return self._chosen(self._short)
 
     def waiting(self) -> list[Run]:
         """Return the unread runs that an open lookup needs."""
-        unread = [place for place in range(len(self.runs)) if self._unread[place] and place not in self._damaged]
-        return [self.runs[place] for place in unread if self._needing(place).any()]
+        return self._chosen(self._needing & self._unread & self._open & ~self._damaged)
 
     def take(self, run: Run) -> npt.NDArray[np.int64]:
         """Note that a block was read. Return the lookups that need it."""
         place = self._places[run.offset]
         self._unread[place] = False
-        return self._open[self._needing(place)]
+        needing: npt.NDArray[np.int64] = self._lookups[self._needing[place] & self._open]
+        return needing
 
     def miss(self, run: Run) -> None:
         """Note that a block is damaged. The lookups for which it was chosen get no page."""
         place = self._places[run.offset]
-        self._damaged.add(place)
-        self._give_up(self._chosen_for.get(place, self.lacking))
-
-    def _give_up(self, lookups: npt.NDArray[np.int64]) -> None:
-        self.lacking = np.union1d(self.lacking, lookups)
-        self._keep_open(np.setdiff1d(self._open, self.lacking))
+        self._damaged[place] = True
+        self._give_up(self._short[place])
 
     def settle(self, found: Matches) -> None:
         """Close the lookups that have enough rows. `found` has their first rows so far (`first_rows`)."""
-        lookups = self._open
-        last = self._batch.page_ends(lookups, found)
-        # the greatest second of unread blocks; whether there are any; whether a block behind an unread one was read
-        newest = np.full(len(lookups), NEVER)
-        unread = np.zeros(len(lookups), bool)
-        behind = np.zeros(len(lookups), bool)
-        for place in self._order:
-            needing = self._needing(place)
-            if self._unread[place]:
-                newest[needing] = np.maximum(newest[needing], self._bounds[place][3])
-                unread |= needing
-            else:
-                behind |= needing & unread
-        first = ~behind if self._ordered else np.zeros(len(lookups), bool)
-        self._keep_open(lookups[unread & ~((last > NEVER) & (first | (last > newest)))])
+        last = self._batch.page_ends(self._lookups, found)
+        unread = self._needing & self._unread
+        newest = np.where(unread, self._newest, NEVER).max(axis=0)
+        # whether a block behind an unread one was read
+        behind = (np.logical_or.accumulate(unread, axis=0) & self._needing & ~self._unread).any(axis=0)
+        enough = (last > NEVER) & ((last > newest) | (self._ordered & ~behind))
+        self._open &= unread.any(axis=0) & ~enough
 
-    def _keep_open(self, lookups: npt.NDArray[np.int64]) -> None:
-        self._open = lookups
-        self._hashes = self._batch.key_hash[lookups]
-        self._low, self._high = self._batch.second_min[lookups], self._batch.second_max[lookups]
+    def _give_up(self, lost: npt.NDArray[np.bool_]) -> None:
+        self._lost |= lost
+        self._open &= ~self._lost
 
-    def _needing(self, place: int) -> npt.NDArray[np.bool_]:
-        """Return which open lookups may have answers in a block."""
-        hash_min, hash_max, second_min, second_max = self._bounds[place]
-        needing: npt.NDArray[np.bool_] = (self._hashes >= hash_min) & (self._hashes <= hash_max)
-        needing &= (self._low <= second_max) & (self._high >= second_min)
-        return needing
+    def _chosen(self, wanted: npt.NDArray[np.bool_]) -> list[Run]:
+        return [self.runs[place] for place in np.flatnonzero(wanted.any(axis=1)).tolist()]
 
 
 def search_file_for_many(

@@ -135,8 +135,7 @@ class StoredSource:
             if cold.core_bytes + len(groups) + stored.filter_length > cold.settings.directory_cache_bytes:
                 return False
             ids = metadata.ids_by_topic if metadata.topics else None
-            packing = metadata.packing
-            packed = None if packing is None else (packing.of_keys, packing.for_loops, packing.line.as_numbers)
+            packed = None if metadata.packing is None else metadata.packing.in_core
             begin_s, slots = metadata.begin_ms // 1000, metadata.slot_map.base
             try:
                 if file.opened(ids, begin_s, slots, groups, stored.size_bytes, packed):

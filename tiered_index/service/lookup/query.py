@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 
 # for a view, which makes no requests
 _NO_PRICES = PriceTable()
+A = TypeVar("A", PreparedLookup, LookupBatch)
+Kept = dict[tuple[str | None, HashRule], list[A]]
+"""The lookups by index and hash rule, if an index has expired entries."""
 R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 
@@ -86,6 +89,15 @@ class Logs(NamedTuple):
             return NO_LOGS
         lost = [(source, one) for source, given_up, _ in told for one in given_up.values()]
         return cls(lost, [(source, gone) for source, _, gone in told if gone])
+
+    def kept(self, asked: A) -> Kept[A]:
+        """Return lookups without expired entries."""
+        # for all rules, because an object that replaces a removed one may have another rule
+        return {
+            (source, rule): [one.without(gone) for one in asked.under(rule)]
+            for source, gone in self.expired
+            for rule in HASH_RULES
+        }
 
     def provenance(
         self,
@@ -179,8 +191,7 @@ class QueryEngine:
         """Answer one lookup. `elsewhere` is the cost before it. Raises the errors of `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self.schema, lookup.max_count)
-        # the lookups by index and hash rule, if an index has expired entries
-        kept: dict[tuple[str | None, HashRule], list[PreparedLookup]] = {}
+        kept: Kept[PreparedLookup] = {}
 
         def look(handle: Handle) -> int:
             matched = 0
@@ -212,9 +223,7 @@ class QueryEngine:
         else:
             handles = files.handles(lookup.second_min, newest)
             logs = self.logs()
-            for source, gone in logs.expired:
-                for rule in HASH_RULES:
-                    kept[source, rule] = [one.without(gone) for one in lookup.under(rule)]
+            kept = logs.kept(lookup)
         scan = Scan(look, excludes, top, newest)
         self._read(run, scan, handles)
         rows, more = top.answers()
@@ -254,7 +263,7 @@ class QueryEngine:
         matches = MatchAccumulator(batch, self.schema)
         # by file: the lookups that need its unreadable parts
         lacking: dict[tuple[str | None, str], set[int]] = {}
-        kept: dict[tuple[str | None, HashRule], list[LookupBatch]] = {}
+        kept: Kept[LookupBatch] = {}
         # files that a view has searched for some of the lookups
         partly: dict[int, Partly] = {}
 
@@ -295,10 +304,7 @@ class QueryEngine:
             if view is None or logs.expired:
                 handles = needed = files.handles(*within)
                 logs = self.logs()
-                for source, gone in logs.expired:
-                    # for all rules, because an object that replaces a removed one may have another rule
-                    for rule in HASH_RULES:
-                        kept[source, rule] = [one.without(gone) for one in batch.under(rule)]
+                kept = logs.kept(batch)
             else:
                 viewed = view.find_many(batch, self._files.in_parts)
                 noted = viewed.noted

@@ -28,7 +28,7 @@ from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import Matches, first_rows
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, spans_of
 from tiered_index.service.files.compacted import StorageBytes
-from tiered_index.service.files.search import lookup_hashes, scan_matches, search_file
+from tiered_index.service.files.search import scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.addresses import StorageAddress
 from tiered_index.spark.frames import arrow_schema, cells_of
@@ -140,7 +140,7 @@ def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: P
     wanted = sum(span.length + request for span in spans)
     if not worth_a_filter(stored, wanted, request):
         return batch
-    hashes = lookup_hashes(batch, keyed=cold.keyed)
+    hashes = batch.filter_hashes(keyed=cold.keyed)
     cold.filters.record_miss(stored, int(hashes[0]))
     if not cold.maybe_fetch_filter(stored):
         return batch

@@ -20,7 +20,6 @@ from tiered_index.clock import ManualClock
 from tiered_index.format.names import STATES
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.files.compacted import CompactedFile
-from tiered_index.service.files.search import lookup_hashes
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
@@ -131,7 +130,7 @@ def _groups(reader: IndexReader, lookups: list[Lookup]) -> Iterator[tuple[str, i
     for file in reader.files():
         assert isinstance(file, CompactedFile) and file.stored is not None
         trailer, cold = file.stored.trailer(), file.stored.cold
-        asked = ~cold.filters.excludes_many(file.stored.stored, lookup_hashes(batch, keyed=cold.keyed))
+        asked = ~cold.filters.excludes_many(file.stored.stored, batch.filter_hashes(keyed=cold.keyed))
         slots = trailer.metadata.slot_map.slots_of(batch.key_hash[asked])
         for run in trailer.directory.runs_of(slots, file.second_min, file.second_max):
             yield file.stored.file, run.offset
