@@ -125,6 +125,14 @@ class ColdIndex:
             **{**self.settings, **settings},
         )
 
+    def add(self, *numbers: int, entries: int = 5) -> None:
+        """Put files of these numbers, each published by a round of its own."""
+        with self.writer() as writer:
+            for number in numbers:
+                put(self, writer, columns(number, entries))
+                writer.seal()
+                writer.run_lifecycle()
+
     def expected(self, topic: str, key: str, **question: Any) -> list[Answer]:
         return self.model.query(topic, key, **{"max_count": None, **question})
 

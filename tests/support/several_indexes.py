@@ -91,6 +91,10 @@ class Cluster:
                 joined.put(e.topic, e.queue_id, e.key, e.offset, e.size, e.second * 1000, source=self.numbers[uri])
         return joined
 
+    def expected(self, uris: Iterable[str] | None = None) -> list[Answer]:
+        """Return all answers of key k out of some of them (all) together."""
+        return self.model(uris).query("t", "k", max_count=None)
+
     def answers(self, result: Iterable[Any]) -> list[Answer]:
         """Return answers as the model gives them."""
         found = []

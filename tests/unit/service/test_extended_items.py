@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.batches import batch
 from tests.support.pages import items_by_pages
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.cli.keys import _table
@@ -23,7 +24,7 @@ from tiered_index.server.wire import table_of
 from tiered_index.types import items_table
 
 T = 1_700_000_000_000
-ROW = {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [T]}
+ROW = batch(1, offset=[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +202,7 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage, way):
         for number in numbers:
             index.put("t", 0, "k", number, 1, T, digest=VALUES[number])
     else:
-        columns = {"topic": ["t"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [T]}
-        columns = {name: values * len(VALUES) for name, values in columns.items()}
-        index.put_batch(columns | {"offset": list(numbers), "digest": BYTES[way](VALUES)})
+        index.put_batch(batch(len(VALUES), digest=BYTES[way](VALUES)))
     expected = dict(enumerate(VALUES))
 
     def check(one):
@@ -226,8 +225,8 @@ def test_bytes_of_fixed_width_keep_every_byte(open_index, storage, way):
         with IndexReader.open(storage_backend=storage, item_type=kind) as reader:
             check(reader)
             found = {}
-            for batch in reader.export():
-                found |= dict(zip(batch.column("offset").to_pylist(), batch.column("digest").to_pylist(), strict=True))
+            for rows in reader.export():
+                found |= dict(zip(rows.column("offset").to_pylist(), rows.column("digest").to_pylist(), strict=True))
             assert found == expected
 
 

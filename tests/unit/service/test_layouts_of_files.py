@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tiered_index
+from tests.support.batches import batch
 from tests.support.merging import BASE_MS, HOUR_MS, Merging, RegionItem
 from tests.support.plain_files import plain_files
 from tiered_index import IndexConfig, IndexItem, Lookup, hash_key
@@ -56,8 +57,7 @@ def test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it(open_
     """The slots before the giant one are empty: their group begins where its first block does."""
     index = open_index(slots=7, items=10_000)
     giant, absent = (next(f"k{n}" for n in range(99) if hash_key("t", f"k{n}") % 7 == slot) for slot in (3, 1))
-    columns = {"topic": ["t"], "key": [giant], "queue_id": [0], "size": [1], "timestamp_ms": [BASE_MS]}
-    index.put_batch({name: 10_000 * values for name, values in columns.items()} | {"offset": range(10_000)})
+    index.put_batch(batch(10_000, key=giant, timestamp_ms=BASE_MS))
     with plain_files(layout == "plain"):
         index.seal()
         index.run_lifecycle()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.batches import batch
 from tests.support.core import compiled_core
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.trailer import TAIL_SIZE, Tail
@@ -19,10 +20,7 @@ KEYS = [f"k{number}" for number in range(3_000)]
 def index(open_index, faulty):
     """`KEYS`, an answer each, in one compacted file that is not uploaded and that no lookup has met."""
     service = open_index(slots=1_000, items=4_000, storage_backend=faulty)
-    columns = {"queue_id": [0], "size": [1], "timestamp_ms": [1_700_000_000_000], "topic": ["t"]}
-    service.put_batch(
-        {name: values * len(KEYS) for name, values in columns.items()} | {"key": KEYS, "offset": range(len(KEYS))}
-    )
+    service.put_batch(batch(len(KEYS), key=KEYS))
     service.seal()
     faulty.fail("put", name_prefix="data/")
     with pytest.raises(StorageUnavailable):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.reliability.core_mutations import InMemory
+from tests.support.batches import batch
 from tests.support.core import compiled_core, using
 from tiered_index.errors import CorruptFile
 from tiered_index.format.compacted import Compaction, filter_of
@@ -102,7 +103,7 @@ def warm(view):
     return view
 
 
-def test_filters_that_are_asked_together_change_no_answer(fresh):
+def test_filters_that_are_asked_askingchange_no_answer(fresh):
     view = view_of(fresh)
     for key in KEYS:
         assert rows_of(find(view, key)) == expected(ALL, key)
@@ -112,7 +113,7 @@ def test_filters_that_are_asked_together_change_no_answer(fresh):
         assert rows_of(find(view, key, T + 60, T + 99, most), most) == expected(ALL, key, T + 60, T + 99, most)
 
 
-def test_files_that_were_excluded_together_are_read_or_out_of_range(fresh):
+def test_files_that_were_excluded_askingare_read_or_out_of_range(fresh):
     view = warm(view_of(fresh))
     found = find(view, "no1", T + 10, T + 49)
     assert found.notes == [0 if 10 <= second <= 49 else -1 for second in reversed(range(170))]
@@ -168,8 +169,8 @@ def test_a_batch_has_the_rows_of_its_lookups(fresh, together):
     view = warm(view_of(fresh)) if together else view_of(fresh)
     lookups = [Lookup("t", key, max_count=2 + number % 9) for number, key in enumerate(KEYS)]
     lookups += [Lookup("other", "third"), Lookup("t", "third", (T + 30) * 1000, (T + 50) * 1000)]
-    batch = LookupBatch(lookups)
-    asked = in_core(view, batch, batch.key_hash)
+    asking = LookupBatch(lookups)
+    asked = in_core(view, asking, asking.key_hash)
     assert asked.left == []
     counts = np.zeros(len(fresh), np.int64)
     found = []
@@ -193,16 +194,9 @@ def test_a_batch_has_the_rows_of_its_lookups(fresh, together):
 
 
 def put(index, count, key="k", first=0, step=1, topic="t"):
-    index.put_batch(
-        {
-            "topic": [topic] * count,
-            "key": [key] * count,
-            "queue_id": [0] * count,
-            "offset": range(first, first + count),
-            "size": [1] * count,
-            "timestamp_ms": [(T + step * number) * 1000 for number in range(first, first + count)],
-        }
-    )
+    numbers = range(first, first + count)
+    times = [(T + step * number) * 1000 for number in numbers]
+    index.put_batch(batch(count, topic=topic, key=key, offset=numbers, timestamp_ms=times))
     index.flush()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.batches import batch
 from tiered_index import IndexService
 from tiered_index.errors import BackPressure, InvalidArgument
 
@@ -176,17 +177,6 @@ def test_a_call_that_is_pushed_back_gives_a_topic_id_no_meaning(open_index):
 
 
 # Batches
-
-
-def batch(count):
-    return {
-        "topic": ["t"] * count,
-        "queue_id": [0] * count,
-        "key": ["k"] * count,
-        "offset": list(range(count)),
-        "size": [1] * count,
-        "timestamp_ms": [1_700_000_000_000] * count,
-    }
 
 
 @pytest.mark.parametrize("value", [None, 5, "topic", [1], b""], ids=repr)

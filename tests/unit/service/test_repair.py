@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.batches import batch
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
@@ -205,11 +206,8 @@ def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life, harm
 def test_what_still_verifies_of_an_object_is_kept(tmp_path, preset, merged):
     life = Merging(tmp_path, preset=preset, settings={"items": 1 << 16})
     count = 30_000
-    rows = [
-        {"topic": "t", "queue_id": 1, "key": f"k{n // 3}", "offset": n, "size": 9, "timestamp_ms": BASE_MS + 1000 * n}
-        for n in range(count)
-    ]
-    life.index.put_batch({name: [row[name] for row in rows] for name in rows[0]})
+    keys, times = [f"k{n // 3}" for n in range(count)], [BASE_MS + 1000 * n for n in range(count)]
+    life.index.put_batch(batch(count, queue_id=1, size=9, key=keys, timestamp_ms=times))
     life.publish()
     if merged:
         life.later()
@@ -326,8 +324,8 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
 def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(life, how, when):
     if how == "salvage":
         # of several groups of slots, one of which is damaged
-        rows = {"queue_id": [1] * 4000, "size": [9] * 4000, "timestamp_ms": [BASE_MS] * 4000, "topic": ["t"] * 4000}
-        life.index.put_batch({**rows, "offset": range(4000), "key": [f"k{n}" for n in range(4000)]})
+        keys = [f"k{n}" for n in range(4000)]
+        life.index.put_batch(batch(4000, queue_id=1, size=9, timestamp_ms=BASE_MS, key=keys))
         life.messages += 4000
         life.publish()
     *others, first = sorted(life.state.objects.values(), key=lambda stored: stored.size_bytes)

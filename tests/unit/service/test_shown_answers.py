@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.batches import batch
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.types import to_pandas
@@ -106,8 +107,7 @@ MOMENTS = [T, T + 1999]
     ids=lambda times: f"{type(times).__name__} {getattr(times, 'dtype', '')}",
 )
 def test_a_dict_of_columns_takes_timestamps(index, times):
-    columns = {"topic": ["t"] * 2, "queue_id": [0] * 2, "key": ["k"] * 2, "offset": [1, 2], "size": [1] * 2}
-    index.put_batch(columns | {"timestamp_ms": times})
+    index.put_batch(batch(2, timestamp_ms=times))
     assert [item.timestamp_ms for item in index.query("t", "k")] == [T + 1000, T]
 
 
@@ -117,13 +117,11 @@ def test_a_dict_of_columns_takes_timestamps(index, times):
     ids=str,
 )
 def test_what_is_no_time_is_refused(index, times):
-    columns = {"topic": ["t"] * 2, "queue_id": [0] * 2, "key": ["k"] * 2, "offset": [1, 2], "size": [1] * 2}
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
-        index.put_batch(columns | {"timestamp_ms": times})
+        index.put_batch(batch(2, timestamp_ms=times))
 
 
 def test_days_are_their_midnight(index):
     day = np.array(["2023-11-14", "2023-11-15"], "M8[D]")
-    columns = {"topic": ["t"] * 2, "queue_id": [0] * 2, "key": ["k"] * 2, "offset": [1, 2], "size": [1] * 2}
-    index.put_batch(columns | {"timestamp_ms": day})
+    index.put_batch(batch(2, timestamp_ms=day))
     assert [item.timestamp_ms % 86_400_000 for item in index.query("t", "k")] == [0, 0]

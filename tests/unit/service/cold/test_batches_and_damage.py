@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup, kernels
 from tiered_index.clock import ManualClock
@@ -26,16 +27,7 @@ BASE_MS = 1_700_000_000_000
 
 
 def put(service, count):
-    service.put_batch(
-        {
-            "topic": ["t"] * count,
-            "queue_id": np.zeros(count, int),
-            "key": [f"k{i}" for i in range(count)],
-            "offset": np.arange(count),
-            "size": np.full(count, 7),
-            "timestamp_ms": BASE_MS + np.arange(count) * 1000,
-        }
-    )
+    service.put_batch(batch(count, key=[f"k{i}" for i in range(count)], timestamp_ms=BASE_MS + np.arange(count) * 1000))
 
 
 def test_a_reader_that_only_asks_batches_learns_the_filter(tmp_path):
@@ -111,17 +103,7 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
     with plain_files(layout == "plain"), opened as service:
         for _ in range(2):
             put(service, count)
-            hot = np.arange(12_000)
-            service.put_batch(
-                {
-                    "topic": ["t"] * len(hot),
-                    "queue_id": np.zeros(len(hot), int),
-                    "key": ["hot"] * len(hot),
-                    "offset": hot,
-                    "size": np.full(len(hot), 7),
-                    "timestamp_ms": BASE_MS + hot * 1000,
-                }
-            )
+            service.put_batch(batch(12_000, key="hot", timestamp_ms=BASE_MS + np.arange(12_000) * 1000))
             service.seal()
             service.run_lifecycle()
     if merged:

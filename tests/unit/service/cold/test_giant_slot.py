@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.cold_index import BASE_MS, Recorder
 from tests.support.disk_faults import FaultDisk
 from tests.support.memory import traced_memory
@@ -39,14 +40,9 @@ def giant_columns() -> dict[str, Any]:
     others = rng.choice(count, OTHERS, replace=False)
     keys[others] = [f"k{number}" for number in range(OTHERS)]
     seconds = np.arange(count) // 3 - (rng.random(count) < 0.01) * rng.integers(0, 5000, count)
-    return {
-        "topic": ["t"] * count,
-        "queue_id": rng.integers(0, 3, count),
-        "key": keys.tolist(),
-        "offset": np.arange(count),
-        "size": np.full(count, 10),
-        "timestamp_ms": BASE_MS + seconds * 1000,
-    }
+    queues = rng.integers(0, 3, count)
+    times = BASE_MS + seconds * 1000
+    return batch(count, key=keys.tolist(), queue_id=queues, offset=np.arange(count), size=10, timestamp_ms=times)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
@@ -58,13 +58,6 @@ def answers(result: QueryResult) -> list[Answer]:
     return [Answer.of(item) for item in result]
 
 
-def publish_more(made: ColdIndex, number: int = FILES) -> None:
-    with made.writer() as writer:
-        put(made, writer, columns(number, 5))
-        writer.seal()
-        writer.run_lifecycle()
-
-
 def advance(reader: IndexReader) -> None:
     clock = reader._views[0]._clock
     assert isinstance(clock, ManualClock)
@@ -76,7 +69,7 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
     made: ColdIndex, storage: FaultStorage, reader: IndexReader, many: bool
 ) -> None:
     before = made.expected("t", "all")
-    publish_more(made)
+    made.add(FILES)
     hang = storage.hang("get", name_prefix="log/")
     advance(reader)
 
@@ -108,7 +101,7 @@ def test_a_refresh_whose_lookup_is_out_of_time_is_read_to_the_end(
     made: ColdIndex, storage: FaultStorage, reader: IndexReader
 ) -> None:
     for number in range(FILES, FILES + 3):
-        publish_more(made, number)
+        made.add(number)
     hang = storage.hang("get", name_prefix="log/")
     advance(reader)
     with pytest.raises(BudgetExceeded):
@@ -284,7 +277,7 @@ def test_a_damaged_log_record_leaves_no_answer_complete(
         before = made.expected("t", "all")
         assert answers(reader.query("t", "all")) == before
         record = f"log/{reader.log_state.number + 1:020}"
-        publish_more(made)
+        made.add(FILES)
         storage.corrupt("get", name_prefix=record, times=None)
         for _ in range(2):
             clock.advance(11)
@@ -315,7 +308,7 @@ def test_a_damaged_record_where_the_log_is_opened(made: ColdIndex, storage: Faul
 def test_an_object_that_is_gone_and_a_damaged_log(made: ColdIndex, storage: FaultStorage) -> None:
     gone = made.stored[0]
     with made.reader(storage, block_cache_bytes=0) as reader:
-        publish_more(made)
+        made.add(FILES)
         made.inner.delete(gone.name)
         storage.corrupt("get", name_prefix="log/", times=None)
         asked: dict[str, Any] = {"begin_ms": gone.second_min * 1000, "end_ms": gone.second_max * 1000}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.memory import traced_memory
 from tests.support.merging import BASE_MS, Merging
@@ -27,14 +28,7 @@ ENTRIES = 100_000
 def hot(first: int) -> dict[str, object]:
     """Return entries of one key, 100 a second."""
     numbers = np.arange(first, first + ENTRIES)
-    return {
-        "topic": ["t"] * ENTRIES,
-        "queue_id": np.zeros(ENTRIES, int),
-        "key": ["hot"] * ENTRIES,
-        "offset": numbers,
-        "size": np.ones(ENTRIES, int),
-        "timestamp_ms": BASE_MS + numbers * 10,
-    }
+    return batch(ENTRIES, key="hot", offset=numbers, timestamp_ms=BASE_MS + numbers * 10)
 
 
 @pytest.fixture(scope="module", params=["packed", "plain", "rocketmq"])

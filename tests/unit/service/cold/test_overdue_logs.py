@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup, QueryResult
@@ -38,13 +38,6 @@ def storage(made: ColdIndex) -> Iterator[FaultStorage]:
     hang.release.set()
 
 
-def publish_more(made: ColdIndex) -> None:
-    with made.writer() as writer:
-        put(made, writer, columns(2, 5))
-        writer.seal()
-        writer.run_lifecycle()
-
-
 @pytest.mark.parametrize("beside_the_root", [False, True])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("interval_s", [10, 100])
@@ -62,7 +55,7 @@ def test_a_refresh_that_hangs_for_too_long(
 
         before = made.expected("t", "all")
         assert [Answer.of(item) for item in ask()] == before
-        publish_more(made)
+        made.add(2)
         hangs = [storage.hang(what, name_prefix="log/", times=None) for what in ("get", "list")]
         late_s = max(interval_s, 30)
         clock.advance(interval_s + late_s)
@@ -102,7 +95,7 @@ def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> Non
     clock = ManualClock(BASE_MS)
     with made.reader(clock=clock, refresh_interval_s=10, root=made.root) as reader:
         reader.query("t", "all")
-        publish_more(made)
+        made.add(2)
         clock.advance(100)
         (view,) = reader._views
         # nothing was read
@@ -128,7 +121,7 @@ def test_who_joins_a_refresh_that_came_to_nothing_does_it(
     clock = ManualClock(BASE_MS)
     with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
         reader.query("t", "all")
-        publish_more(made)
+        made.add(2)
         clock.advance(11)
         (view,) = reader._views
         view._refresh = Future()
@@ -190,7 +183,7 @@ class SlowLists(WrapperStorage):
         found = list(super().list(prefix, start_after=start_after))
         if self.is_slow and prefix == "log/":
             self.is_slow = False
-            publish_more(self._made)
+            self._made.add(2)
             self._clock.advance(100_000)
             self.afterwards()
         return iter(found)
@@ -253,7 +246,7 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
             with pytest.raises(StorageUnavailable):
                 reader.query("t", "all", timeout_s=LONG_S)
             storage.clear()
-        publish_more(made)
+        made.add(2)
         clock.advance(100)
         hang = storage.hang("list", name_prefix="log/")
         found: list[Any] = []
@@ -297,7 +290,7 @@ def test_the_first_lookup_after_an_outage_answers(
         with pytest.raises(StorageUnavailable):
             reader.query("t", "all", timeout_s=timeout_s)
         storage.clear()
-        publish_more(made)
+        made.add(2)
         clock.advance(0.001)
         asked = reader.query("t", "all", timeout_s=timeout_s)
         assert [Answer.of(item) for item in asked] == made.expected("t", "all")

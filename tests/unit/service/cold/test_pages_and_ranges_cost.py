@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.cold_index import without_summary
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.errors import BudgetExceeded
@@ -26,16 +27,9 @@ def storage(tmp_path_factory):
     ) as service:
         for number in range(FILES):
             count = 201
-            service.put_batch(
-                {
-                    "topic": ["t"] * count,
-                    "queue_id": np.zeros(count, int),
-                    "key": ["all", *(f"k{number}-{i}" for i in range(count - 1))],
-                    "offset": np.arange(count) + number * 1000,
-                    "size": np.full(count, 7),
-                    "timestamp_ms": BASE_MS + number * HOUR_MS + np.arange(count) * 1000,
-                }
-            )
+            keys, numbers = ["all", *(f"k{number}-{i}" for i in range(count - 1))], np.arange(count)
+            times = BASE_MS + number * HOUR_MS + numbers * 1000
+            service.put_batch(batch(count, key=keys, offset=numbers + number * 1000, timestamp_ms=times))
             service.seal()
             service.run_lifecycle()
     without_summary(storage)

@@ -226,10 +226,7 @@ def test_a_writer_renews_the_summary_after_some_files(tmp_path: Path) -> None:
     assert summaries(made.inner) == []
     covered = []
     for number in range(7, 25):
-        with made.writer() as writer:
-            put(made, writer, columns(number, 5))
-            writer.seal()
-            writer.run_lifecycle()
+        made.add(number)
         (name,) = summaries(made.inner)
         covered.append(len(decode(made.inner.get(name), name)))
     assert covered == [*([8] * 8), *([16] * 8), 24, 24]
@@ -244,11 +241,7 @@ def test_a_late_renewal_leaves_the_summary_of_later_records(tmp_path: Path) -> N
     made = cold_index(tmp_path / "root", files=9, entries=5)
     log = StorageLog(made.inner, ManualClock())
     state = log.open()
-    with made.writer() as writer:
-        for number in range(9, 20):
-            put(made, writer, columns(number, 5))
-            writer.seal()
-            writer.run_lifecycle()
+    made.add(*range(9, 20))
     (name,) = summaries(made.inner)
     log._checkpoints.summary.renew(state)
     assert summaries(made.inner) == [name]
@@ -259,11 +252,7 @@ def test_a_summary_of_records_that_a_restored_storage_lacks_is_deleted(tmp_path:
     name = summarise(made.inner)
     later = "checkpoint/00000000000000009999-0123456789abcdef.summary"
     made.inner.put(later, made.inner.get(name))
-    with made.writer() as writer:
-        for number in range(9, 18):
-            put(made, writer, columns(number, 5))
-            writer.seal()
-            writer.run_lifecycle()
+    made.add(*range(9, 18))
     (renewed,) = summaries(made.inner)
     assert name < renewed < later
 
@@ -290,18 +279,11 @@ def test_a_storage_that_deletes_nothing_keeps_two_summaries(tmp_path: Path, capl
     faulty = FaultStorage(MemoryStorage())
     made = cold_index(tmp_path / "root", files=6, entries=5, storage=faulty)
     faulty.fail("delete_many", name_prefix=CHECKPOINT_PREFIX, times=None)
-    with made.writer() as writer:
-        for number in range(6, 40):
-            put(made, writer, columns(number, 5))
-            writer.seal()
-            writer.run_lifecycle()
+    made.add(*range(6, 40))
     assert len(summaries(faulty)) == 2
     assert "the summary of directories was not renewed" in caplog.text
     faulty.clear()
-    with made.writer() as writer:
-        put(made, writer, columns(40, 5))
-        writer.seal()
-        writer.run_lifecycle()
+    made.add(40)
     (name,) = summaries(faulty)
     assert len(decode(faulty.get(name), name)) >= 38
 

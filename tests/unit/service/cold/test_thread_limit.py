@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
+from tests.support.cold_index import BASE_MS, cold_index
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tests.support.thread_limit import ThreadLimit
@@ -46,13 +46,6 @@ def several(tmp_path: Path) -> Iterator[FaultStorage]:
     yield storage
 
 
-def publish_more(made: ColdIndex, number: int) -> None:
-    with made.writer() as writer:
-        put(made, writer, columns(number, 5))
-        writer.seal()
-        writer.run_lifecycle()
-
-
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(
     tmp_path: Path, limit: ThreadLimit, clock: ManualClock, timeout_s: float | None
@@ -60,7 +53,7 @@ def test_a_due_refresh_without_a_thread_is_done_by_the_next_lookup(
     made = cold_index(tmp_path / "root", files=3)
     with made.reader(clock=clock, refresh_interval_s=10) as reader:
         before = [Answer.of(item) for item in reader.query("t", "all")]
-        publish_more(made, 3)
+        made.add(3)
         clock.advance(11)
         # those that opened the index would do it
         reader._parts.threads._work.end()

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
+from tests.support.batches import batch
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tiered_index.service.merge.run import estimate
@@ -18,15 +21,10 @@ _ENTRIES = 40_000
 
 def test_a_directory_is_read_by_the_tasks_that_need_it(life: Merging) -> None:
     for day in range(2):
-        columns = {
-            "topic": ["t"] * _ENTRIES,
-            "queue_id": [0] * _ENTRIES,
-            "key": [f"k{number}" for number in range(_ENTRIES)],
-            "offset": [day * _ENTRIES + number for number in range(_ENTRIES)],
-            "size": [1] * _ENTRIES,
-            "timestamp_ms": [BASE_MS + day * DAY_MS + number * 1000 for number in range(_ENTRIES)],
-        }
-        life.index.put_batch(columns)
+        numbers = np.arange(_ENTRIES)
+        times = BASE_MS + day * DAY_MS + numbers * 1000
+        keys, offsets = [f"k{number}" for number in numbers], day * _ENTRIES + numbers
+        life.index.put_batch(batch(_ENTRIES, key=keys, offset=offsets, timestamp_ms=times))
         life.publish()
     life.later()
     life.merge(DAY_S, shard_bytes=_SHARD)

@@ -18,7 +18,7 @@ from tiered_index.types import items_table
 
 
 def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
-    expected = cluster.model().query("t", "k", max_count=None)
+    expected = cluster.expected()
     orders = [*itertools.permutations(cluster.uris), prefix, tuple(cluster.uris)]
     for given in orders:
         with IndexReader.open(given) as reader:
@@ -186,5 +186,5 @@ def test_items_of_the_plain_preset(tmp_path, prefix):
         made.add(f"{prefix}/{number}", rows(number))
     with made.reader() as reader:
         answer = reader.query("t", "k", max_count=1000)
-        assert made.answers(answer) == made.model().query("t", "k", max_count=None)
+        assert made.answers(answer) == made.expected()
         assert {type(item) for item in answer} == {IndexItem}

@@ -30,10 +30,6 @@ def names(answer):
     return [one.source for one in answer.freshness]
 
 
-def all_of(cluster):
-    return cluster.model().query("t", "k", max_count=None)
-
-
 @pytest.mark.parametrize("how", [{}, {"timeout_s": 300}, "refresh"])
 def test_an_index_that_appears_is_read_without_a_restart(cluster, prefix, clock, reader, how):
     before = reader.query("t", "k", max_count=1000)
@@ -47,7 +43,7 @@ def test_an_index_that_appears_is_read_without_a_restart(cluster, prefix, clock,
     else:
         clock.advance(INTERVAL_S)
     after = reader.query("t", "k", max_count=1000, **how)
-    assert (after.status, cluster.answers(after)) == ("complete", all_of(cluster))
+    assert (after.status, cluster.answers(after)) == ("complete", cluster.expected())
     assert names(after) == list(reader.sources) == cluster.uris
     assert sorted(after.to_arrow()["source"].unique().to_pylist()) == sorted(cluster.uris)
     assert list(reader.segment_archives) == cluster.uris
@@ -70,7 +66,7 @@ def test_a_folder_that_becomes_an_index(tmp_path, clock):
         made.add(later.uri, rows(1), later)
         clock.advance(INTERVAL_S)
         answer = reader.query("t", "k", max_count=1000)
-        assert (names(answer), made.answers(answer)) == (made.uris, all_of(made))
+        assert (names(answer), made.answers(answer)) == (made.uris, made.expected())
 
 
 @pytest.mark.parametrize("what", ["schema", "copy", "damage", "no answer"])
@@ -107,7 +103,7 @@ def test_an_index_that_can_not_be_read_with_the_others_is_told(cluster, prefix, 
                 reader.query("t", "k", max_count=1000, **how)
             partial = reader.query("t", "k", max_count=1000, allow_partial=True, **how)
             assert [one.source for one in partial.failed] == [uri] and names(partial) == good
-            expected = cluster.model(good).query("t", "k", max_count=None)
+            expected = cluster.expected(good)
             assert (partial.status, cluster.answers(partial)) == ("partial", expected)
             assert [handle.source for handle in reader.files() if handle.source is not None] == [uri]
         with pytest.raises(error):
@@ -125,7 +121,7 @@ def test_an_index_that_can_not_be_read_with_the_others_is_told(cluster, prefix, 
             MemoryStorage.forget(uri.removeprefix("memory://"))
             cluster.models.pop(uri, None)
         clock.advance(2)
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == all_of(cluster)
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 def test_an_index_that_vanishes_is_never_left_out_unsaid(cluster, clock, reader):
@@ -153,7 +149,7 @@ def test_a_prefix_that_can_not_be_listed_is_told(tmp_path, clock):
             reader.query("t", "k", timeout_s=300)
         store.clear()
         clock.advance(2)
-        assert made.answers(reader.query("t", "k", max_count=1000)) == all_of(made)
+        assert made.answers(reader.query("t", "k", max_count=1000)) == made.expected()
 
 
 def test_a_service_names_the_indexes_that_it_answers_of(cluster, prefix):

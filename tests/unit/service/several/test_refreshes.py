@@ -43,18 +43,16 @@ class Asking:
 
 def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, clock):
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
-        before = cluster.model().query("t", "k", max_count=None)
+        before = cluster.expected()
         cluster.add(cluster.uris[1], rows(50, 30, seconds=9))
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
         clock.advance(10)
-        after = cluster.model().query("t", "k", max_count=None)
+        after = cluster.expected()
         assert after != before
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == after
         cluster.add(cluster.uris[2], rows(51, 30, seconds=12))
         reader.refresh()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
-            "t", "k", max_count=None
-        )
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 @pytest.mark.parametrize("how", ["due", "asked"])
@@ -71,9 +69,7 @@ def test_logs_are_read_side_by_side(cluster, opened, clock, how):
         for hang in hangs:
             hang.release.set()
         assert asking.ended() and asking.error is None
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
-            "t", "k", max_count=None
-        )
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 @pytest.mark.parametrize("how", ["due", "asked"])
@@ -140,9 +136,7 @@ def test_a_refresh_that_is_asked_for_does_all_and_tells_the_first_error(cluster,
             reader.refresh()
         of(opened, cluster.uris[2]).clear()
         assert reader.refresh().number == reader._views[0].log_state.number > before[0]
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
-            "t", "k", max_count=None
-        )
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, opened, clock):
@@ -159,17 +153,15 @@ def test_a_damaged_record_of_one_log_is_named_and_the_others_go_on(cluster, open
         assert [(report.source, report.file) for report in answer.failed] == [(hurt, record)]
         others = [uri for uri in cluster.uris if uri != hurt]
         found = [answer for answer in cluster.answers(answer) if answer.extra[0][1] != cluster.numbers[hurt]]
-        assert found == cluster.model(others).query("t", "k", max_count=None)
+        assert found == cluster.expected(others)
         of(opened, hurt).clear()
         clock.advance(2)
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
-            "t", "k", max_count=None
-        )
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, clock):
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10) as reader:
-        before = cluster.model().query("t", "k", max_count=None)
+        before = cluster.expected()
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == before
         for uri in cluster.uris:
             cluster.add(uri, rows(65, 30, seconds=9))
@@ -192,9 +184,7 @@ def test_one_log_that_hangs_holds_up_no_lookup_beyond_its_time(cluster, opened, 
         of_hurt = [a for a in found if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
         assert of_hurt == [a for a in before if a.extra[0][1] == cluster.numbers[cluster.uris[1]]]
         others = [cluster.uris[0], cluster.uris[2]]
-        assert [a for a in found if a not in of_hurt] == cluster.model(others).query("t", "k", max_count=None)
+        assert [a for a in found if a not in of_hurt] == cluster.expected(others)
         hang.release.set()
         reader.refresh()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
-            "t", "k", max_count=None
-        )
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()

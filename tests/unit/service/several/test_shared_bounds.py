@@ -19,7 +19,7 @@ SEVERAL = 3
 @pytest.mark.parametrize("many", [False, True])
 def test_bounds_are_of_all_sources_together(cluster, opened, many):
     asked = Lookup(topic="t", key="k", max_count=1000)
-    everything = cluster.model().query("t", "k", max_count=None)
+    everything = cluster.expected()
     entries = {
         (e.second * 1000, e.offset, e.queue_id, e.extra["source"]) for e in cluster.model().entries if e.key == "k"
     }

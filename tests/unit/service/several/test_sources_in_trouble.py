@@ -24,7 +24,7 @@ def test_one_source_that_does_not_answer(cluster, opened):
             reader.query("t", "k", max_count=1000)
         with pytest.raises(StorageUnavailable):
             reader.query_many([Lookup(topic="t", key="k")])
-        rest = cluster.model([uri for uri in cluster.uris if uri != lame]).query("t", "k", max_count=None)
+        rest = cluster.expected([uri for uri in cluster.uris if uri != lame])
         for answer in (
             reader.query("t", "k", max_count=1000, allow_partial=True),
             reader.query_many([Lookup(topic="t", key="k", max_count=1000)], allow_partial=True)[0],
@@ -34,9 +34,7 @@ def test_one_source_that_does_not_answer(cluster, opened):
             assert {report.source for report in answer.failed} == {lame}
             assert sorted(report.file for report in answer.failed) == sorted(files)
         of(opened, lame).clear()
-        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.model().query(
-            "t", "k", max_count=None
-        )
+        assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
 def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(cluster, opened):
@@ -51,7 +49,7 @@ def test_a_log_that_was_due_and_could_not_be_read_leaves_no_answer_complete(clus
         clock.advance(11)
         # the others were read on all the same
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
-        assert cluster.answers(answer) == cluster.model().query("t", "k", max_count=None)
+        assert cluster.answers(answer) == cluster.expected()
         assert answer.status == "partial"
         assert [(report.source, report.file) for report in answer.failed] == [(cluster.uris[0], "log")]
         of(opened, cluster.uris[0]).clear()
@@ -80,7 +78,7 @@ def test_an_object_that_one_source_lost(cluster):
         assert [(report.source, report.file) for report in answer.failed] == [(hurt, lost.file_id)]
         others = {uri for uri in cluster.uris if uri != hurt}
         found = [answer for answer in cluster.answers(answer) if answer.extra[0][1] != cluster.numbers[hurt]]
-        assert found == cluster.model(others).query("t", "k", max_count=None)
+        assert found == cluster.expected(others)
         assert reader.query("t", "none", allow_partial=True).status in ("partial", "complete")
 
 
@@ -99,4 +97,4 @@ def test_objects_of_one_name_in_two_storages_are_told_apart(tmp_path, prefix):
             stored[0].delete(name)
         answer = reader.query("t", "k", max_count=1000, allow_partial=True)
         assert {report.source for report in answer.failed} == {made.uris[0]}
-        assert made.answers(answer) == made.model(made.uris[1:]).query("t", "k", max_count=None)
+        assert made.answers(answer) == made.expected(made.uris[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.support.batches import batch
 from tests.support.staging import Job, T, fill, found, holds, merge_all
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -67,16 +68,7 @@ def test_many_files_come_by_one_record_and_tables_take_them(open_spark, storage,
 def test_staging_goes_in_parts(open_spark, faulty, storage, clock):
     index = open_spark(items=300_000, upload_part_bytes=5 << 20)
     count = 300_000 - 1
-    index.put_batch(
-        {
-            "topic": ["t"] * count,
-            "queue_id": [0] * count,
-            "key": [f"k{n % 1000}" for n in range(count)],
-            "offset": list(range(count)),
-            "size": [1] * count,
-            "timestamp_ms": [T] * count,
-        }
-    )
+    index.put_batch(batch(count, key=[f"k{n % 1000}" for n in range(count)], timestamp_ms=T))
     index.seal()
     index.run_lifecycle()
     assert faulty.calls("begin_upload") == 1 and faulty.calls("upload_part") == 2
