@@ -25,8 +25,8 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
 
-EACH = 15
-ROUNDS = 8
+EACH = 10
+ROUNDS = 5
 EPOCH = 1
 TIMEOUT_S = 120
 

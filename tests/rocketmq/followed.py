@@ -73,6 +73,15 @@ def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tu
     return count
 
 
+def missing(followed: Followed) -> set[tuple[str, str]]:
+    """Return the (topic, key) of which a scan finds more than the index."""
+    parts = by_key(scan(followed.path))
+    found = {name: {item.offset for item in followed.index.query(*name, max_count=10_000)} for name in parts}
+    return {
+        name for name, part in parts.items() if not {a.offset for a in part.query(*name, max_count=None)} <= found[name]
+    }
+
+
 def cut_log(store: Path, offset: int, segment_bytes: int = SEGMENT) -> None:
     """Let the commit log end at an offset, as a host that crashed leaves it: zeros behind, no later segment."""
     folder = store / "commitlog"

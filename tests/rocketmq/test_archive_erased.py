@@ -5,6 +5,7 @@ them back.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from functools import partial
 
 import pytest
@@ -56,17 +57,29 @@ def store(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def life(store, tmp_path):
-    """The index of the store, its archive and its writer."""
-    storage = LocalStorage(tmp_path / "storage")
-    with open_index(tmp_path / "root", storage, local_keep_s=0) as index:
-        messages = list(CommitLogReader(store / "commitlog").messages())
+@pytest.fixture(scope="module")
+def archived(store, tmp_path_factory):
+    """The root and the storage of the store's index, whose first segments are archived, and the store's messages."""
+    folder, messages = tmp_path_factory.mktemp("archived"), list(CommitLogReader(store / "commitlog").messages())
+    with open_index(folder / "root", LocalStorage(folder / "storage"), local_keep_s=0) as index:
         for message in messages:
             put(index, message)
         assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 2
         index.seal()
         index.run_lifecycle()
+    return folder, messages
+
+
+@pytest.fixture
+def life(archived, tmp_path):
+    """The index of the store, its archive and its writer."""
+    made, messages = archived
+    for name in ("root", "storage"):
+        shutil.copytree(made / name, tmp_path / name)
+    marker = tmp_path / "root" / "tiered_index.json"
+    marker.write_text(marker.read_text().replace(str(made), str(tmp_path)))
+    storage = LocalStorage(tmp_path / "storage")
+    with open_index(tmp_path / "root", storage, local_keep_s=0) as index:
         yield storage, index, messages
 
 

@@ -17,17 +17,18 @@ from moto import mock_aws
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, index_log, lookups, open_index, scan
 from tests.rocketmq.messages import full, joined, log, write_log
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import StorageUnavailable
-from tiered_index.format.archived import PIECE_BYTES, segment_object_bytes
+from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, segment_object_bytes
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.storage.base import Call, WrapperStorage
+from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 _T = TypeVar("_T")
 PART = 5 << 20
+"""The least of S3's parts."""
 BEGIN_OF_LAST = 81_920
 
 
@@ -51,12 +52,19 @@ class Dies(WrapperStorage):
         return result
 
 
+def open_archiver(root: Path, storage: Storage, log: Path) -> tuple[IndexService, SegmentArchiver]:
+    """Open an index, and an archiver whose parts are as small as they can be."""
+    index = open_index(root, storage)
+    index._segments.part_bytes = HEAD_BYTES
+    return index, SegmentArchiver(index, "s", log)
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StorageUnavailable])
 def test_whichever_call_fails_the_next_run_makes_it_whole(
     tmp_path: Path, after: bool, error: type[BaseException]
 ) -> None:
-    size = PART + (1 << 20)
+    size = PIECE_BYTES + HEAD_BYTES
     contents = {0: full(log(3), size), size: full(log(2, size), size), 2 * size: joined(log(1, 2 * size))}
     folder = write_log(tmp_path / "commitlog", size, contents)
     calls = 0
@@ -64,8 +72,7 @@ def test_whichever_call_fails_the_next_run_makes_it_whole(
         calls += 1
         storage = MemoryStorage()
         dying = Dies(storage, calls, after=after, error=error)
-        index = open_index(tmp_path / f"root{calls}", dying, upload_part_bytes=PART)
-        archiver = SegmentArchiver(index, "s", folder)
+        index, archiver = open_archiver(tmp_path / f"root{calls}", dying, folder)
         dying.armed = True
         try:
             archiver.run_once()
@@ -73,8 +80,7 @@ def test_whichever_call_fails_the_next_run_makes_it_whole(
             dying.armed = False
             if error is KeyboardInterrupt:
                 index.abandon()
-                index = open_index(tmp_path / f"root{calls}", storage, upload_part_bytes=PART)
-                archiver = SegmentArchiver(index, "s", folder)
+                index, archiver = open_archiver(tmp_path / f"root{calls}", storage, folder)
             archiver.run_once()
         dying.armed = False
         stored = {segment.name: segment for segment in index.archived()}

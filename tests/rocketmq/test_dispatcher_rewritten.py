@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
+from tests.rocketmq.followed import SEGMENT, Followed, by_key, cut_log, missing, names, rounds, scan
 from tests.support.store_writer import StoreWriter
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.follow import fingerprints
@@ -205,10 +205,9 @@ def test_a_life_with_every_kind_of_crash(tmp_path, seed):
         list(rounds(dispatcher))
     if not host_crashes:
         made.check()
-    after = scan(made.path)
-    for topic, key in names(after):
-        found = {(item.offset, item.size) for item in made.index.query(topic, key, max_count=10_000)}
-        assert {(a.offset, a.size) for a in after.query(topic, key, max_count=None)} <= found, (topic, key)
+    for name, of_key in by_key(scan(made.path)).items():
+        found = {(item.offset, item.size) for item in made.index.query(*name, max_count=10_000)}
+        assert {(a.offset, a.size) for a in of_key.query(*name, max_count=None)} <= found, name
     assert dispatcher.lag().bytes == 0
     made.index.abandon()
 
@@ -230,13 +229,6 @@ def write_over(followed: Followed, cut: int, count: int, body: bytes = b"x" * 61
     assert followed.writer.next_offset == cut
     followed.number = max(followed.number, 1_000)
     followed.write(count, body=body)
-
-
-def missing(followed: Followed) -> set[tuple[str, str]]:
-    """Return what a scan finds and the index doesn't."""
-    after = scan(followed.path)
-    found = {name: {item.offset for item in followed.index.query(*name, max_count=1_000)} for name in names(after)}
-    return {name for name in names(after) if not {a.offset for a in after.query(*name, max_count=None)} <= found[name]}
 
 
 @pytest.mark.parametrize("restart", [False, True])

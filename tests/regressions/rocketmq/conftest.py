@@ -2,9 +2,10 @@
 state of its files.
 
 `make_life` runs a test for both presets and both storages, memory:// and file:// (each preset on one of them: the
-storage sees bytes, whatever their preset). `Life.through` brings all that was put through the five states; `Life.check`
-asks everybody who can answer in the present state (the writer one by one and in a batch, a reader beside it, a reader
-of the storage alone) and compares with `tests.support.model`.
+storage sees bytes, whatever their preset). Of a test with many cases, neighbours have the presets by turns in short
+runs. `Life.through` brings all that was put through the five states; `Life.check` asks everybody who can answer in the
+present state (the writer one by one and in a batch, a reader beside it, a reader of the storage alone) and compares
+with `tests.support.model`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,23 @@ STATES = ("buffered", "unsealed", "compacted", "uploaded", "storage")
 KEEP_S = 3600
 SETTINGS: dict[str, Any] = {"slots": 7, "items": 20, "local_keep_s": KEEP_S, "background": False, "query_threads": 4}
 Ask = Callable[..., QueryResult]
+
+_FEW = 3
+"""A test of fewer cases runs each of them for both presets."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave one preset of each case to long runs, so that neighbouring cases have the presets by turns."""
+    cases: dict[Any, tuple[list[pytest.Item], ...]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "make_life" in item.callspec.indices:
+            cases.setdefault(item.function, ([], []))[item.callspec.indices["make_life"]].append(item)
+    for of_presets in cases.values():
+        for preset, of_preset in enumerate(of_presets):
+            for number, item in enumerate(of_preset):
+                # the bits, so that no parameter of several goes with one preset
+                if len(of_preset) >= _FEW and (number.bit_count() + preset) % 2:
+                    item.add_marker(pytest.mark.slow)
 
 
 class Life:
