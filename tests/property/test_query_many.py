@@ -16,7 +16,7 @@ from tests.support.cold_index import Recorder
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
+from tiered_index.errors import CorruptFile, InvalidCursor
 from tiered_index.format import compacted
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.answers import batch
@@ -286,25 +286,6 @@ def test_a_lost_object_fails_the_batch_or_is_named(index: IndexService) -> None:
         touched, untouched = reader.query_many(asked, allow_partial=True)
     assert touched.status == "partial" and [report.file for report in touched.failed] == [lost.file_id]
     assert untouched.status == "complete"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Lookup(topic="", key="k"),
-        Lookup(topic="t", key=""),
-        Lookup(topic="t", key="k" * 40_000),
-        Lookup(topic="t", key="k", max_count=0),
-        Lookup(topic="t", key="k", begin_ms=2, end_ms=1),
-        Lookup(topic="t", key=5),
-        Lookup(topic=5, key="k"),  # type: ignore[arg-type]
-        Lookup(topic="t", key="k", begin_ms=1.5),
-        Lookup(topic="t", key="k", max_count="7"),  # type: ignore[arg-type]
-    ],
-)
-def test_bad_lookups_are_refused(index: IndexService, wrong: Lookup) -> None:
-    with pytest.raises(InvalidArgument):
-        index.query_many([Lookup(topic="t", key="k"), wrong])
 
 
 def test_no_lookups_and_slices(index: IndexService) -> None:

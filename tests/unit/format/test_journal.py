@@ -102,42 +102,17 @@ def test_a_lost_record_is_noticed():
         parse_journal(OPEN[:12] + RECORDS[1], "j")
 
 
+BATCH = {"kind": "batch", "first": 1, "count": 1, "positions": {}}
+BATCH |= dict.fromkeys(("crc32", "second_min", "second_max", "end_ms"), 0)
+
+
+def test_a_sound_frame_of_a_batch():
+    assert parse_journal(OPEN + record(BATCH), "j").count == 1
+
+
 @pytest.mark.parametrize(
     "document",
-    [
-        {},
-        {"kind": "batch"},
-        {
-            "kind": "batch",
-            "first": 1,
-            "count": -1,
-            "crc32": 0,
-            "second_min": 0,
-            "second_max": 0,
-            "end_ms": 0,
-            "positions": {},
-        },
-        {
-            "kind": "batch",
-            "first": 1,
-            "count": 100,
-            "crc32": 0,
-            "second_min": 0,
-            "second_max": 0,
-            "end_ms": 0,
-            "positions": {},
-        },
-        {
-            "kind": "batch",
-            "first": 1,
-            "count": 1,
-            "crc32": 0,
-            "second_min": 0,
-            "second_max": 0,
-            "end_ms": 0,
-            "positions": [],
-        },
-    ],
+    [{}, {"kind": "batch"}, BATCH | {"count": -1}, BATCH | {"count": 100}, BATCH | {"positions": []}],
     ids=str,
 )
 def test_sound_frames_with_wrong_content(document):

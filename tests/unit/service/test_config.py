@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import each
 from tests.support.settings_stub import STUB, stub
 from tiered_index import IndexConfig, IndexReader, IndexService, merge
 from tiered_index.errors import ConfigError, TieredIndexError
@@ -72,17 +73,10 @@ def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"slots": 0},
-        {"items": 1},
-        {"root": ""},
-        {"storage": ""},
-        {"cache_dir": ""},
-        {"flush_interval_s": -1},
-        {"buffer_max_entries": 0},
-        {"offset_space": "x"},
-        {"local_keep_s": -1},
-        {"lease_ttl_s": 0},
-        {"flush_interval_s": float("nan")},
+        *each(
+            slots=[0], items=[1], root=[""], storage=[""], cache_dir=[""], buffer_max_entries=[0], offset_space=["x"]
+        ),
+        *each(local_keep_s=[-1], lease_ttl_s=[0], flush_interval_s=[-1, float("nan")]),
     ],
     ids=repr,
 )

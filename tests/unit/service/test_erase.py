@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.cases import each
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
@@ -360,17 +361,7 @@ def test_requests_that_no_erasure_can_have():
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"queue_id": 2**31},
-        {"queue_id": -(2**31) - 1},
-        {"queue_id": True},
-        {"queue_id": "1"},
-        {"before_ms": 2**62},
-        {"before_ms": -(2**62)},
-        {"before_ms": 1.5e12},
-        {"keys": []},
-        {"threads": 0},
-    ],
+    each(queue_id=(2**31, -(2**31) - 1, True, "1"), before_ms=(2**62, -(2**62), 1.5e12), keys=([],), threads=(0,)),
     ids=str,
 )
 def test_what_is_refused_leaves_the_index_as_it_was(stored, given):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cases import each
 from tests.support.merging import DAY_S
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
@@ -304,14 +305,8 @@ def test_a_lookup_of_many_may_be_a_pair(index):
 @pytest.mark.parametrize(
     "bad",
     [
-        {"max_count": True},
-        {"max_count": 0},
-        {"begin_ms": 1.5},
         {"begin_ms": 2, "end_ms": 1},
-        {"topic": ""},
-        {"key": ""},
-        {"key": 5},
-        {"cursor": "x"},
+        *each(max_count=(True, 0, "7"), begin_ms=[1.5], topic=("", 5), key=("", 5, "k" * 40_000), cursor=["x"]),
     ],
 )
 def test_one_bad_lookup_of_many_is_named(index, bad):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.batches import batch
+from tests.support.cases import each
 from tiered_index import IndexService
 from tiered_index.errors import BackPressure, InvalidArgument
 
@@ -349,19 +350,8 @@ def test_a_batch_is_a_copy(index):
     "bad",
     [
         {"begin_ms": 2, "end_ms": 1},
-        {"max_count": 0},
-        {"max_count": -1},
-        {"begin_ms": 1.0},
-        {"end_ms": "1"},
-        {"max_count": True},
-        {"max_count": None},
-        {"begin_ms": float("nan")},
-        {"cursor": 5},
-        {"cursor": b"x"},
-        {"cursor": ""},
-        {"cursor": "\u00e4"},
-        {"cursor": "AAAA"},
-        {"cursor": "A" * 10_000},
+        *each(begin_ms=(1.0, float("nan")), end_ms=["1"], max_count=(0, -1, True, None)),
+        *each(cursor=(5, b"x", "", "\u00e4", "AAAA", "A" * 10_000)),
     ],
     ids=repr,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.cases import each
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
 from tiered_index import IndexConfig
 from tiered_index.errors import ConfigError
@@ -156,23 +157,14 @@ def test_segments_go_from_the_beginning_of_their_store():
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"age_s": 0},
-        {"age_s": float("nan")},
-        {"topics": {"x": -1}},
-        {"topics": {"": 10}},
-        {"max_bytes": -1},
-        {"segments_age_s": 0.5},
-        {"grace_s": 60},
-        {"age": 7},
-        {"age_s": "a week"},
-        {"max_bytes": "many"},
-        {"age_s": 365},
-        {"age_s": "365"},
-        {"segments_age_s": 90.0},
-        {"grace_s": 7200},
-        {"topics": {"debug-*": 7}},
-    ],
+    each(
+        age_s=(0, float("nan"), "a week", 365, "365"),
+        topics=({"x": -1}, {"": 10}, {"debug-*": 7}),
+        max_bytes=(-1, "many"),
+        segments_age_s=(0.5, 90.0),
+        grace_s=(60, 7200),
+        age=(7,),
+    ),
 )
 def test_a_rule_that_can_not_be_right(wrong):
     with pytest.raises(ConfigError, match="retention"):

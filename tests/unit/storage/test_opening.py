@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import each
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import ConfigError, ObjectNotFound
 from tiered_index.storage.disk import Disk
@@ -229,15 +230,9 @@ def test_another_package_adds_a_scheme_with_options_of_its_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"sse": "rot13"},
-        {"sse_kms_key_id": "key"},
         {"sse": "AES256", "sse_kms_key_id": "key"},
-        {"max_attempts": 0},
-        {"transfer_attempts": 0},
-        {"max_pool_connections": 0},
-        {"read_timeout_s": 0},
-        {"backoff_s": -1},
-        {"addressing_style": "round"},
+        *each(sse=["rot13"], sse_kms_key_id=["key"], max_attempts=[0], transfer_attempts=[0], max_pool_connections=[0]),
+        *each(read_timeout_s=[0], backoff_s=[-1], addressing_style=["round"]),
     ],
 )
 def test_options_are_checked(wrong: dict[str, object]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import each
 from tests.support.cold_index import ColdIndex, cold_index, columns, publish, put
 from tests.support.hanging import until
 from tests.support.model import Answer
@@ -139,21 +140,11 @@ def test_the_limits_of_a_batch_are_of_the_whole_batch(made: ColdIndex, limit: in
 
 @pytest.mark.parametrize(
     "limits",
-    [
-        {"max_requests": -1},
-        {"max_requests": 1.0},
-        {"max_requests": "1"},
-        {"max_requests": True},
-        {"max_bytes": -1},
-        {"max_bytes": 2.5},
-        {"max_bytes": False},
-        {"timeout_s": 0},
-        {"timeout_s": -1},
-        {"timeout_s": float("nan")},
-        {"timeout_s": float("inf")},
-        {"timeout_s": "1"},
-        {"timeout_s": True},
-    ],
+    each(
+        max_requests=(-1, 1.0, "1", True),
+        max_bytes=(-1, 2.5, False),
+        timeout_s=(0, -1, float("nan"), float("inf"), "1", True),
+    ),
     ids=str,
 )
 def test_what_can_be_no_limit_is_refused(made: ColdIndex, limits: dict[str, Any]) -> None:
