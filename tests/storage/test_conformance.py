@@ -74,6 +74,21 @@ class TestS3Storage(StorageConformance):
         assert another.abort_uploads("data/b") == 2
         assert [handle.name for handle in storage.list_uploads()] == ["data/a", "other"]
 
+    many = 100
+
+    def test_list_returns_the_objects_of_all_pages(self, storage: Storage) -> None:
+        """Of 20 names each: thousands of objects take the server seconds."""
+        assert isinstance(storage, S3Storage)
+        pages: list[dict[str, object]] = []
+
+        def ask_for_few(params: dict[str, object], **_: object) -> None:
+            params["MaxKeys"] = 20
+            pages.append(params)
+
+        storage.client.meta.events.register("before-parameter-build.s3.ListObjectsV2", ask_for_few)
+        super().test_list_returns_the_objects_of_all_pages(storage)
+        assert len(pages) > 2 * self.many // 20
+
     @pytest.fixture
     def storage(self, s3_environment: S3Server) -> Iterator[Storage]:
         options = S3Options(endpoint_url=s3_environment.endpoint_url, max_attempts=3, backoff_s=0.01)

@@ -142,7 +142,7 @@ class SqliteModel(StorageModel):
 
 
 _SETTINGS = settings(
-    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestMemoryModel = MemoryModel.TestCase
 TestMemoryModel.settings = _SETTINGS

@@ -145,7 +145,7 @@ with SqliteStorage(Path(sys.argv[1])) as storage:
 """
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.1, 0.25, 0.6])
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.4])
 def test_a_process_killed_in_a_big_put_loses_nothing_it_acknowledged(tmp_path: Path, delay_s: float) -> None:
     path = tmp_path / "objects.db"
     with child(BIG_WRITER, path) as process:

@@ -60,13 +60,13 @@ from tiered_index.storage.sqlite.storage import SqliteStorage
 
 with SqliteStorage(Path(sys.argv[1])) as storage:
     for n in range(int(sys.argv[2])):
-        storage.put("object", (b"a" * (40 << 20), b"b" * 300_000, b"")[n % 3])
+        storage.put("object", (b"a" * (20 << 20), b"b" * 300_000, b"")[n % 3])
         print(n, flush=True)
 """
 
 
 def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
-    path, sizes = tmp_path / "objects.db", {b"a": 40 << 20, b"b": 300_000, b"": 0}
+    path, sizes = tmp_path / "objects.db", {b"a": 20 << 20, b"b": 300_000, b"": 0}
     seen: set[bytes] = set()
     with SqliteStorage(path) as storage:
         storage.put("object", b"")

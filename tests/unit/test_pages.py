@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -117,12 +116,8 @@ def test_a_decision_has_its_parts():
 
 
 def test_the_glossary_uses_names_of_the_code():
-    defined = {
-        node.name
-        for path in (TOP / "tiered_index").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
+    texts = [path.read_text() for path in (TOP / "tiered_index").rglob("*.py")]
+    defined = {name for text in texts for name in re.findall(r"^ *(?:class|def) (\w+)", text, re.M)}
     text = (DOCS / "glossary.md").read_text()
     named = set(re.findall(r"`([A-Z]\w+|[a-z]+_[a-z_]+)`s?", text))
     assert len(named) >= 50

@@ -4,6 +4,7 @@ way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +61,14 @@ class Library:
         )
 
 
-@pytest.fixture
-def filled(open_index) -> IndexService:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Iterator[IndexService]:
     """An index with entries at offsets 0..299 under one key, the newest with the greatest offset."""
-    index = open_index(items=500)
-    for number in range(300):
-        index.put("t", 0, "k", number, 5, T + 1000 * (number // 3))
-    return index
+    root = tmp_path_factory.mktemp("filled")
+    with IndexService.open(root=root, storage="memory://messages", slots=7, items=500, background=False) as index:
+        for number in range(300):
+            index.put("t", 0, "k", number, 5, T + 1000 * (number // 3))
+        yield index
 
 
 def offsets(answer):
