@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from tiered_index.clock import Clock, ManualClock
 from tiered_index.service.log.log import StorageLog, publishing
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Storage
+
+
+def open_log(storage: Storage, clock: Clock | None = None) -> StorageLog:
+    """Return a view of the storage's log, opened."""
+    log = StorageLog(storage, clock or ManualClock())
+    log.open()
+    return log
 
 
 def publish(

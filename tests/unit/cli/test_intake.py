@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexService
 from tiered_index.cli.ingest import Intake
@@ -150,9 +151,7 @@ def test_settle_raises_the_error_of_a_damaged_file(make_index, write_lines, make
     index.flush()
     index.abandon()
     (path,) = (tmp_path / "root" / "unsealed").glob("*.index")
-    data = bytearray(path.read_bytes())
-    data[28 + 8 * 10 + 36 * 3] ^= 1
-    path.write_bytes(data)
+    flip(path, 28 + 8 * 10 + 36 * 3)
     again = make_index()
     with pytest.raises(CorruptFile):
         settle(again, 1, no_progress)

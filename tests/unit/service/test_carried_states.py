@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks.scale import synthetic_objects
 from tests.support.cold_index import cold_index
-from tests.support.log_records import publish
+from tests.support.log_records import open_log, publish
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageBehind
@@ -134,8 +134,7 @@ def test_a_reader_of_a_restored_storage_shows_the_files_of_its_other_history(tmp
         reader.refresh()
         assert len(reader.query("t", "all", max_count=100).items) == 7
         made.inner.delete_many([log_name(log.state.number)])
-        other = StorageLog(made.inner, SystemClock())
-        other.open()
+        other = open_log(made.inner, SystemClock())
         publish(other, epoch, remove=[made.stored[5].name])
         for stored in made.stored[:more]:
             publish(other, epoch, remove=[stored.name])

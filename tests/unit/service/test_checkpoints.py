@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.log_records import publish
+from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -131,8 +131,7 @@ def test_refreshing_costs_one_request_and_one_more_a_record():
     storage = MemoryStorage()
     log = a_log(storage, objects=3)
     metered = MeteredStorage(storage)
-    reader = StorageLog(metered, ManualClock())
-    reader.open()
+    reader = open_log(metered)
     for new in (0, 1, 4):
         for n in range(new):
             publish(log, EPOCH, (an_object(10 * new + n),))
@@ -243,8 +242,7 @@ def test_a_record_of_a_large_state_costs_its_changes_and_is_opened_by_one_reques
         assert len(stored_checkpoints(metered.inner)) < 12
     assert kinds.count(False) == 60 // 20
     for _ in range(2):  # the next writers go on with the same whole one
-        log = StorageLog(metered, ManualClock())
-        log.open()
+        log = open_log(metered)
         publish(log, EPOCH, (an_object(5000 + log.state.number),))
         assert base_of(max(info.name for info in metered.inner.list("checkpoint/")))
     report = Report()
@@ -290,8 +288,7 @@ def test_changes_without_their_whole_checkpoint_cost_requests_only(lost, how):
             if how == "damaged":
                 storage.put(name, b"damaged")
     assert opened(storage)[0] == log.state
-    next_one = StorageLog(storage, ManualClock())
-    next_one.open()
+    next_one = open_log(storage)
     publish(next_one, EPOCH, (an_object(2000),))
     assert opened(storage)[0] == next_one.state
     assert opened(storage)[1]["get"] <= 2
@@ -348,8 +345,7 @@ def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
         publish(log, EPOCH, (an_object(n),))
     assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
     # what a lost answer left behind is swept by the next who opens the log
-    next_one = StorageLog(storage, ManualClock())
-    next_one.open()
+    next_one = open_log(storage)
     for n in range(80, 89):
         publish(next_one, EPOCH, (an_object(n),))
     assert len(stored_checkpoints(storage.inner)) <= 10
@@ -380,8 +376,7 @@ def test_what_short_lived_writers_leave_is_swept_by_the_next(records):
     storage.put("checkpoint/00000000000000000001/00000000000000000001", b"not ours")
     a_log(storage)
     for n in range(40):
-        log = StorageLog(storage, ManualClock())
-        log.open()
+        log = open_log(storage)
         for k in range(records):
             publish(log, EPOCH, (an_object(2 * n + k),))
         names = [info.name for info in storage.list("checkpoint/")]
@@ -397,8 +392,7 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
     storage = MemoryStorage()
     a_log(storage)
     storage.put(checkpoint_name(10**6), damaged)
-    log = StorageLog(storage, ManualClock())
-    log.open()
+    log = open_log(storage)
     for n in range(20):
         publish(log, EPOCH, (an_object(n),))
         assert stored_checkpoints(storage)[-1] == log.state.number
@@ -409,8 +403,7 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
 def test_a_fenced_writer_takes_nothing_from_its_successor():
     storage = MemoryStorage()
     old = a_log(storage, objects=9)
-    new = StorageLog(storage, ManualClock())
-    new.open()
+    new = open_log(storage)
     epoch = new.claim_epoch()
     for n in range(20, 23):
         publish(new, epoch, (an_object(n),))
@@ -583,8 +576,7 @@ def test_a_checkpoint_of_another_history_is_no_state_of_this_one(has_digest, is_
     storage = MemoryStorage(clock=clock)
     other = a_log(storage, objects=6).state
     restored(storage, clock, 4)
-    log = StorageLog(storage, clock)
-    log.open()
+    log = open_log(storage, clock)
     for number in range(100, 104):
         publish(log, EPOCH, (an_object(number),))
     assert log.state.number == other.number == 8
@@ -606,8 +598,7 @@ def test_checkpoints_of_other_processes_are_swept_by_who_goes_on():
     storage = MemoryStorage()
     log = a_log(storage)
     for n in range(5):
-        job = StorageLog(storage, ManualClock())
-        job.open()
+        job = open_log(storage)
         publish(job, EPOCH, (an_object(n),))
         for k in range(20):
             publish(log, EPOCH, (an_object(1000 + 20 * n + k),))
@@ -624,8 +615,7 @@ def test_a_checkpoint_older_than_the_known_records_is_compared_with_the_log(is_o
     kept = {name: storage.get(name) for name in (named(log.state), log_name(log.state.number))}
     if not is_of_this_log:
         restored(storage, clock, 4)
-        log = StorageLog(storage, clock)
-        log.open()
+        log = open_log(storage, clock)
     for number in range(CHAINED + 20):
         publish(log, EPOCH, (an_object(100 + number),))
     for name, data in kept.items():

@@ -225,7 +225,7 @@ def test_several_indexes_each_with_its_own_tombstones(tmp_path):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(tmp_path, when):
     made = Merging(tmp_path / "made")
-    fill(made, range(3))
+    fill(made, range(2))
     # of nothing else: it goes with the record
     made.put([(BASE_MS, "k")], "orders")
     made.publish()
@@ -249,10 +249,10 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
                 life.model.erase("orders", life.state.expired.tombstones[0].before_ms, key="k")
             life.check()
             life.index._lifecycle.refresh()
-            life.check(life.index, [("orders", "k"), ("t", "k")])
+            life.check(life.index, [("orders", "k")])
             # repeated, it goes on where it was interrupted
             assert wipe(life, keys=("k",), now=True, grace_s=0).remaining == ()
-            life.check()
+            life.check(questions=[("orders", "k"), ("orders", "k2")])
         finally:
             life.close()
     assert nth > 20

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
+from tests.support.damage import flip
+from tests.support.log_records import open_log
 from tiered_index import IndexReader, KeyedIndexItem, MergeOptions, column, hash_key
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.export import entries_checksum, export_schema
 from tiered_index.service.merge.run import merge
 
@@ -31,8 +32,7 @@ def put(index, numbers, topic="t"):
 
 
 def merge_all(storage, clock):
-    log = StorageLog(storage, clock)
-    log.open()
+    log = open_log(storage, clock)
     merge(storage, log, clock, MergeOptions(window_s=86400, shard_bytes=1 << 20))
 
 
@@ -199,9 +199,7 @@ def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open
     index.run_lifecycle()
     (path,) = (index.config.root / "uploaded").glob("*.index")
     index.close()
-    data = bytearray(path.read_bytes())
-    data[28 + 8 * 5 + 40] ^= 1
-    path.write_bytes(data)
+    flip(path, 28 + 8 * 5 + 40)
     again = open_index("root", slots=5)
     assert told(again.export()) == expected(range(9))
 

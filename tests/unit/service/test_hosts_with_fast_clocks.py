@@ -9,10 +9,10 @@ import pytest
 from botocore.stub import Stubber
 
 from tests.support.later import Later
+from tests.support.log_records import open_log
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
@@ -41,8 +41,7 @@ def test_a_host_whose_clock_is_days_fast_takes_nothing_that_was_sent_a_moment_ag
     IndexService.open(root=tmp_path / "root", storage_backend=place, slots=7, items=20, background=False).close()
     place.put("data/sent/1.index", b"x")
     upload = place.begin_upload("data/sending/1.index")
-    log = StorageLog(place, fast)
-    log.open()
+    log = open_log(place, fast)
     found = find_orphans(place, log)
     assert (found.objects, found.uploads) == ((), ())
     found = find_orphans(Later(place, DAYS_S), log)

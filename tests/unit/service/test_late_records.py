@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.later import Later
+from tests.support.log_records import open_log
 from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S
-from tiered_index.service.log.log import StorageLog
 
 AHEAD_S = 3601
 """How much later it may be for whoever sweeps."""
@@ -45,8 +45,7 @@ def sweep(storage, clock):
     """Delete the orphans of a day; return what went."""
 
     def act():
-        log = StorageLog(storage, clock)
-        log.open()
+        log = open_log(storage, clock)
         return [info.name for info in delete_orphans(storage, find_orphans(Later(storage, AHEAD_S), log)).objects]
 
     return act

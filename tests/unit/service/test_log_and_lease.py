@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.log_records import publish
+from tests.support.log_records import open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -144,8 +144,7 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
 
 def test_a_higher_epoch_fences_the_lower_one(log, storage, clock):
     first = log.claim_epoch()
-    other = StorageLog(storage, clock)
-    other.open()
+    other = open_log(storage, clock)
     second = other.claim_epoch()
     assert second == first + 1
     with pytest.raises(WriterFenced, match=f"epoch {second}"):
@@ -177,8 +176,7 @@ def test_a_claim_whose_answer_was_lost_is_recognised(storage, clock):
 
 def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, storage, clock):
     epoch = log.claim_epoch()
-    other = StorageLog(storage, clock)
-    other.open()
+    other = open_log(storage, clock)
 
     def make(state):
         # another record takes the number between the writer's reading and its put

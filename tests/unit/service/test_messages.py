@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.damage import flip_object
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexReader, IndexService
 from tiered_index.errors import CorruptFile, InvalidCursor, PartialAnswer, StorageMisconfigured, StorageUnavailable
@@ -187,9 +188,7 @@ def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index
     index.flush()
     with IndexReader.open(storage_backend=faulty, clock=clock, query_threads=1) as reader:
         ((name, stored),) = reader.log_state.objects.items()
-        data = bytearray(storage.get(name))
-        data[stored.trailer_position - 1] ^= 1
-        storage.put(name, data)
+        flip_object(storage, name, stored.trailer_position - 1)
         with pytest.raises(CorruptFile, match=name):
             reader.messages("t", "k", source=Library())
         answer = reader.messages("t", "k", allow_partial=True, source=Library())

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.batches import batch
+from tests.support.damage import flip as flip_file
+from tests.support.damage import flip_object, flipped
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexConfig, IndexReader
@@ -56,9 +58,7 @@ def put(life: Merging, rows: list[tuple[int, str]], topic: str = "t") -> None:
 
 
 def flip(life: Merging, stored: StoredObject, position: int | None = None) -> None:
-    data = bytearray(life.storage.get(stored.name))
-    data[stored.trailer_position // 2 if position is None else position] ^= 1
-    life.storage.put(stored.name, bytes(data))
+    flip_object(life.storage, stored.name, stored.trailer_position // 2 if position is None else position)
 
 
 def remove(life: Merging, stored: StoredObject) -> None:
@@ -152,10 +152,8 @@ def test_what_a_newer_version_wrote_is_left_alone(life):
 def test_a_copy_that_does_not_verify_is_none(life):
     first, *_ = life.state.objects.values()
     path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
-    data = bytearray(path.read_bytes())
-    data[first.trailer_position // 3] ^= 1
     life.index.abandon()
-    path.write_bytes(data)
+    flip_file(path, first.trailer_position // 3)
     remove(life, first)
     (planned,) = mend(life, "root", yes=False)
     assert planned.action == "give up"
@@ -278,9 +276,7 @@ def test_what_was_damaged_on_its_way_is_not_recorded(life, monkeypatch):
     def damaged(publication: Any) -> None:
         complete(publication)
         name = publication.sent.name
-        data = bytearray(life.storage.get(name))
-        data[len(data) // 4] ^= 1
-        life.storage.put(name, bytes(data))
+        flip_object(life.storage, name, len(life.storage.get(name)) // 4)
 
     monkeypatch.setattr(repair.Publication, "complete", damaged)
     number = life.state.number
@@ -331,9 +327,7 @@ def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(li
     *others, first = sorted(life.state.objects.values(), key=lambda stored: stored.size_bytes)
     begun = {info.name: life.storage.get(info.name) for info in life.storage.list()}
     if how == "salvage":
-        data = bytearray(begun[first.name])
-        data[first.trailer_position // 2] ^= 1
-        begun[first.name] = bytes(data)
+        begun[first.name] = flipped(begun[first.name], first.trailer_position // 2)
     else:
         del begun[first.name]
     nth, struck = 0, True
@@ -369,7 +363,7 @@ def test_a_damaged_copy_is_fetched_from_its_object(life):
     first, *_ = life.state.objects.values()
     path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
     data = path.read_bytes()
-    for wrong in (data[:-1], data[:100] + bytes([data[100] ^ 1]) + data[101:]):
+    for wrong in (data[:-1], flipped(data, 100)):
         path.write_bytes(wrong)
         with pytest.raises(LockHeld):
             mend(life, "root")

@@ -8,6 +8,7 @@ import statistics
 import pytest
 
 from tests.support.hanging import until
+from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService
@@ -238,8 +239,7 @@ def test_a_writer_of_files_of_less_than_a_second_reads_what_others_append(open_i
     """It lists the log no more for each record."""
     index = open_index("often", seal_after_s=0.35)
     put_and_publish(index, 1)
-    log = StorageLog(storage, clock)
-    log.open()
+    log = open_log(storage, clock)
     for number in range(others):
         log.append_positions(index._session.epoch, {f"source {number}": 1})
     put_and_publish(index, 2)
@@ -367,8 +367,7 @@ def test_a_reader_that_looks_often_opens_another_history_once_it_meets_its_recor
         clock.advance(0.25)
         assert len(reader.query("t", "k")) == 2
         storage.delete_many([info.name for info in storage.list() if info.name not in before])
-        restored = StorageLog(storage, clock)
-        restored.open()
+        restored = open_log(storage, clock)
         for _ in range(index.log_state.number + 1 - number):
             restored.append("a mark", None, lambda _: LogRecord(0, "positions", 0, "", 0))
         clock.advance(0.25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.log_records import open_log
 from tests.support.staging import Job, merge_all
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
@@ -39,8 +40,7 @@ def fill(index):
 
 
 def append_positions(storage, clock, step):
-    log = StorageLog(storage, clock)
-    log.open()
+    log = open_log(storage, clock)
     log.append_positions(log.state.epoch, {"elsewhere": step})
 
 
@@ -111,8 +111,7 @@ def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_sa
     clock.advance(DAYS_S)
     assert merge_all(storage, clock).sources == 1
     append_positions(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
-    log = StorageLog(storage, clock)
-    log.open()
+    log = open_log(storage, clock)
     assert not find_orphans(storage, log).objects
     clock.advance(86_401)
     assert [info.name for info in find_orphans(storage, log).objects] == [name]
@@ -135,8 +134,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
     file_id = next(iter(index.log_state.files))
     assert merge_all(storage, clock).sources == 1
     counted = FaultStorage(storage)
-    log = StorageLog(counted, clock)
-    log.open()
+    log = open_log(counted, clock)
     for step in range(5):
         log.append_positions(log.state.epoch, {"elsewhere": step})
 
@@ -160,7 +158,7 @@ def test_a_record_is_read_once_by_whoever_looks_back(open_ahead, storage, clock)
 
 
 def test_a_file_says_how_much_of_the_log_it_is_younger_than(open_ahead, storage, clock):
-    for step in range(20):
+    for step in range(8):
         if step == 0:
             index = open_ahead(0)
         append_positions(storage, clock, step)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.batches import batch
+from tests.support.damage import flip
+from tests.support.log_records import open_log
 from tests.support.plain_files import plain_files
 from tiered_index import IndexReader, IndexService, Lookup, kernels
 from tiered_index.clock import ManualClock
@@ -19,7 +21,6 @@ from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.files.compacted import LocalBytes, open_local
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.memory import MemoryStorage
 
@@ -108,8 +109,7 @@ def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout
             service.run_lifecycle()
     if merged:
         clock.advance(10**6)
-        log = StorageLog(storage, clock)
-        log.open()
+        log = open_log(storage, clock)
         assert merge(storage, log, clock, MergeOptions(window_s=30 * 86_400, min_age_s=0, shard_bytes=1 << 20)).sources
     damage(storage, rng)
     asked = [Lookup(topic="t", key=f"k{number}") for number in range(0, count, 12)]
@@ -145,9 +145,7 @@ def test_damage_of_a_local_file_is_of_its_slot_group(tmp_path, monkeypatch, chec
     runs = file.local.trailer().directory.all_runs()
     bad = runs[1]
     if checked:
-        data = bytearray(path.read_bytes())
-        data[bad.offset] ^= 1
-        path.write_bytes(data)
+        flip(path, bad.offset)
         file = open_local(path)
     else:
         verified = LocalBytes.verified

@@ -16,8 +16,9 @@ import pytest
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
 from tests.support.hanging import beside, until
 from tests.support.model import Answer
+from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index import IndexReader, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
 from tiered_index.service import reader as reader_module
@@ -72,14 +73,7 @@ def test_a_due_refresh_goes_on_behind_the_lookup_and_once_only(
     made.add(FILES)
     hang = storage.hang("get", name_prefix="log/")
     advance(reader)
-
-    def ask(**bounds: Any) -> QueryResult:
-        return (
-            reader.query_many([Lookup(topic="t", key="all")], **bounds)[0]
-            if many
-            else reader.query("t", "all", **bounds)
-        )
-
+    ask = asking(reader, "t", "all", many=many)
     asked = storage.calls("get")
     for _ in range(3):
         result = ask(timeout_s=LONG_S)
@@ -151,12 +145,7 @@ def test_an_object_that_is_gone_and_a_log_that_hangs(made: ColdIndex, storage: F
             for answer in made.expected("t", "all")
             if not gone.second_min <= answer.timestamp_ms // 1000 <= gone.second_max
         ]
-
-        def ask(**how: Any) -> QueryResult:
-            return (
-                reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
-            )
-
+        ask = asking(reader, "t", "all", many=many)
         for _ in range(4):
             result = ask(timeout_s=LONG_S, allow_partial=True)
             assert (answers(result), result.status) == (rest, "partial")

@@ -13,15 +13,13 @@ from typing import Literal
 import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index
-from tests.support.log_records import publish
+from tests.support.log_records import open_log, publish
 from tests.support.model import Answer
 from tests.support.storage_faults import FaultStorage
 from tiered_index import Fetched, IndexItem, IndexReader, IndexService, Lookup, LostFile, QueryResult
-from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.lifecycle.orphans import give_up
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject, TableShard
 from tiered_index.service.lookup import scan
 
@@ -59,8 +57,7 @@ def lose(made: ColdIndex, gone: list[StoredObject]) -> None:
 
 def remove(made: ColdIndex, gone: list[StoredObject]) -> None:
     """Remove files as a merge does: by a record, then for good."""
-    log = StorageLog(made.inner, ManualClock(0))
-    log.open()
+    log = open_log(made.inner)
     publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
     lose(made, gone)
 
@@ -196,7 +193,7 @@ def test_what_is_given_up_is_told_by_every_answer_it_concerns(
     gone = made.stored[3]
     lose(made, [gone])
     assert ask(reader).status == "partial" and not ask(reader).lost
-    (known,) = give_up(made.inner, opened(made), [gone.file_id])
+    (known,) = give_up(made.inner, open_log(made.inner), [gone.file_id])
     assert known == LostObject.of(gone)
     told = LostFile(
         file=gone.file_id, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count
@@ -222,23 +219,22 @@ def test_what_is_given_up_is_told_by_every_answer_it_concerns(
 def test_giving_up_that_fails_at_any_call_is_repeated(made: ColdIndex, when: Literal["before", "after"]) -> None:
     gone = made.stored[3]
     lose(made, [gone])
-    before = opened(made).state
+    before = open_log(made.inner).state
     for call in ("list", "put_if_absent", "head", "put"):
         faulty = FaultStorage(made.inner)
-        log = StorageLog(faulty, ManualClock(0))
-        log.open()
+        log = open_log(faulty)
         faulty.fail(call, when=when)
         if call == "put":  # of the checkpoint
             give_up(faulty, log, [gone.name])
         else:
             with contextlib.suppress(StorageUnavailable):
                 give_up(faulty, log, [gone.name])
-        state = opened(made).state
+        state = open_log(made.inner).state
         assert (gone.name in state.objects) != (gone.name in state.lost), call
         if call == "put_if_absent":
             assert (gone.name in state.lost) == (when == "after")
-    assert give_up(made.inner, opened(made), [gone.name]) == [LostObject.of(gone)]
-    state = opened(made).state
+    assert give_up(made.inner, open_log(made.inner), [gone.name]) == [LostObject.of(gone)]
+    state = open_log(made.inner).state
     assert state.number == before.number + 1 and set(state.objects) == set(before.objects) - {gone.name}
 
 
@@ -246,10 +242,10 @@ def test_only_what_is_lost_is_given_up(made: ColdIndex) -> None:
     gone = made.stored[3]
     lose(made, [gone])
     with pytest.raises(InvalidArgument, match="storage has it"):
-        give_up(made.inner, opened(made), [gone.name, made.stored[0].file_id])
+        give_up(made.inner, open_log(made.inner), [gone.name, made.stored[0].file_id])
     with pytest.raises(InvalidArgument, match="names no such"):
-        give_up(made.inner, opened(made), [gone.name, "000000000000000-000000000000"])
-    assert not opened(made).state.lost
+        give_up(made.inner, open_log(made.inner), [gone.name, "000000000000000-000000000000"])
+    assert not open_log(made.inner).state.lost
 
 
 def test_lost_objects_in_records_and_checkpoints(made: ColdIndex) -> None:
@@ -258,7 +254,7 @@ def test_lost_objects_in_records_and_checkpoints(made: ColdIndex) -> None:
     masked = replace(lost, shard=shard, hash="mask")
     for one in (lost, replace(lost, shard=shard), masked):
         record = LogRecord(7, "remove", 0, "a", 5, remove=(one.name,), lost=(one,))
-        state = replace(opened(made).state, lost={one.name: one})
+        state = replace(open_log(made.inner).state, lost={one.name: one})
         for kind in (record, state):
             assert type(kind).decode(kind.encode(), "x") == kind
         members = json.loads(record.encode().partition(b"\n")[0])["lost"][0]
@@ -266,12 +262,6 @@ def test_lost_objects_in_records_and_checkpoints(made: ColdIndex) -> None:
     seconds = lost.second_min, lost.second_max
     assert masked.concerns(*seconds) and masked.concerns(*seconds, 0, 3) and not masked.concerns(*seconds, 3, 0)
     assert replace(masked, hash="both").concerns(*seconds, 3, 0)
-
-
-def opened(made: ColdIndex) -> StorageLog:
-    log = StorageLog(made.inner, ManualClock(0))
-    log.open()
-    return log
 
 
 def test_a_log_that_moves_on_for_ever_ends_the_lookup(

@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
 from tests.support.model import Answer
+from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
-from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index import IndexReader, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.service.reading.views import IndexView
@@ -47,12 +48,7 @@ def test_a_refresh_that_hangs_for_too_long(
     clock = ManualClock(BASE_MS)
     root = made.root if beside_the_root else None
     with made.reader(storage, clock=clock, refresh_interval_s=interval_s, root=root) as reader:
-
-        def ask(**how: Any) -> QueryResult:
-            return (
-                reader.query_many([Lookup(topic="t", key="all")], **how)[0] if many else reader.query("t", "all", **how)
-            )
-
+        ask = asking(reader, "t", "all", many=many)
         before = made.expected("t", "all")
         assert [Answer.of(item) for item in ask()] == before
         made.add(2)

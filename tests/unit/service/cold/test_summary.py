@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.cold_index import BASE_MS, ColdIndex, Recorder, cold_index, columns, put, spoiled
 from tests.support.hanging import until
+from tests.support.log_records import open_log
 from tests.support.merging import BASE_MS as MERGED_MS
 from tests.support.merging import DAY_S, HOUR_MS, Merging
 from tests.support.model import Answer
@@ -388,8 +389,7 @@ def test_a_repeated_erasure_renews_the_summary_that_a_crash_left(
     name = summarise(storage)
 
     def erase_all() -> None:
-        log = StorageLog(storage, ManualClock())
-        log.open()
+        log = open_log(storage)
         erase(storage, log, EraseRequest("t", before_ms=BASE_MS + 10**9), ManualClock(), yes=True)
 
     def end(*_: object) -> None:

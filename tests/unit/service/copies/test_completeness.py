@@ -20,6 +20,7 @@ from tests.support.copies import (
     merge_first_day,
     same,
 )
+from tests.support.damage import flip_object
 from tests.support.merging import BASE_MS, DAY_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
@@ -180,9 +181,7 @@ def test_what_is_there_is_not_sent_again_unless_it_differs(life):
     names = sorted(life.state.objects)
     assert [info.name for info in inner.list("data/")] == names
     # of the same size, and damaged; cut; of the same size, and nothing at all
-    damaged = bytearray(inner.get(names[0]))
-    damaged[len(damaged) // 2] ^= 1
-    inner.put(names[0], bytes(damaged))
+    flip_object(inner, names[0], len(inner.get(names[0])) // 2)
     inner.put(names[1], inner.get(names[1])[:-1])
     inner.put(names[2], bytes(len(inner.get(names[2]))))
     puts = target.calls("put")
@@ -221,9 +220,7 @@ def test_nothing_damaged_is_copied_and_the_name_is_told(life, what):
     if what == "lost":
         life.storage.delete(name)
     else:
-        data = bytearray(life.storage.get(name))
-        data[100] ^= 1
-        life.storage.put(name, bytes(data))
+        flip_object(life.storage, name, 100)
     with pytest.raises(CorruptFile) as caught:
         copier(life, target).run_once()
     assert caught.value.file == name

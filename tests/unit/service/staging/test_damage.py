@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.damage import flip, flip_object
 from tests.support.staging import Job, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import CorruptFile, StorageUnavailable
 
 
 def damage(file):
     """Flip a bit of the second entry of an unsealed file."""
-    data = bytearray(file.path.read_bytes())
-    data[file.layout.entry_position(2)] ^= 1
-    file.path.write_bytes(bytes(data))
+    flip(file.path, file.layout.entry_position(2))
 
 
 @pytest.mark.parametrize("journal", [True, False], ids=["", "no journal"])
@@ -145,9 +144,7 @@ def test_a_flipped_bit_among_staged_entries_is_found(stage, storage, clock):
     stage(1, 2, 3)
     job = Job(storage, clock).look()
     (ticket,) = job.tickets
-    data = bytearray(storage.get(ticket.object))
-    data[ticket.entries_bytes - 1] ^= 4
-    storage.put(ticket.object, data)
+    flip_object(storage, ticket.object, ticket.entries_bytes - 1)
     assert job.compact().publish() == set() and job.results[0].corrupt and "do not match their CRC32" in job.reasons[0]
     assert not names_below(storage, "data/")
 
