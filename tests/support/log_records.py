@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
+
 from tiered_index.clock import Clock, ManualClock
+from tiered_index.service.log import records
+from tiered_index.service.log import state as state_module
 from tiered_index.service.log.log import StorageLog, publishing
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -38,3 +43,13 @@ def publish(
         return replace(record or LogRecord(0, "remove", epoch, "", 0, positions=positions or {}), remove=gone)
 
     return log.append("publish", epoch, make)
+
+
+@contextmanager
+def read_by_earlier_version(newest: int) -> Iterator[None]:
+    """Read records and checkpoints as a version did that knew them up to version `newest`."""
+    decode = records.decode_document
+    with pytest.MonkeyPatch.context() as older:
+        for place in (records, state_module):
+            older.setattr(place, "decode_document", lambda data, file, _=0: decode(data, file, newest))
+        yield

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.cases import each
+from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, Lookup
@@ -24,7 +25,6 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase, names_of_nothing_else
 from tiered_index.service.erasure.find import ScannedObject, find_hidden
 from tiered_index.service.lifecycle.expiry import record_expiry
-from tiered_index.service.log import records
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import publish
@@ -290,7 +290,7 @@ def test_the_certificate_tells_what_remains(native, monkeypatch):
     assert done.status == "remains" and name in done.remaining and done.to_do
 
 
-def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(native, monkeypatch):
+def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(native):
     life = native
     fill(life, range(4))
     record_expiry(life.log(), Retention(topics={"none": HOUR_S}), life.clock)
@@ -300,14 +300,8 @@ def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(nat
     assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
     data = life.storage.get(f"log/{state.number:020d}")
     assert b"order-" not in data and b'"version":4' in data
-    decode = records.decode_document
-    with monkeypatch.context() as older:
-        for place in ("records", "state"):
-            # a version of before reads records up to version 2
-            where = f"tiered_index.service.log.{place}.decode_document"
-            older.setattr(where, lambda data, file, newest=0: decode(data, file, 2))
-        with pytest.raises(UnsupportedVersion, match="newer than this reader"):
-            life.reader()
+    with read_by_earlier_version(2), pytest.raises(UnsupportedVersion, match="newer than this reader"):
+        life.reader()
 
 
 def test_an_export_and_the_topics_leave_it_out(native):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import tiered_index
+from tests.support.log_records import read_by_earlier_version
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.cli.main import app
 from tiered_index.clock import ManualClock, SystemClock
-from tiered_index.errors import CorruptFile, StorageUnavailable, UnsupportedVersion, WriterFenced
+from tiered_index.errors import StorageUnavailable, UnsupportedVersion, WriterFenced
 from tiered_index.format.trailer import Trailer
 from tiered_index.retention import NOTHING, Retention
 from tiered_index.service.checks.checks import check_storage
@@ -23,7 +23,6 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.lifecycle.expiry import ExpiryPlan, record_expiry, sweep
 from tiered_index.service.lifecycle.expiry import expire as run_expiry
-from tiered_index.service.log import records
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -387,7 +386,7 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(l
     life.check()
 
 
-def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(life, monkeypatch):
+def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(life):
     fill(life, range(10))
     expire(life, Retention(age_s=5 * HOUR_S), 10)
     state = life.state
@@ -395,14 +394,8 @@ def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(lif
     name = f"log/{state.number:020d}"
     data = life.storage.get(name)
     assert LogRecord.decode(data, name).encode() == data
-    decode = records.decode_document
-    with monkeypatch.context() as older:
-        # a version of before reads records of version 1 alone
-        for place in ("records", "state"):
-            where = f"tiered_index.service.log.{place}.decode_document"
-            older.setattr(where, lambda data, file, newest=0: decode(data, file, 1))
-        with pytest.raises(UnsupportedVersion, match="newer than this reader"):
-            life.reader()
+    with read_by_earlier_version(1), pytest.raises(UnsupportedVersion, match="newer than this reader"):
+        life.reader()
 
 
 def test_an_export_leaves_out_what_has_expired(life):
@@ -432,18 +425,6 @@ def test_records_that_say_nothing_of_it_are_as_before(life):
         version = 1 if number == 1 else 4
         assert life.storage.get(f"log/{number:020d}").startswith(b'{"version":%d,' % version)
     assert b'"expired"' not in life.state.encode()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"horizons": [{"before_ms": "1", "topics": {}}], "segments": {}}, {"horizons": 1}, []]
-)
-def test_a_record_of_the_wrong_shape(wrong):
-    document: dict[str, Any] = {
-        "kind": "expire", "number": 2, "epoch": 0, "attempt": "", "created_ms": 0,
-        "add": [], "remove": [], "positions": {}, "genesis": None, "expired": wrong,
-    }  # fmt: skip
-    with pytest.raises(CorruptFile, match="expired"):
-        LogRecord.decode(records.encode_document(document), "log/2")
 
 
 def test_a_writer_that_starts_without_its_storage_knows_what_had_expired(life):

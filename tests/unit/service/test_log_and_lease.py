@@ -73,6 +73,15 @@ def stored(draw):
 
 
 positions = st.dictionaries(texts, numbers, max_size=3)
+sums = st.integers(0, 2**32 - 1)
+segments = st.builds(
+    lambda name, store, start, size, crc32, head, more, at: ArchivedSegment(
+        name, store, start, size, crc32, head, size + more, at
+    ),
+    st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", fullmatch=True),
+    *(texts, st.integers(0, 2**62), st.integers(0, 2**43), sums, sums, st.integers(0, 2**40), sizes),
+)
+batches = st.dictionaries(texts, st.builds(StreamBatch, numbers, numbers, st.integers(0, 2**64 - 1)), max_size=3)
 layouts = st.sampled_from([GENESIS.layout, Layout(ROCKETMQ, ROCKETMQ.schema, 1, 2)])
 records = st.builds(
     LogRecord,
@@ -85,6 +94,8 @@ records = st.builds(
     st.lists(texts, max_size=3).map(tuple),
     positions,
     st.none() | st.builds(IndexDescriptor, ids, layouts, texts),
+    st.lists(segments, max_size=3).map(tuple),
+    batches,
 )
 
 
@@ -93,10 +104,57 @@ def test_a_record_comes_back_as_it_was(record):
     assert LogRecord.decode(record.encode(), "x") == record
 
 
-@given(st.lists(stored(), max_size=4), positions, numbers, numbers)
-def test_a_checkpoint_comes_back_as_it_was(objects, where, number, epoch):
-    state = LogState(number, epoch, GENESIS, {o.name: o for o in objects}, where)
+places = st.lists(segments, max_size=4, unique_by=lambda segment: segment.place)
+
+
+@given(st.lists(stored(), max_size=4), positions, numbers, numbers, places, batches)
+def test_a_checkpoint_comes_back_as_it_was(objects, where, number, epoch, archive, last):
+    archived = {segment.name: segment for segment in archive}
+    state = LogState(number, epoch, GENESIS, {o.name: o for o in objects}, where, archived, last)
     assert LogState.decode(state.encode(), "x") == state
+
+
+PLAIN = LogRecord(7, "publish", 3, "a", 5), LogState(7, 3, GENESIS)
+
+
+@pytest.mark.parametrize("member", ["archive", "batches", "expired"])
+def test_what_records_and_checkpoints_of_before_do_not_say_is_nothing(member):
+    for kind in PLAIN:
+        document = json.loads(kind.encode().partition(b"\n")[0])
+        assert member not in document
+        assert not getattr(type(kind).decode(encode_document(document), "x"), member)
+
+
+SHORT = {"number": 4, "entries": 1}
+WRONG = {
+    "archive": [5, None, "x", [1], [{}], {"a": 1}, [{"name": "n", "store": "s", "start": "x"}]],
+    "batches": [5, None, "x", [1], {"s": 4}, {"s": SHORT}, {"s": {**SHORT, "checksum": 7}}],
+    "expired": [{"horizons": [{"before_ms": "1", "topics": {}}], "segments": {}}, {"horizons": 1}, []],
+}
+
+
+@pytest.mark.parametrize(("member", "wrong"), [(name, wrong) for name in WRONG for wrong in WRONG[name]])
+def test_members_of_the_wrong_shape_are_damage(member, wrong):
+    for kind in PLAIN:
+        document = json.loads(kind.encode().partition(b"\n")[0])
+        with pytest.raises(CorruptFile, match=r"this version|expired"):
+            type(kind).decode(encode_document(document | {member: wrong}), "x")
+
+
+def test_the_document_of_a_batch_is_the_one_of_the_specification():
+    record = LogRecord(7, "build", 0, "a", 5, batches={"spark:q": StreamBatch(4, 400, 0xFEED)})
+    assert json.loads(record.encode().partition(b"\n")[0])["batches"] == {
+        "spark:q": {"number": 4, "entries": 400, "checksum": "000000000000feed"}
+    }
+
+
+def test_the_greatest_number_of_each_stream_counts():
+    state = LogState().apply(LogRecord(1, "create", 0, "a", 5, genesis=GENESIS), "x")
+    begun = state
+    for number, told in enumerate([{"a": 1}, {"b": 7}, {"a": 3}, {}, {"a": 2, "b": 8}], 2):
+        last = {stream: StreamBatch(at, number, 0) for stream, at in told.items()}
+        state = state.apply(LogRecord(number, "build", 0, "a", 5, batches=last), "x")
+    assert state.batches == {"a": StreamBatch(3, 4, 0), "b": StreamBatch(8, 6, 0)} and begun.batches == {}
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\n#crc32 00000000\n", b"#crc32", b"x" * 100])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.log_records import publish
 from tests.support.storage_faults import FaultStorage
@@ -22,25 +19,10 @@ from tiered_index.errors import (
 )
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, encode_document
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord
 from tiered_index.service.log.state import LogState
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
-sums = st.integers(0, 2**32 - 1)
-names = st.from_regex(r"segments/[0-9A-Za-z_=-]{1,12}/[0-9]{20}\.log", fullmatch=True)
-archived = st.builds(
-    lambda name, store, start, size, crc32, head, more, at: ArchivedSegment(
-        name, store, start, size, crc32, head, size + more, at
-    ),
-    names,
-    st.text(max_size=12),
-    st.integers(0, 2**62),
-    st.integers(0, 2**43),
-    sums,
-    sums,
-    st.integers(0, 2**40),
-    st.integers(0, 2**42),
-)
 
 
 def names(storage, prefix="segments/"):
@@ -61,33 +43,6 @@ def faulty(storage):
 
 
 # records
-
-
-@given(st.lists(archived, max_size=3).map(tuple))
-def test_a_record_with_segments_comes_back_as_it_was(segments):
-    record = LogRecord(7, "archive", 3, "a", 5, archive=segments)
-    assert LogRecord.decode(record.encode(), "x") == record
-
-
-@given(st.lists(archived, max_size=4, unique_by=lambda segment: segment.place))
-def test_a_checkpoint_with_segments_comes_back_as_it_was(segments):
-    state = LogState(7, 3, GENESIS, archive={s.name: s for s in segments})
-    assert LogState.decode(state.encode(), "x") == state
-
-
-def test_records_and_checkpoints_of_before_have_none():
-    document = json.loads(LogRecord(7, "publish", 3, "a", 5).encode().partition(b"\n")[0])
-    assert "archive" not in document
-    assert LogRecord.decode(encode_document(document), "x").archive == ()
-    assert "archive" not in json.loads(LogState(7, 3, GENESIS).encode().partition(b"\n")[0])
-
-
-@pytest.mark.parametrize("wrong", [5, None, "x", [1], [{}], {"a": 1}, [{"name": "n", "store": "s", "start": "x"}]])
-def test_segments_of_the_wrong_shape_are_damage(wrong):
-    for kind in (LogRecord(7, "archive", 3, "a", 5), LogState(7, 3, GENESIS)):
-        document = json.loads(kind.encode().partition(b"\n")[0])
-        with pytest.raises(CorruptFile, match="this version"):
-            type(kind).decode(encode_document(document | {"archive": wrong}), "x")
 
 
 def a_segment(start, store="s", attempt="a"):
