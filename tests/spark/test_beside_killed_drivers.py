@@ -77,7 +77,7 @@ def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:
         assert genesis is not None
         plan = replace(planned(table, shards=shards), genesis=genesis)
         finished = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
-    assert all(shard.upload is not None for shard in finished)
+    assert all(shard.sent.upload is not None for shard in finished)
     path.write_bytes(pickle.dumps(finished))
     return len(finished)
 

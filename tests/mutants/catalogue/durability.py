@@ -376,7 +376,7 @@ MUTANTS = (
         "objects are deleted, and the log still names them",
         "record_expiry.make",
         'return LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)',
-        'log._storage.delete_many(names)\nreturn LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)',
+        'log.storage.delete_many(names)\nreturn LogRecord(0, "expire", epoch or 0, "", 0, remove=names, expired=plan.expired)',
         (
             "tests/unit/service/test_expiry.py::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one",
         ),

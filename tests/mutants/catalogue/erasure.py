@@ -98,7 +98,7 @@ MUTANTS = (
         "objects are deleted, and the log still names them",
         "_record.make",
         'return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)',
-        'log._storage.delete_many(names)\nreturn LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)',
+        'log.storage.delete_many(names)\nreturn LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=gone)',
         (
             "tests/unit/service/test_erase.py::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one",
         ),

@@ -45,7 +45,7 @@ MUTANTS = (
         "epoch-taken-for-a-loss",
         "one's own epoch, whose first answer was lost, is taken for somebody else's",
         "StorageLog.claim_epoch",
-        "if self._storage.get(epoch_name(epoch)) != attempt.encode():",
+        "if self.storage.get(epoch_name(epoch)) != attempt.encode():",
         "if attempt:",
         ("tests/unit/service/test_log_and_lease.py::test_a_claim_whose_answer_was_lost_is_recognised",),
     ),
@@ -53,7 +53,7 @@ MUTANTS = (
         "epoch-taken-for-a-win",
         "an epoch that somebody else has claimed is taken for one's own",
         "StorageLog.claim_epoch",
-        "if self._storage.get(epoch_name(epoch)) != attempt.encode():",
+        "if self.storage.get(epoch_name(epoch)) != attempt.encode():",
         "if not attempt:",
         (
             "tests/unit/service/test_log_and_lease.py::test_an_epoch_claimed_by_a_writer_that_died_before_its_fence_is_passed_over",

@@ -149,7 +149,7 @@ class SegmentRepairs:
                 yield data
             CorruptFile.unless_equal(copy.name, "changed while it was read", segment.crc32, sent)
 
-        state = put_in_place(self.storage, self.log, segment, pieces, "repair")
+        state = put_in_place(self.log, segment, pieces, "repair")
         there = state.segment_at(*segment.place)
         return there.name if there is not None else None
 

@@ -184,9 +184,6 @@ class Catalog:
         # the files of the last changes
         self._changed_files: deque[str] = deque(maxlen=_CHANGES_KEPT)
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def reading(self) -> Reading:
         """Return a context manager. Inside it, no handle that was in the catalog at entry is disposed of."""
         return Reading(self)
@@ -233,11 +230,6 @@ class Catalog:
         kept = self._view
         # `view` may store an outdated view just after a change
         return kept[1] if kept is not None and kept[0] == self._changes else None
-
-    @property
-    def changes(self) -> int:
-        """The number of changes. While it is the same, `all` returns the same handles."""
-        return self._changes
 
     @synchronized
     def changed_since(self, changes: int) -> Changed:
@@ -308,16 +300,14 @@ class Catalog:
         self._disposals = []
         self._let_go()
 
-    def reclaim(self) -> int:
-        """Run the disposals that no lookup blocks. Return the number of those that still wait."""
+    def reclaim(self) -> None:
+        """Run the disposals that no lookup blocks."""
         with self._lock:
             oldest = min(list(self._readers.values()), default=self._generation + 1)
             ready = [dispose for generation, dispose in self._disposals if generation < oldest]
             self._disposals = [(generation, dispose) for generation, dispose in self._disposals if generation >= oldest]
-            waiting = len(self._disposals)
         for dispose in ready:
             dispose()
-        return waiting
 
     def _let_go(self) -> None:
         # later lookups find an empty catalog; of two threads here, the second finds nothing to close

@@ -12,7 +12,7 @@ Invariants
 - To replace a node, insert the new one first, with a begin that is not greater. It is then behind the old node, and a
   concurrent reader sees at least one of the two.
 
-Threads: `insert`, `extend` and `remove` take a lock; `overlapping`, `__len__` and `__iter__` take none, at any time.
+Threads: `insert`, `extend` and `remove` take a lock; `overlapping` takes none, at any time.
 Sources: Pugh, "Skip lists: a probabilistic alternative to balanced trees" (1990); Hanson and Johnson, "The interval
 skip list: a data structure for finding all intervals that overlap a point" (1991).
 """
@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -52,18 +51,8 @@ class TimeRangeSkipList(Generic[V]):
         self._ages = itertools.count()
         self._head: Node[V] = Node((_NONE, -1), 0, _NONE, None, _MAX_LEVEL)
         self._lock = threading.Lock()
-        self._count = 0
         # the highest level that ever had a node, raised before the node is linked; an old value costs more steps
         self._height = 1
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Node[V]]:
-        node, _ = self._head.links[0]
-        while node is not None:
-            yield node
-            node, _ = node.links[0]
 
     def insert(self, begin: int, end: int, value: V) -> Node[V]:
         """Add `value` with the inclusive interval [begin, end]. Return its node. Raises `ValueError` if begin > end."""
@@ -86,7 +75,6 @@ class TimeRangeSkipList(Generic[V]):
             for i in range(level):
                 self._measure(path[i], i)
                 self._measure(node, i)
-            self._count += 1
             return node
 
     def extend(self, node: Node[V], end: int) -> None:
@@ -110,7 +98,6 @@ class TimeRangeSkipList(Generic[V]):
                 path[i].links[i] = (following, max(path[i].links[i][1], reach))
             for i in range(_MAX_LEVEL):
                 self._measure(path[i], i)
-            self._count -= 1
 
     def overlapping(self, begin: int, end: int) -> list[Node[V]]:
         """Return the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""

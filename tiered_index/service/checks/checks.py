@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectArchived, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.names import (
@@ -43,7 +44,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle.publication import stored_file, unlike
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.log import Checkpoints
+from tiered_index.service.log.log import Checkpoints, StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
@@ -269,20 +270,14 @@ def check_object(
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
     """Replay the whole log, and compare each checkpoint with it. Return the last state; None: the log is damaged."""
+    own = partial(own_objects, storage, foreign=partial(_note_foreign, report=report))
     checkpoints: dict[int, list[str]] = {}
-    for info in storage.list(CHECKPOINT_PREFIX):
-        if is_foreign(info.name):
-            _note_foreign(info, report)
-        elif not is_summary(info.name):
+    for info in own(CHECKPOINT_PREFIX):
+        if not is_summary(info.name):
             checkpoints.setdefault(checkpoint_of(info.name)[0], []).append(info.name)
     records = _RecordCheck(report)
     given_up: dict[tuple[str, int], int] = {}
-    listed = []
-    for info in storage.list(LOG_PREFIX):
-        if is_foreign(info.name):
-            _note_foreign(info, report)
-        else:
-            listed.append(info)
+    listed = list(own(LOG_PREFIX))
     state: LogState | None = LogState()
     if listed and number_of(listed[0].name) > 1:
         report.add(
@@ -303,7 +298,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
                     info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1
                 )
             try:
-                record, before = _next_record(storage, state), state
+                record, before = LogRecord.decode(storage.get(info.name), info.name), state
             except ObjectArchived as error:
                 report.unchecked.append((info.name, error))
                 state = _checkpoint_behind(storage, checkpoints, number_of(info.name))
@@ -345,17 +340,10 @@ def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], n
     return None
 
 
-def _next_record(storage: Storage, state: LogState) -> LogRecord:
-    name = log_name(state.number + 1)
-    return LogRecord.decode(storage.get(name), name)
-
-
 def _refreshed(storage: Storage, state: LogState) -> LogState:
-    while True:
-        try:
-            state = state.apply(_next_record(storage, state), log_name(state.number + 1))
-        except ObjectNotFound:
-            return state
+    log = StorageLog(storage, SystemClock())
+    log.advance(state)
+    return log.read_next()
 
 
 def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Report) -> None:

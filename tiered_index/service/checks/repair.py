@@ -152,9 +152,9 @@ class Repairs:
                 upload.write(piece)
 
         sent_as = data_name(old.file_id, secrets.token_hex(8))
-        publication = Publication.send(self.storage, self.log, sent_as, fill)
+        publication = Publication.send(self.log, sent_as, fill)
         name, size, began_ms = publication.sent.name, publication.sent.size_bytes, publication.sent.began_ms
-        try:
+        with publication.undone():
             trailer = trailer_of(partial(self.storage.get_range, name), name, size)
             new = stored_file(name, trailer, size, began_ms, old.origin)
             again = Report()
@@ -162,9 +162,6 @@ class Repairs:
             problem = again.findings[0].problem if again.findings else unlike(wanted or old, new, "sequence")
             if problem is not None:
                 raise CorruptFile(name, f"sent to repair {old.name}, but it does not verify: {problem}")
-        except BaseException:
-            publication.resolve(self.log.state)  # no record can name it yet
-            raise
 
         def make(state: LogState) -> LogRecord | None:
             if name in state.objects or old.name not in state.objects:

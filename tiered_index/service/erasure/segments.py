@@ -122,7 +122,7 @@ def erase_messages(
             collisions[one.segment.place] = one.found.collisions
             names = {one.segment.name}
             if one.fresh is not None and one.sent is not None:
-                state = record_instead(Publication(storage, log, [one.sent]), one.segment, one.fresh, "erase")
+                state = record_instead(Publication(log, [one.sent]), one.segment, one.fresh, "erase")
                 if one.fresh.name in state.archive:
                     rewritten, erased = rewritten + 1, erased + one.found.messages
                     names.add(one.fresh.name)
@@ -158,26 +158,23 @@ def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, fi
         return (file[at : at + part_bytes] for at in range(0, len(file), part_bytes))
 
     try:
-        fresh, publication = _send(storage, log, erased, pieces)
+        fresh, publication = _send(log, erased, pieces)
     except CorruptFile as error:
         return RewrittenSegment(segment, replace(told, problem=str(error)), remains=True)
-    try:
+    with publication.undone():
         again = find(archive, fresh)
         remains = bool(again.patches) or again.file is not None
-    except BaseException:
-        publication.resolve(log.state)
-        raise
     return RewrittenSegment(segment, told, fresh, publication.sent, remains)
 
 
 def put_in_place(
-    storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
+    log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
 ) -> LogState:
     """Send a segment again and read it back. Then append a record of `kind` that replaces the old object, if it exists.
 
     `pieces` yields the bytes in pieces of a given length. Raises `CorruptFile`, and the errors of storage and `pieces`.
     """
-    fresh, publication = _send(storage, log, segment, pieces)
+    fresh, publication = _send(log, segment, pieces)
     return record_instead(publication, segment, fresh, kind)
 
 
@@ -194,26 +191,21 @@ def record_instead(publication: Publication, segment: ArchivedSegment, fresh: Ar
 
 
 def _send(
-    storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
+    log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
     """Send a segment again and read it back, without queue offsets that don't verify. Raises as `put_in_place`."""
     section = b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
-        section = _queue_offsets(SegmentArchive(storage, lambda: log.state, log.refresh), segment)
+        section = _queue_offsets(SegmentArchive(log.storage, lambda: log.state, log.refresh), segment)
     size_bytes, columns = segment.size_bytes, segment.columns
-    sent, publication = send_segment(
-        storage, log, segment.place, size_bytes, pieces, section, _PART_BYTES, columns=columns
-    )
+    sent, publication = send_segment(log, segment.place, size_bytes, pieces, section, _PART_BYTES, columns=columns)
     fresh = replace(sent, published_ms=segment.published_ms, source=segment.source)
-    try:
+    with publication.undone():
         again = Report()
-        check_segments(storage, [fresh], again, lambda number, what: None, deep=True)
+        check_segments(log.storage, [fresh], again, lambda number, what: None, deep=True)
         if again.findings:
             problem = f"sent to replace {segment.name}, but it does not verify: {again.findings[0].problem}"
             raise CorruptFile(fresh.name, problem)
-    except BaseException:
-        publication.resolve(log.state)  # no record can name it yet
-        raise
     return fresh, publication
 
 

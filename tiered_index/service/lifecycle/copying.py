@@ -28,7 +28,7 @@ from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.expiry import sweep
-from tiered_index.service.lifecycle.orphans import Orphans
+from tiered_index.service.lifecycle.orphans import Orphans, not_there
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Upload
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
@@ -211,15 +211,9 @@ class Copier:
 
     def _check_lost(self, parts: list[Part], state: LogState) -> None:
         named = _parts(state)
-        for one in parts:
-            if one.name in named:
-                try:
-                    self.source.head(one.name)
-                except ObjectNotFound as error:
-                    raise CorruptFile(
-                        one.name,
-                        "the log names this object, but the storage does not have it: run `verify --deep --repair`",
-                    ) from error
+        for one in not_there(self.source, [one for one in parts if one.name in named]):
+            problem = "the log names this object, but the storage does not have it: run `verify --deep --repair`"
+            raise CorruptFile(one.name, problem)
 
     # Sending
 

@@ -56,7 +56,7 @@ from tiered_index.service.lifecycle.same_file import check_same
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
-from tiered_index.service.root import disk_error
+from tiered_index.service.root import disk_errors
 from tiered_index.service.writing.appenders import QUARANTINE
 from tiered_index.storage.disk import taken_bytes
 
@@ -392,7 +392,7 @@ class Lifecycle:
             return publication
         name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._context.config.upload_part_bytes
         self._publications[file_id] = publication = Publication.send(
-            session.storage, session.log, name, lambda upload: upload.write(data), part_bytes, part_bytes, session.epoch
+            session.log, name, lambda upload: upload.write(data), part_bytes, part_bytes, session.epoch
         )
         return publication
 
@@ -409,14 +409,12 @@ class Lifecycle:
         """Move a file to ``uploaded``, durably. Return its new path."""
         root = self._context.root
         before, after = root.index_path(COMPACTED, file.file_id), root.index_path(UPLOADED, file.file_id)
-        try:
+        with disk_errors(f"moving {before} to {after}"):
             if before.exists():
                 root.disk.publish(before, after)
             else:  # an earlier try moved it, but could not make that durable
                 root.disk.sync_folder(after.parent)
                 root.disk.sync_folder(before.parent)
-        except OSError as error:
-            raise disk_error(error, f"moving {before} to {after}") from error
         return after
 
     def _let_go(self, file: CompactedFile) -> None:

@@ -12,9 +12,11 @@ then on answers are complete except for their entries, and say so permanently. I
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.names import (
@@ -26,14 +28,14 @@ from tiered_index.format.names import (
     SEGMENTS_PREFIX,
     STAGING_PREFIX,
     TICKET_SUFFIX,
-    is_foreign,
 )
 from tiered_index.service.lifecycle.staged import Ticket
 from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage, UploadHandle
 
+Named = TypeVar("Named", bound=StoredObject | ArchivedSegment)
 _AT_ONCE = 1000
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
 _KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
@@ -71,14 +73,7 @@ def find_orphans(
     now_ms = storage.now_ms()
     before_ms = now_ms - round(older_than_s * 1000)
     foreign: list[ObjectInfo] = []
-
-    def own(prefix: str) -> Iterator[ObjectInfo]:
-        for info in storage.list(prefix):
-            if is_foreign(info.name):
-                foreign.append(info)
-            else:
-                yield info
-
+    own = partial(own_objects, storage, foreign=foreign.append)
     for prefix in _KEPT:
         deque(own(prefix), 0)
     listed = [info for prefix in _LISTED for info in own(prefix)]
@@ -169,7 +164,7 @@ def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, i
     }
 
 
-def not_there(storage: Storage, objects: Iterable[StoredObject]) -> list[StoredObject]:
+def not_there(storage: Storage, objects: Iterable[Named]) -> list[Named]:
     """Return the objects that the storage does not have: a request each. Raises the errors of the storage."""
     missing = []
     for stored in objects:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,17 +142,10 @@ class SentObject:
 
 @dataclass(frozen=True, slots=True)
 class FinishedObject:
-    """An object of a job as the log will describe it, and its unfinished upload (None: it is complete)."""
+    """An object of a job as the log will describe it. Its `published_ms` is the begin of its sending."""
 
     stored: StoredObject
-    upload: UploadHandle | None
-    parts: tuple[PartInfo, ...]
-
-    @property
-    def sent(self) -> SentObject:
-        """The sent object. The `published_ms` of a job's object is the begin of its sending."""
-        stored = self.stored
-        return SentObject(stored.name, stored.size_bytes, stored.published_ms, self.upload, self.parts)
+    sent: SentObject
 
 
 def send_object(
@@ -176,16 +169,13 @@ def send_object(
 class Publication:
     """Sent objects, until a record names them or never will. `epoch` is the writer's; None: a job."""
 
-    def __init__(
-        self, storage: Storage, log: StorageLog, objects: Sequence[SentObject], epoch: int | None = None
-    ) -> None:
+    def __init__(self, log: StorageLog, objects: Sequence[SentObject], epoch: int | None = None) -> None:
         self._objects = list(objects)
-        self._storage, self._log, self._epoch = storage, log, epoch
+        self._log, self._storage, self._epoch = log, log.storage, epoch
 
     @classmethod
     def send(
         cls,
-        storage: Storage,
         log: StorageLog,
         name: str,
         fill: Callable[[Upload], object],
@@ -194,15 +184,20 @@ class Publication:
         epoch: int | None = None,
     ) -> Publication:
         """Send an object as `send_object` does, and complete its upload. Times are by the log's clock."""
-        publication = cls(
-            storage, log, [send_object(storage, name, fill, log.clock.now_ms(), part_bytes, last_bytes)], epoch
-        )
-        try:
+        sent = send_object(log.storage, name, fill, log.clock.now_ms(), part_bytes, last_bytes)
+        publication = cls(log, [sent], epoch)
+        with publication.undone():
             publication.complete()
-        except BaseException:
-            abandon([publication.sent], storage)
-            raise
         return publication
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Return a context manager that deletes the objects after an error: no record can name them yet."""
+        try:
+            yield
+        except BaseException:
+            abandon(self._objects, self._storage)
+            raise
 
     def complete(self) -> None:
         """Complete the uploads. A wrong size raises `CorruptFile` for a job, `StorageUnavailable` for a writer."""
@@ -308,7 +303,7 @@ def send_compacted(storage: Storage, sealed: SealedFile, entries: npt.NDArray[An
 
     sent = send_object(storage, data_name(sealed.file_id, secrets.token_hex(8)), fill, now_ms)
     stored = stored_file(sent.name, trailer[0], sent.size_bytes, now_ms)
-    return FinishedObject(stored, sent.upload, sent.parts)
+    return FinishedObject(stored, sent)
 
 
 def stored_file(

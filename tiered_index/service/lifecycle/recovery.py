@@ -44,7 +44,7 @@ from tiered_index.service.lifecycle.context import has_newer_positions, own_posi
 from tiered_index.service.lifecycle.same_file import check_same, is_published
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.state import LogState
-from tiered_index.service.root import Deletions, Root, disk_error
+from tiered_index.service.root import Deletions, Root, disk_errors
 from tiered_index.service.root.files import LIST, FileList, ListedFile
 
 _READ_BYTES = 1 << 20
@@ -124,7 +124,7 @@ class _Recovery:
             _log.error("recovery: %s", error)
             gone = {}
             found.damaged.append(DamagedFile(LIST, LIST, error))
-        try:
+        with disk_errors(f"recovering {root.path}"):
             if temporaries := root.temporaries():
                 for path in temporaries:
                     found.deletions.unlink([path])
@@ -136,8 +136,6 @@ class _Recovery:
             self._recover_uploaded()
             self._recover_compacted()
             self._recover_unsealed()
-        except OSError as error:
-            raise disk_error(error, f"recovering {root.path}") from error
         self._set_strangers_aside(layout)
         files: list[CompactedFile | UnsealedFile] = [*found.compacted, *found.uploaded, *found.unsealed]
         for file in files:

@@ -298,13 +298,10 @@ class SegmentUploads:
                 yield _exactly(read, position, min(length, size_bytes - position))
 
         section = b"" if queues is None else queues()
-        return send_segment(
-            session.storage, session.log, place, size_bytes, pieces, section, self.part_bytes, session.epoch, columns
-        )
+        return send_segment(session.log, place, size_bytes, pieces, section, self.part_bytes, session.epoch, columns)
 
 
 def send_segment(
-    storage: Storage,
     log: StorageLog,
     place: tuple[str, int],
     size_bytes: int,
@@ -321,7 +318,7 @@ def send_segment(
     sums = SegmentSums()
     footer_bytes = 0 if columns is None else columns[1]
     # whole pieces, and so large that they can be numbered
-    part_bytes = max(part_bytes, storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
+    part_bytes = max(part_bytes, log.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
     part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
 
     def fill(upload: Upload) -> None:
@@ -338,7 +335,7 @@ def send_segment(
     name = segment_name(
         *place, _NO_EPOCH if epoch is None else epoch, SEGMENT_SUFFIX if columns is None else COLUMNS_SUFFIX
     )
-    publication = Publication.send(storage, log, name, fill, part_bytes, last_bytes, epoch)
+    publication = Publication.send(log, name, fill, part_bytes, last_bytes, epoch)
     began_ms = publication.sent.began_ms
     sent = ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, began_ms, None, columns)
     return sent, publication

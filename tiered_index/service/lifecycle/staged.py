@@ -114,7 +114,7 @@ def send_entries(
         upload.write(encode_document({"version": sealed.layout.version, **document}))
 
     name = staged_name(sealed.file_id, secrets.token_hex(8))
-    publication = Publication.send(session.storage, session.log, name, fill, part_bytes, epoch=session.epoch)
+    publication = Publication.send(session.log, name, fill, part_bytes, epoch=session.epoch)
     ticket = Ticket(
         file_id=sealed.file_id,
         epoch=session.epoch,
@@ -266,7 +266,7 @@ def publish_staged(
         add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)
         return LogRecord(0, "compact", 0, "", 0, add) if add else None
 
-    state = Publication(storage, log, [one.sent for one in finished]).record("a compaction", make)
+    state = Publication(log, [one.sent for one in finished]).record("a compaction", make)
     # by name, because the record of an earlier try may name them
     return state, [
         StagedResult(r.ticket, left=reasons[r.ticket.file_id])
@@ -280,7 +280,7 @@ def _completed(result: StagedResult, storage: Storage, log: StorageLog) -> Stage
     if result.finished is None:
         return result
     try:
-        Publication(storage, log, [result.finished.sent]).complete()
+        Publication(log, [result.finished.sent]).complete()
     except ObjectNotFound:
         return StagedResult(result.ticket, left="its upload is gone: it was swept")
     except (TieredIndexError, OSError) as error:

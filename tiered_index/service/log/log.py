@@ -73,13 +73,17 @@ _LISTINGS = 3
 _log = logging.getLogger(__name__)
 
 
-def own_objects(storage: Storage, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-    """Yield the objects of `storage.list` without foreign objects; warn once about each of these."""
+def own_objects(
+    storage: Storage, prefix: str, *, start_after: str = "", foreign: Callable[[ObjectInfo], object] | None = None
+) -> Iterator[ObjectInfo]:
+    """Yield the objects of `storage.list` without foreign objects. `foreign` gets these; None: warn once about each."""
     for info in storage.list(prefix, start_after=start_after):
-        if is_foreign(info.name):
-            _warn_of_foreign(storage.uri, info.name)
-        else:
+        if not is_foreign(info.name):
             yield info
+        elif foreign is not None:
+            foreign(info)
+        else:
+            _warn_of_foreign(storage.uri, info.name)
 
 
 @lru_cache
@@ -280,7 +284,7 @@ class StorageLog:
         root_id: str = "",
         seen: SeenFile | None = None,
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self.clock = clock
         self.state = LogState()  # the state after the newest record read
         self._checkpoints = Checkpoints(storage, checkpoint_every)
@@ -320,7 +324,7 @@ class StorageLog:
                 _log.warning("ignoring checkpoint %d, which is not of this log: %s", state.number, error)
                 state, infos = next(states), None
         if not number:
-            raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
+            raise NotAnIndex(f"{self.storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         if checks:
             self.check_unmixed()
         return self.state
@@ -343,14 +347,14 @@ class StorageLog:
 
     def _read_summary(self, name: str) -> bytes | None:
         try:
-            return self._storage.get(name)
+            return self.storage.get(name)
         except (StorageError, CorruptFile) as error:
             _log.warning("ignoring a summary of directories: %s", error)
             return None
 
     def _list_from(self, last: int) -> list[ObjectInfo]:
         """List record `last` and the records after it."""
-        return [*own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
+        return [*own_objects(self.storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")]
 
     def refresh(self) -> LogState:
         """Read the records after the last known one: one request, and one for each record.
@@ -422,7 +426,7 @@ class StorageLog:
     def _mixed(self, stray: _ListedCheckpoint) -> StorageBehind:
         number = stray.number
         return StorageBehind(
-            f"{self._storage.uri}/{stray.name}",
+            f"{self.storage.uri}/{stray.name}",
             f"two histories of this index are mixed here, as after a sync without deletes: this checkpoint and that of "
             f"record {self.state.number} have different digests of record {number}. Entries of one history may be "
             f"missing. Restore one whole history, or use `tiered-index copy` to copy the newest to empty storage. If "
@@ -449,7 +453,7 @@ class StorageLog:
         state = self.state
         if state.number < seen.number:
             raise StorageBehind(
-                f"{self._storage.uri}/{log_name(state.number)}",
+                f"{self.storage.uri}/{log_name(state.number)}",
                 f"the log ends here, but its root has seen record {seen.number}: the storage was restored to an "
                 f"earlier state. Nothing local was deleted; {WAY_ON}",
                 expected=seen.number,
@@ -478,7 +482,7 @@ class StorageLog:
         if own is None or own[0] <= seen.number or own[1] == seen.attempt or own[1] in attempts:
             return
         raise RootBehind(
-            f"{self._storage.uri}/{log_name(own[0])}",
+            f"{self.storage.uri}/{log_name(own[0])}",
             f"this root wrote it, but has seen the log only up to record {seen.number}: the root was restored from a "
             f"backup, or is a clone of a root that is still in use. Nothing was changed; {WAY_ON}",
             expected=seen.number,
@@ -492,7 +496,7 @@ class StorageLog:
 
     def _another(self, number: int, expected: str, found: str) -> StorageBehind:
         return StorageBehind(
-            f"{self._storage.uri}/{log_name(number)}",
+            f"{self.storage.uri}/{log_name(number)}",
             f"this record differs from the one seen under its number: the storage was restored, or it "
             f"has another history of the index. Nothing local was deleted; {WAY_ON}",
             expected=expected,
@@ -516,7 +520,7 @@ class StorageLog:
     def _settle(self, number: int) -> None:
         """Make record `number` durable: another process's put, or a failed put of this one, may not be."""
         if number > self._settled:
-            self._storage.settle(log_name(number))
+            self.storage.settle(log_name(number))
             self._settled = number
 
     def _read_on(self, state: LogState, listed: list[ObjectInfo] | None = None, *, is_end_checked: bool = False) -> int:
@@ -586,18 +590,18 @@ class StorageLog:
             # a record that this process has appended is read, too, because another index may have one with its number
             is_same = self._listed == info
         if not is_same and state.digest:
-            found = digest_of(self._storage.get(info.name))
+            found = digest_of(self.storage.get(info.name))
             if found != state.digest:
                 raise self._another(state.number, state.digest, found)
         self._listed = info
 
     def _gone(self, number: int) -> StorageUnavailable | CorruptFile:
-        numbers = [number_of(info.name) for info in own_objects(self._storage, LOG_PREFIX)]
+        numbers = [number_of(info.name) for info in own_objects(self.storage, LOG_PREFIX)]
         if not numbers:
             return StorageUnavailable(
-                f"{self._storage.uri}: log record {number} is missing: is this another storage, and is it mounted?"
+                f"{self.storage.uri}: log record {number} is missing: is this another storage, and is it mounted?"
             )
-        name = f"{self._storage.uri}/{log_name(number)}"
+        name = f"{self.storage.uri}/{log_name(number)}"
         if numbers[-1] >= number:
             return CorruptFile(name, f"the record is missing, although the log has record {numbers[-1]}")
         return StorageBehind(
@@ -617,7 +621,7 @@ class StorageLog:
         record, data = _as_read(record)
         with self._append_lock:
             try:
-                self._storage.put_if_absent(log_name(1), data)
+                self.storage.put_if_absent(log_name(1), data)
             except ObjectExists:
                 return self.open()
             self._settled = 1
@@ -631,16 +635,16 @@ class StorageLog:
         epoch = self.refresh().epoch + 1
         for _ in range(_MAX_RACES):
             try:
-                self._storage.put_if_absent(epoch_name(epoch), attempt.encode())
+                self.storage.put_if_absent(epoch_name(epoch), attempt.encode())
             except ObjectExists:
                 # a retried request may find the object of its own first try
-                if self._storage.get(epoch_name(epoch)) != attempt.encode():
+                if self.storage.get(epoch_name(epoch)) != attempt.encode():
                     epoch += 1
                     continue
-                self._storage.settle(epoch_name(epoch))
+                self.storage.settle(epoch_name(epoch))
             break
         else:
-            raise StorageUnavailable(f"{self._storage.uri}: other writers claimed {_MAX_RACES} epochs; try again")
+            raise StorageUnavailable(f"{self.storage.uri}: other writers claimed {_MAX_RACES} epochs; try again")
         self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
         return epoch
 
@@ -656,7 +660,7 @@ class StorageLog:
 
     def record(self, number: int) -> LogRecord:
         """Return record `number`: a request. Raises `CorruptFile`, and the errors of the storage."""
-        return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
+        return LogRecord.decode(self.storage.get(log_name(number)), log_name(number))
 
     def removed_files(self, state: LogState, after: int = 0) -> set[str]:
         """Return the ids of files whose objects records after number `after` removed. Raises storage errors.
@@ -676,7 +680,7 @@ class StorageLog:
         """
         while last > 0:
             after = max(0, last - _LISTED)
-            listed = own_objects(self._storage, LOG_PREFIX, start_after=log_name(after) if after else "")
+            listed = own_objects(self.storage, LOG_PREFIX, start_after=log_name(after) if after else "")
             ages = ((number_of(info.name), info.modified_ms) for info in listed)
             put_ms = dict(itertools.takewhile(lambda age: age[0] <= last, ages))  # noqa: B023 - read within the round
             young = [number for number in range(after + 1, last + 1) if put_ms.get(number, since_ms) >= since_ms]
@@ -719,7 +723,7 @@ class StorageLog:
                 if root_id:
                     self._check_attempts(state)
                 if epoch is not None and state.epoch > epoch:
-                    raise fenced(self._storage.uri, state.epoch, epoch)
+                    raise fenced(self.storage.uri, state.epoch, epoch)
                 made = make(state)
                 if made is None:
                     return state, False
@@ -739,7 +743,7 @@ class StorageLog:
                 self._checkpoints.write(self.state)
                 return self.state, True
         raise StorageUnavailable(
-            f"{self._storage.uri}: other processes took {_MAX_RACES} log numbers while appending {what}; try again"
+            f"{self.storage.uri}: other processes took {_MAX_RACES} log numbers while appending {what}; try again"
         )
 
     def _read_before_append(self) -> None:
@@ -752,7 +756,7 @@ class StorageLog:
         number, is_listed = self.state.number, self.clock.monotonic_s() - self._listed_s < self.lists_every_s
         if number and is_listed and not self._checkpoints.has_newer(number):
             try:
-                self._storage.head(log_name(number + 2))
+                self.storage.head(log_name(number + 2))
             except ObjectNotFound:
                 return
         self._read_on(self.state, is_end_checked=True)
@@ -762,7 +766,7 @@ class StorageLog:
         name = log_name(record.number)
         try:
             try:
-                self._storage.put_if_absent(name, data)
+                self.storage.put_if_absent(name, data)
             except ObjectExists:
                 winner = self._reread(record.number)
                 if winner.attempt == record.attempt:
@@ -770,7 +774,7 @@ class StorageLog:
                 return winner
         except (CorruptFile, InvalidArgument) as error:
             raise StorageUnavailable(
-                f"{self._storage.uri}: the outcome of the put of {name} is unknown: {error}"
+                f"{self.storage.uri}: the outcome of the put of {name} is unknown: {error}"
             ) from error
         self._settled = record.number
         return record
@@ -788,7 +792,7 @@ class StorageLog:
         if not state.number:
             return
         try:
-            found = digest_of(self._storage.get(log_name(state.number)))
+            found = digest_of(self.storage.get(log_name(state.number)))
             if found != state.digest:
                 # perhaps damaged on the way
                 found = self._reread(state.number).digest

@@ -44,7 +44,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     """Check, complete and publish a job. Raises `CorruptFile` (wrong results), `MergeOvertaken`, `JobOverdue`."""
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
-    publication = Publication(storage, log, [shard.sent for shard in shards])
+    publication = Publication(log, [shard.sent for shard in shards])
     publication.complete()
     names = tuple(stored.name for stored in job.inputs)
     added = {shard.stored.name for shard in shards}

@@ -320,7 +320,7 @@ class TableRun:
         upload.write(trailer)
         sent = upload.finish(self.now_ms)
         stored = stored_file(sent.name, parsed, sent.size_bytes, self.now_ms, window.origin)
-        self.finished.append(FinishedShard(stored, sent.upload, sent.parts, writer.checksum))
+        self.finished.append(FinishedShard(stored, sent, writer.checksum))
 
 
 PIECE_ITEMS = 1 << 20

@@ -28,7 +28,7 @@ import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -70,6 +70,15 @@ def disk_error(error: OSError, what: str) -> TieredIndexError:
     if error.errno in _DENIED:
         return StorageMisconfigured(message)
     return StorageUnavailable(message)
+
+
+@contextlib.contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Return a context manager that raises `disk_error` for an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, what) from error
 
 
 @dataclass(frozen=True)
@@ -126,10 +135,8 @@ class Root:
             raise StorageUnavailable(
                 f"{self.path} is not the folder that was opened: it was moved, or something is mounted over it"
             )
-        try:
+        with disk_errors(f"looking at {self.path}"):
             read_only = os.statvfs(self.path).f_flag & os.ST_RDONLY
-        except OSError as error:
-            raise disk_error(error, f"looking at {self.path}") from error
         if read_only:
             raise StorageMisconfigured(f"{self.path} is on a file system that is read-only now")
         self.refuse_links()
@@ -158,10 +165,8 @@ class Root:
         return names
 
     def _look(self) -> tuple[int, int]:
-        try:
+        with disk_errors(f"looking at {self.path}"):
             status = self.path.stat()
-        except OSError as error:
-            raise disk_error(error, f"looking at {self.path}") from error
         return status.st_dev, status.st_ino
 
     @property
@@ -206,14 +211,12 @@ class Root:
     def make_folders(self) -> None:
         """Create the root and its state folders, durably."""
         self.refuse_links()
-        try:
+        with disk_errors(f"creating {self.path}"):
             missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             for state in STATES:
                 make_path(self.folder(state))
             for folder in (self.path, *(made.parent for made in missing)):
                 self.disk.sync_folder(folder)
-        except OSError as error:
-            raise disk_error(error, f"creating {self.path}") from error
 
     def write_file(self, path: Path, pieces: Iterable[Bytes], what: str) -> None:
         """Create or replace a file durably: a crash leaves the old or the new file. `what` is for the error's text."""
@@ -244,16 +247,14 @@ class RootLock:
     def __init__(self, root: Root) -> None:
         self._path = root.path / "lock"
         root.remember()
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._folder: int | None = None
+        with disk_errors(f"opening {self._path}"):
             # a file object, since it may be closed twice
             self._file = open(  # noqa: SIM115 - it is held until `release`
                 self._path, "rb+", buffering=0, opener=lambda path, _: os.open(path, flags, 0o644)
             )
-            self._folder: int | None = None
             _locks.add(self)
-        except OSError as error:
-            raise disk_error(error, f"opening {self._path}") from error
         try:
             self._take(self._file.fileno())
             self._take_folder()
@@ -300,10 +301,8 @@ class RootLock:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             boot = ""
-        try:
+        with disk_errors(f"looking at {self._path.parent}"):
             found = self._path.parent.stat()
-        except OSError as error:
-            raise disk_error(error, f"looking at {self._path.parent}") from error
         return f"{socket.gethostname()}/{boot}/{found.st_dev}:{found.st_ino}"
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from tiered_index.documents import COUNT, CRC32, SECONDS, checked, load, map_of, nullable, record, text, tuple_of
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.names import STATES, UNSEALED, file_id_of
-from tiered_index.service.root import Root, disk_error
+from tiered_index.service.root import Root, disk_error, disk_errors
 
 _log = logging.getLogger(__name__)
 
@@ -88,10 +88,8 @@ class FileList:
         try:
             self.read(again=True)
         except CorruptFile as error:
-            try:
+            with disk_errors(f"deleting {self.path}"):
                 self._root.disk.unlink(self.path)
-            except OSError as failed:
-                raise disk_error(failed, f"deleting {self.path}") from failed
             return error
         return None
 
@@ -131,19 +129,15 @@ class FileList:
                 _log.warning("cannot write the list of files; a deleted file may go unnoticed: %s", error)
                 if self._last.keys() <= wanted.keys():
                     return  # the root has all listed files
-                try:
+                with disk_errors(f"deleting {self.path}"):
                     self._root.disk.unlink(self.path)
-                except OSError as failed:
-                    raise disk_error(failed, f"deleting {self.path}") from failed
                 self._last = {}
 
     def gone(self) -> dict[str, ListedFile]:
         """Return the listed files that are in no folder of the root. Raises typed errors of the disk."""
         listed = self.read()
-        try:
+        with disk_errors(f"reading {self._root.path}"):
             there = {file_id_of(name) for state in STATES for name in self._root.names(state)}
-        except OSError as error:
-            raise disk_error(error, f"reading {self._root.path}") from error
         # read again after the folders: a file leaves the list before it is deleted
         return {file_id: listed[file_id] for file_id in (listed.keys() - there) & self.read(again=True).keys()}
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from tiered_index.documents import COUNT, CRC32, checked, load, record, text
 from tiered_index.errors import CorruptFile
-from tiered_index.service.root import Root, disk_error
+from tiered_index.service.root import Root, disk_error, disk_errors
 
 SEEN = "seen"
 _PLACE_BYTES = 512
@@ -116,12 +116,10 @@ class SeenFile:
             self._root.write_file(self.path, [place, b" " * _PLACE_BYTES], what)
             self._place = 0
             return
-        try:
+        with disk_errors(what):
             descriptor = disk.open_rw(self.path)
             try:
                 disk.pwrite(descriptor, place, self._place * _PLACE_BYTES)
                 disk.sync(descriptor)
             finally:
                 disk.close(descriptor)
-        except OSError as error:
-            raise disk_error(error, what) from error

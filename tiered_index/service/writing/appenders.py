@@ -7,6 +7,7 @@ must be undone. Threads: only the flusher's; any thread may read `active`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.files.unsealed import Reserve, UnsealedFile, entries_ahead, first_bytes
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.root import Deletions, Root, disk_error
+from tiered_index.service.root import Deletions, Root, disk_error, disk_errors
 
 MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)
@@ -159,7 +160,8 @@ class Appender:
             begin_ms = self._free_begin(begin_ms)
         self._carried = max_positions(self._carried, run.known)
         reserve, self._reserve = self._reserve or self._take_space(), None
-        try:
+        with contextlib.ExitStack() as undo, disk_errors(f"beginning a file in {self.context.root.path}"):
+            undo.callback(reserve.discard)  # give the space back after any error
             journal = Journal(
                 new_file_id(begin_ms),
                 self.layout,
@@ -172,11 +174,7 @@ class Appender:
                 log_number=self.context.log.state.number,
             )
             self.active = UnsealedFile.begin(self.context.root, reserve, journal)
-        except BaseException as error:  # give the space back after any error
-            reserve.discard()
-            if not isinstance(error, OSError):
-                raise
-            raise disk_error(error, f"beginning a file in {self.context.root.path}") from error
+            undo.pop_all()
         return self.active
 
     def _free_begin(self, begin_ms: int) -> int:
@@ -199,19 +197,15 @@ class Appender:
     def _take_space(self) -> Reserve:
         size_bytes = first_bytes(self.layout)
         self.context.admit(size_bytes)
-        try:
+        with disk_errors(f"reserving {size_bytes:,} bytes in {self.context.root.path}"):
             return Reserve(self.context.root, self.layout)
-        except OSError as error:
-            raise disk_error(error, f"reserving {size_bytes:,} bytes in {self.context.root.path}") from error
 
     def _make_room(self, file: UnsealedFile, count: int) -> None:
         """Allocate disk space for `count` more entries. Raises a typed error if there is none; the file stays."""
         if lacking := file.lacking(count):
             self.context.admit(lacking)
-            try:
+            with disk_errors(f"reserving {lacking:,} bytes for {file.path}"):
                 file.allocate(lacking)
-            except OSError as error:
-                raise disk_error(error, f"reserving {lacking:,} bytes for {file.path}") from error
 
     def reserve_next(self) -> None:
         """Reserve space outside of writes, if a file is in use: for more of its entries, and for the next file's begin.

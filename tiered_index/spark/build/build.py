@@ -199,7 +199,7 @@ def publish_tables(
     """
     tables = [one.stored.shard for one in shards if one.stored.shard is not None]
     windows = sorted({(t.begin_s, t.begin_s + t.window_s) for t in tables if t.window_s != QUARANTINE_S})
-    publication = Publication(storage, log, [shard.sent for shard in shards])
+    publication = Publication(log, [shard.sent for shard in shards])
     publication.complete()
     added = {shard.stored.name for shard in shards}
     removed: tuple[str, ...] = ()

@@ -211,7 +211,7 @@ def test_results_that_do_not_add_up_are_not_published(life: Merging) -> None:
         ("other entries than it read", [replace(result, read_checksum=result.read_checksum ^ 1)]),
         (
             "another size",
-            [replace(result, shards=(replace(shard, stored=replace(shard.stored, size_bytes=5)), *result.shards[1:]))],
+            [replace(result, shards=(replace(shard, sent=replace(shard.sent, size_bytes=5)), *result.shards[1:]))],
         ),
     ]
     number = life.state.number
