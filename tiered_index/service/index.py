@@ -49,7 +49,13 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.files.view import About, LocalView, Viewed
 from tiered_index.service.lifecycle.lifecycle import Progress
-from tiered_index.service.lifecycle.segment_archive import QueuesOf, ReadSegment, SegmentArchive, SegmentUploads
+from tiered_index.service.lifecycle.segment_archive import (
+    QueuesOf,
+    ReadSegment,
+    SegmentArchive,
+    SegmentUploads,
+    SourceSegment,
+)
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
@@ -325,9 +331,8 @@ class IndexService(Lookups[ItemT]):
         the call), `WriterFenced`.
         """
         self._check_open()
-        return self._archiver.call(
-            partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
-        )
+        given = SourceSegment(store, start, size_bytes, read, modified_ms, rewritten_ms, queues)
+        return self._archiver.call(partial(self._segments.archive, given))
 
     def archive_columns(self, store: str, start: int, count: int, file: bytes) -> bool:
         """Upload records of a source's log unless they are archived already. Return whether they were uploaded.
@@ -344,9 +349,8 @@ class IndexService(Lookups[ItemT]):
         def read(position: int, length: int) -> bytes:
             return file[position : position + length]
 
-        return self._archiver.call(
-            partial(self._segments.archive, store, start, len(file), read, None, columns=columns)
-        )
+        given = SourceSegment(store, start, len(file), read, columns=columns)
+        return self._archiver.call(partial(self._segments.archive, given))
 
     def export(
         self,

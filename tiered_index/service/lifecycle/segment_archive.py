@@ -13,7 +13,7 @@ import contextlib
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
@@ -150,6 +150,44 @@ class SegmentArchive:
         return directory
 
 
+@dataclass(frozen=True, slots=True)
+class SourceSegment:
+    """A closed segment of a source's log. Fields as in `IndexService.archive`; `columns` as in `ArchivedSegment`."""
+
+    store: str
+    start: int
+    size_bytes: int
+    read: ReadSegment
+    modified_ms: int | None = None
+    rewritten_ms: int | None = None
+    queues: QueuesOf | None = None
+    columns: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte, or the number after the last record."""
+        return self.start + (self.size_bytes if self.columns is None else self.columns[0])
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Store and start offset, which identify the segment."""
+        return self.store, self.start
+
+    def exactly(self, position: int, length: int) -> bytes:
+        """Return `length` bytes from `position` on. Raises `StorageUnavailable` if the file has become shorter."""
+        data = self.read(position, length)
+        if len(data) != length:
+            raise StorageUnavailable(
+                f"a segment has {len(data):,} bytes at {position:,} instead of {length:,}: its file was cut meanwhile"
+            )
+        return data
+
+    def pieces(self, length: int, begin: int = 0) -> Iterator[bytes]:
+        """Yield the bytes from `begin` on, `length` at a time."""
+        for position in range(begin, self.size_bytes, length):
+            yield self.exactly(position, min(length, self.size_bytes - position))
+
+
 @dataclass(eq=False)
 class SegmentUploads:
     """Uploads the segments of one index's sources."""
@@ -161,25 +199,13 @@ class SegmentUploads:
     # by place: uploaded, and not known to be in the log
     _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
 
-    def archive(
-        self,
-        store: str,
-        start: int,
-        size_bytes: int,
-        read: ReadSegment,
-        modified_ms: int | None,
-        rewritten_ms: int | None = None,
-        queues: QueuesOf | None = None,
-        columns: tuple[int, int] | None = None,
-    ) -> bool:
-        """Upload a segment unless it is archived. Return whether it was uploaded.
-
-        Arguments as in `IndexService.archive`; `columns` as in `ArchivedSegment`.
-        """
-        end = start + (size_bytes if columns is None else columns[0])
-        if start < 0 or size_bytes <= 0:
+    def archive(self, given: SourceSegment) -> bool:
+        """Upload a segment unless it is archived. Return whether it was uploaded. As `IndexService.archive`."""
+        store, size_bytes, queues = given.store, given.size_bytes, given.queues
+        if given.start < 0 or size_bytes <= 0:
             raise InvalidArgument(
-                f"a segment must begin at 0 or later and have a byte, but start is {start} and size_bytes {size_bytes}"
+                f"a segment must begin at 0 or later and have a byte, but start is {given.start} and size_bytes "
+                f"{size_bytes}"
             )
         with self._lock:
             session = self.session
@@ -191,37 +217,38 @@ class SegmentUploads:
                 )
             state = session.refreshed()
             self._sweep(store, state)
-            if end <= state.expired.segments.get(store, 0):
+            if given.end <= state.expired.segments.get(store, 0):
                 return False  # it has expired
-            known = state.segment_at(store, start)
-            if known is not None and columns is not None:
+            known = state.segment_at(*given.place)
+            if known is not None and given.columns is not None:
                 return False  # an earlier try appended the record, but its outcome was unknown
             if known is not None:
+                rewritten_ms, whole = given.rewritten_ms, replace(given, modified_ms=None)
                 stale = (
                     rewritten_ms is not None and known.published_ms <= rewritten_ms and known.size_bytes == size_bytes
                 )
                 try:
-                    _compare(known, size_bytes, read, None if stale else modified_ms)
+                    _compare(known, whole if stale else given)
                 except CorruptFile:
                     if not stale:
                         raise
                     # a later start's sweep deletes the old object, which readers may be using
                     self._sent.pop(known.place, None)  # sent before the rewrite
-                    return self._publish(known.place, known.size_bytes, read, None, queues, known.name)
+                    return self._publish(whole, known.name)
                 # a segment with erased messages must not be replaced: the source's file still has them
                 if queues is None or known.queues_bytes or known.source is not None or not (section := queues()):
                     return False
-                _compare(known, size_bytes, read, None)
-                return self._publish(known.place, size_bytes, read, None, lambda: section, known.name)
+                _compare(known, whole)
+                return self._publish(replace(whole, queues=lambda: section), known.name)
             for other in state.segments_of(store):
-                if other.start < end and start < other.end:
+                if other.start < given.end and given.start < other.end:
                     raise CorruptFile(
-                        _called(store, start),
+                        _called(*given.place),
                         f"overlaps {other.name}, which is archived already: the log was recreated",
                         expected=(other.start, other.end),
-                        found=(start, end),
+                        found=(given.start, given.end),
                     )
-            return self._publish((store, start), size_bytes, read, modified_ms, queues, columns=columns)
+            return self._publish(given)
 
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete uploads of earlier writers that no record names, once per store and process.
@@ -247,18 +274,10 @@ class SegmentUploads:
         except CorruptFile:
             return False  # not an archived segment
 
-    def _publish(
-        self,
-        place: tuple[str, int],
-        size_bytes: int,
-        read: ReadSegment,
-        modified_ms: int | None,
-        queues: QueuesOf | None,
-        instead_of: str | None = None,
-        columns: tuple[int, int] | None = None,
-    ) -> bool:
+    def _publish(self, given: SourceSegment, instead_of: str | None = None) -> bool:
         """Append a segment's record, which removes object `instead_of`. Return false if another one was first."""
-        segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read, queues, columns)
+        place = given.place
+        segment, publication = self._sent[place] = self._uploaded(given)
 
         def make(state: LogState) -> LogRecord | None:
             there = state.segment_at(*place)
@@ -273,32 +292,21 @@ class SegmentUploads:
         if there is None or there.name == segment.name:
             return True
         # an earlier try's record, of unknown outcome, came first
-        if columns is None:
-            _compare(there, size_bytes, read, modified_ms)
+        if given.columns is None:
+            _compare(there, given)
         return False
 
-    def _uploaded(
-        self,
-        place: tuple[str, int],
-        size_bytes: int,
-        read: ReadSegment,
-        queues: QueuesOf | None,
-        columns: tuple[int, int] | None,
-    ) -> tuple[ArchivedSegment, Publication]:
+    def _uploaded(self, given: SourceSegment) -> tuple[ArchivedSegment, Publication]:
         """Send a segment, unless the object of an earlier try can be used. Return it with its publication."""
-        session, sent = self.session, self._sent.get(place)
+        sent, size_bytes, columns = self._sent.get(given.place), given.size_bytes, given.columns
         same = sent is not None and (sent[0].size_bytes, sent[0].columns) == (size_bytes, columns)
         if sent is not None and same and not sent[1].is_overdue:
             with contextlib.suppress(ObjectNotFound):
                 sent[1].complete()
                 return sent
-
-        def pieces(length: int) -> Iterator[bytes]:
-            for position in range(0, size_bytes, length):
-                yield _exactly(read, position, min(length, size_bytes - position))
-
-        section = b"" if queues is None else queues()
-        return send_segment(session.log, place, size_bytes, pieces, section, self.part_bytes, session.epoch, columns)
+        section = b"" if given.queues is None else given.queues()
+        log, epoch = self.session.log, self.session.epoch
+        return send_segment(log, given.place, size_bytes, given.pieces, section, self.part_bytes, epoch, columns)
 
 
 def send_segment(
@@ -345,25 +353,16 @@ def _called(store: str, start: int) -> str:
     return f"segment {start:020d} of {store}"
 
 
-def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
-    data = read(position, length)
-    if len(data) != length:
-        raise StorageUnavailable(
-            f"a segment has {len(data):,} bytes at {position:,} instead of {length:,}: its file was cut meanwhile"
-        )
-    return data
-
-
-def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
+def _compare(known: ArchivedSegment, given: SourceSegment) -> None:
     """Raise `CorruptFile` if a segment differs from its archived copy. Only the head is read if it is older."""
-    where = _called(known.store, known.start)
+    where = _called(*known.place)
     problem = f"has another size than its archived copy {known.name}: it was rewritten"
-    CorruptFile.unless_equal(where, problem, known.size_bytes, size_bytes)
-    head = _exactly(read, 0, min(HEAD_BYTES, size_bytes))
+    CorruptFile.unless_equal(where, problem, known.size_bytes, given.size_bytes)
+    head = given.exactly(0, min(HEAD_BYTES, given.size_bytes))
     found = zlib.crc32(head)
     whole, expected = known.source or (known.crc32, known.head_crc32)
-    if found == expected and (modified_ms is None or modified_ms >= known.published_ms):
-        for position in range(len(head), size_bytes, HEAD_BYTES):
-            found = zlib.crc32(_exactly(read, position, min(HEAD_BYTES, size_bytes - position)), found)
+    if found == expected and (given.modified_ms is None or given.modified_ms >= known.published_ms):
+        for piece in given.pieces(HEAD_BYTES, len(head)):
+            found = zlib.crc32(piece, found)
         expected = whole
     CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)
