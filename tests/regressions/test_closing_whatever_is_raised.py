@@ -74,8 +74,8 @@ def test_a_flush_or_a_close_of_files_without_memory(open_index, tmp_path, backgr
 STEPS = {
     "flush": lambda service: (service._flusher, "run_once"),
     "end of flushes": lambda service: (service._flusher, "end"),
-    "main files": lambda service: (service._appenders[0], "close"),
-    "quarantine files": lambda service: (service._appenders[1], "close"),
+    "main files": lambda service: (service._flusher.main, "close"),
+    "quarantine files": lambda service: (service._flusher.quarantine, "close"),
     "life cycle": lambda service: (service._lifecycle, "close"),
     "lease": lambda service: (service._session, "release"),
 }

@@ -80,7 +80,8 @@ def test_a_file_that_is_retired_before_it_is_opened(open_index, open_reader, sto
     reader = open_reader("root")
     assert seen(ask(reader)) == ("complete", [1, 0])
     quarantined = next(handle for handle in service.files() if handle.lane == "quarantine")
-    appender = next(one for one in service._appenders if one.active is quarantined)
+    appender = service._flusher.quarantine
+    assert appender.active is quarantined
     appender.roll()
     with pytest.raises(Exception, match="scripted fault"):
         service.run_lifecycle()

@@ -187,7 +187,7 @@ def test_the_logs_positions_never_run_ahead_of_main_entries(open_index, times):
     for offset, timestamp_ms in enumerate(times, 1):
         index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
         index.flush()
-    (appender,) = (one for one in index._appenders if one.name == "quarantine")
+    appender = index._flusher.quarantine
     appender.roll()
     index.run_lifecycle()
     assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
