@@ -25,7 +25,7 @@ from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting import server as server_module
 from tiered_index.rocketmq.remoting.frames import BINARY, JSON, MAX_FRAME_BYTES, ONEWAY, RESPONSE, Command, encode_frame
-from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
+from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.storage.context import active_context
 
 AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN, BROKEN_AT_ONCE = 34, 12, 33, 106, 206, 105
@@ -63,10 +63,15 @@ class FakeBroker:
         return request.answered(0, fields=request.fields, body=body)
 
 
+def bounded(host, port, *, threads=16, tls=None, audit=None, observe=None, **bounds):
+    """A server of a fake broker with other bounds."""
+    kind = type("Bounded", (RemotingServer,), bounds)
+    return kind(FakeBroker(), host, port, tls=tls, threads=threads, audit=audit, observe=observe)
+
+
 @asynccontextmanager
 async def serving(host="127.0.0.1", tls=None, **limits):
-    server = RemotingServer(FakeBroker(), host, 0, tls=tls, limits=RemotingLimits(**limits))
-    async with server:
+    async with bounded(host, 0, tls=tls, **limits) as server:
         try:
             yield server
         finally:
@@ -141,11 +146,10 @@ async def test_oneway_requests_get_no_answer_and_responses_are_no_requests():
 async def accounting(**limits):
     """A server, and what its requests were accounted for as: opaque and code of the response."""
     audited, observed = [], []
-    async with RemotingServer(
-        FakeBroker(),
+    async with bounded(
         "127.0.0.1",
         0,
-        limits=RemotingLimits(**limits),
+        **limits,
         audit=lambda request, response, is_known: audited.append((request.opaque, response.code)),
         observe=lambda request, response, seconds: observed.append((request.opaque, response.code)),
     ) as server:
@@ -285,7 +289,7 @@ async def test_two_hundred_connections_at_once():
         await until(lambda: server.connections == 200)
         started.set()
         assert all(await asyncio.gather(*clients))
-        assert 0 < server.broker.most <= server.limits.threads
+        assert 0 < server.broker.most <= server._threads._most
         await until(lambda: server.connections == 0)
 
 
@@ -297,7 +301,7 @@ def test_connections_are_bounded(caplog):
 
 
 async def _ask_from_too_many():
-    async with serving(connections=2) as server:
+    async with serving(connections_at_most=2) as server:
         async with Client.open(server) as first:
             async with Client.open(server) as second:
                 assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
@@ -468,13 +472,10 @@ def test_a_handshake_that_does_not_begin_ends_its_connection(tmp_path, monkeypat
 
 
 @run
-async def test_a_port_that_is_taken_and_bounds_that_are_none():
+async def test_a_port_that_is_taken():
     async with serving() as server:
         with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1 port {server.address.port}: Addr"):
             await RemotingServer(FakeBroker(), "127.0.0.1", server.address.port).start()
-    for limits in ({"threads": 0}, {"idle_s": 0.0}, {"frame_bytes": -1}):
-        with pytest.raises(InvalidArgument):
-            RemotingLimits(**limits)
     with pytest.raises(InvalidArgument):
         RemotingServer(FakeBroker()).address  # noqa: B018
 

@@ -15,7 +15,7 @@ from tiered_index.documents import Malformed
 from tiered_index.errors import SetupUnavailable
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
-from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
+from tiered_index.rocketmq.remoting.server import RemotingServer
 from tiered_index.server.listening import Tls
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.served import SHOWN, Audit, Served
@@ -56,7 +56,7 @@ def remoting_listener(
     context = tls.context() if tls is not None else None
     audited = partial(_audit, served.audit, known is not None)
     more: Any = {"audit": audited, "observe": observe, "bound": bound}
-    return RemotingServer(broker, host, port, keys=known, tls=context, limits=RemotingLimits(threads=threads), **more)
+    return RemotingServer(broker, host, port, keys=known, tls=context, threads=threads, **more)
 
 
 def _audit(audit: Audit, signed: bool, request: Command, response: Command, is_known: bool) -> None:

@@ -14,7 +14,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import SplitResult
@@ -277,16 +277,10 @@ def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> li
     return ordered
 
 
-def check_range(start: int, length: int) -> None:
-    """Raise `InvalidArgument` if `start` or `length` is negative."""
-    if start < 0 or length < 0:
-        raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
-
-
-def check_suffix(length: int) -> None:
-    """Raise `InvalidArgument` if `length` is negative."""
-    if length < 0:
-        raise InvalidArgument(f"a suffix's length is not negative: {length}")
+def check_range(*numbers: int) -> None:
+    """Raise `InvalidArgument` if a number of a range (start, length) or of a suffix (length) is negative."""
+    if min(numbers) < 0:
+        raise InvalidArgument(f"a range has no negative numbers: {', '.join(map(str, numbers))}")
 
 
 def chosen_uploads(handles: Iterable[UploadHandle], prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
@@ -322,7 +316,7 @@ class SizedStorage(Storage):
         return self._read(name, within)[0] if length else b""
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        check_suffix(length)
+        check_range(length)
         return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
 
 
@@ -338,7 +332,8 @@ class Call:
 
     `requests` is the number of requests on an object store; `sent_bytes` is the size of the payload sent. `asked_bytes`
     is the greatest size of the answer: the range's length, 0 for a call that reads no object, None if unknown (a whole
-    object). `is_further` marks the call for a listing's next page. It needs no request if there is no such page.
+    object). `is_further` marks the call for a listing's next page. It has no request if there is no such page, so
+    `requests` is 0.
     """
 
     operation: str
@@ -369,7 +364,7 @@ class WrapperStorage(Storage):
         return name
 
     def _full_handle(self, handle: UploadHandle) -> UploadHandle:
-        return handle
+        return replace(handle, name=self._full(handle.name))
 
     def get(self, name: str) -> bytes:
         return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(self._full(name)))
@@ -456,5 +451,5 @@ class WrapperStorage(Storage):
         page = self._around(Call("list", prefix), lambda: tuple(islice(infos, PAGE)))
         yield from page
         while len(page) == PAGE:
-            page = self._around(Call("list", prefix, is_further=True), lambda: tuple(islice(infos, PAGE)))
+            page = self._around(Call("list", prefix, requests=0, is_further=True), lambda: tuple(islice(infos, PAGE)))
             yield from page

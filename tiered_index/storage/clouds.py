@@ -41,7 +41,6 @@ from tiered_index.storage.base import (
     check_parts,
     check_prefix,
     check_range,
-    check_suffix,
     chosen_uploads,
 )
 from tiered_index.storage.buckets import FEWEST_CONNECTIONS, BucketStorage
@@ -144,7 +143,7 @@ class CloudStorage(BucketStorage):
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size, by a HEAD and a GET: Azure can't read from the end."""
         key = self._key(name)
-        check_suffix(length)
+        check_range(length)
         what = f"reading the last {length} bytes of {name!r}"
 
         def act(module: Any) -> tuple[bytes, int]:

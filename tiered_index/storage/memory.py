@@ -11,7 +11,6 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Self
 from urllib.parse import SplitResult, unquote
@@ -37,12 +36,6 @@ from tiered_index.storage.base import (
 from tiered_index.storage.disk import Disk
 
 
-@dataclass(slots=True)
-class _Upload:
-    handle: UploadHandle
-    parts: dict[int, tuple[PartInfo, bytes]] = field(default_factory=dict)
-
-
 class _Shelf:
     """The objects and unfinished uploads that all storages of one name share."""
 
@@ -50,7 +43,8 @@ class _Shelf:
         self.lock = threading.Lock()
         # name -> (bytes, modified_ms)
         self.objects: SortedDict = SortedDict()
-        self.uploads: dict[str, _Upload] = {}
+        # id -> handle, and bytes of the parts by number and etag
+        self.uploads: dict[str, tuple[UploadHandle, dict[int, tuple[str, bytes]]]] = {}
 
 
 class MemoryStorage(SizedStorage):
@@ -143,7 +137,7 @@ class MemoryStorage(SizedStorage):
     def begin_upload(self, name: str) -> UploadHandle:
         handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
         with self._shelf.lock:
-            self._shelf.uploads[handle.upload_id] = _Upload(handle)
+            self._shelf.uploads[handle.upload_id] = (handle, {})
         return handle
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
@@ -151,17 +145,17 @@ class MemoryStorage(SizedStorage):
         value = bytes(data)
         part = PartInfo(check_part(number), hashlib.sha256(value).hexdigest(), len(value))
         with self._shelf.lock:
-            self._upload(handle).parts[number] = (part, value)
+            self._parts(handle)[number] = (part.etag, value)
         return part
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Publish the object and forget the upload."""
         with self._shelf.lock:
-            upload = self._upload(handle)
+            stored = self._parts(handle)
             pieces: list[bytes] = []
             for part in check_parts(handle.name, parts, self.min_part_bytes):
-                stored, data = upload.parts.get(part.number, (None, b""))
-                if stored is None or stored.etag != part.etag:
+                etag, data = stored.get(part.number, (None, b""))
+                if etag != part.etag:
                     raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded with that etag")
                 pieces.append(data)
             self._shelf.objects[handle.name] = (b"".join(pieces), self._clock.now_ms())
@@ -175,7 +169,7 @@ class MemoryStorage(SizedStorage):
         """Yield unfinished uploads, ordered by name and start."""
         check_prefix(prefix)
         with self._shelf.lock:
-            handles = [upload.handle for upload in self._shelf.uploads.values()]
+            handles = [handle for handle, _ in self._shelf.uploads.values()]
         return chosen_uploads(handles, prefix, older_than_ms)
 
     def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
@@ -191,11 +185,11 @@ class MemoryStorage(SizedStorage):
             raise ObjectNotFound(name, self.uri)
         return found
 
-    def _upload(self, handle: UploadHandle) -> _Upload:
-        upload = self._shelf.uploads.get(handle.upload_id)
-        if upload is None or upload.handle.name != handle.name:
+    def _parts(self, handle: UploadHandle) -> dict[int, tuple[str, bytes]]:
+        begun, parts = self._shelf.uploads.get(handle.upload_id, (None, {}))
+        if begun is None or begun.name != handle.name:
             raise ObjectNotFound(handle.name, f"the unfinished uploads of {self.uri}")
-        return upload
+        return parts
 
 
 os.register_at_fork(after_in_child=MemoryStorage._renew_locks)

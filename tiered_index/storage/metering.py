@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tiered_index.errors import BudgetExceeded, IndexClosed, InvalidArgument
+from tiered_index.errors import BudgetExceeded, IndexClosed
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 from tiered_index.storage.prices import PriceTable
@@ -52,10 +52,6 @@ class Usage:
         max_bytes: int | None = None,
         max_cost_usd: float | None = None,
     ) -> None:
-        if max_requests is not None or max_bytes is not None:
-            for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
-                if limit is not None and limit < 0:
-                    raise InvalidArgument(f"{name} must not be negative, not {limit}")
         self.prices = prices or PriceTable()
         self.max_requests = max_requests
         self.max_bytes = max_bytes
@@ -198,23 +194,22 @@ class MeteredStorage(WrapperStorage):
             raise IndexClosed(f"a parent process opened {self.uri}, and this process is its fork: open it again")
         context = active_context()
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
-        # A further page is counted when its request is sent. If the backend does not report its requests, a page that
-        # has objects counts as one.
-        begun = replace(call, requests=0) if call.is_further else call
-        _begin(usages, begun)
+        _begin(usages, call)
+        repeats = RepeatCounter(usages, call)
         try:
-            repeats = RepeatCounter(usages, begun)
             # A metered storage further in counts its own calls. Listeners of all outer ones get every repeat.
             others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
             with RequestContext(context.deadline_s, others, (*context.listeners, repeats)).active():
                 with span(f"storage.{call.operation}", object=call.name, asked_bytes=call.asked_bytes or 0):
                     result = act()
             self._tells |= repeats.told
+            # A further page is counted when its request is sent. If the backend does not report its requests, a page
+            # that has objects counts as one.
             if call.is_further and result and not self._tells:
-                _begin(usages, call)
+                _begin(usages, repeats.again)
         except BaseException as error:
             if call.is_further and not self._tells and not isinstance(error, BudgetExceeded):
-                _begin(usages, call, is_sent=True)
+                _begin(usages, repeats.again, is_sent=True)
             for usage in usages:
                 usage.end(call)
             raise
@@ -229,7 +224,7 @@ class RepeatCounter:
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
         self._usages = usages
-        self._again = replace(call, requests=1, sent_bytes=0, asked_bytes=0)
+        self.again = replace(call, requests=1, sent_bytes=0, asked_bytes=0)
         self._counted = call.requests
         self.told = False
 
@@ -240,12 +235,12 @@ class RepeatCounter:
             if self._counted:
                 self._counted -= 1
                 return
-        _begin(self._usages, self._again)
+        _begin(self._usages, self.again)
 
     def wasted(self, size_bytes: int) -> None:
         """Count `size_bytes` bytes that were delivered and must be requested again."""
         for usage in self._usages:
-            usage.end(self._again, read=size_bytes)
+            usage.end(self.again, read=size_bytes)
 
 
 def _begin(usages: Sequence[Usage], call: Call, *, is_sent: bool = False) -> None:

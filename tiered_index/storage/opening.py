@@ -210,9 +210,6 @@ class PrefixedStorage(WrapperStorage):
         check_name(name)
         return check_name(self._base + name)
 
-    def _full_handle(self, handle: UploadHandle) -> UploadHandle:
-        return replace(handle, name=self._full(handle.name))
-
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         """Raise the inner storage's `ObjectNotFound` and `ObjectExists` with the caller's name of the object."""
         try:

@@ -105,8 +105,9 @@ class RocketmqMessages:
         threads: int = 8,
         root: Path | None = None,
     ) -> None:
-        self._store = StoreDirectory.open(store) if store is not None else None
-        self._folder = self._store.commitlog if self._store is not None else None
+        # Folder of the store directory
+        self.store = StoreDirectory.open(store).folder if store is not None else None
+        self._folder = self.store / "commitlog" if self.store is not None else None
         self._archives: Mapping[str | None, SegmentArchive]
         self._archives = {None: archive} if isinstance(archive, SegmentArchive) else archive or {}
         if store is not None and len(self._archives) > 1:
@@ -116,18 +117,8 @@ class RocketmqMessages:
             )
         self._store_name = store_name
         self._threads = threads
-        self._root = root
+        self.root = root
         self._sees: Callable[[str], bool] | None = None
-
-    @property
-    def store(self) -> Path | None:
-        """Folder of the store directory."""
-        return self._store.folder if self._store is not None else None
-
-    @property
-    def root(self) -> Path | None:
-        """Root of an index that follows the store."""
-        return self._root
 
     @property
     def archives(self) -> tuple[SegmentArchive, ...]:
@@ -175,13 +166,13 @@ class RocketmqMessages:
 
         Raises as `at`, `CorruptFile` for a damaged queue, and `InvalidArgument` without a store.
         """
-        if self._store is None:
+        if self.store is None:
             raise InvalidArgument("reading by queue offset needs the store's consume queues: give the store")
         name = f"queue {queue_id} of {topic}"
-        queues = queues_of(self._store.folder / "consumequeue", topic)
+        queues = queues_of(self.store / "consumequeue", topic)
         queue = next((one for one in queues if one.queue_id == queue_id), None)
         if queue is None:
-            return Fetched(item=None, state="missing", problem=f"{self._store.folder} has no {name}")
+            return Fetched(item=None, state="missing", problem=f"{self.store} has no {name}")
         begin, entries = queue.read(queue_offset, 1)
         if begin != queue_offset:
             return Fetched(
@@ -200,7 +191,7 @@ class RocketmqMessages:
 
     def _settle(self, searches: list[Search]) -> list[Fetched]:
         if self._folder is not None:
-            truncated = TruncatedTail(self._folder, self._root)
+            truncated = TruncatedTail(self._folder, self.root)
             try:
                 # list the folder once: an indexed message is in this list, or was deleted
                 log = CommitLogReader(self._folder, fixed=CommitLogReader(self._folder).segments())
@@ -586,9 +577,6 @@ class Containing:
             if one.message is None or not one.carries_key:
                 return one
             return replace(one, state="missing", message=None, problem=str(error), error=error)
-        return self._passed_over(one, wanted)
-
-    def _passed_over(self, one: Fetched, wanted: str) -> Fetched:
         message = one.message
         if not isinstance(message, Searched) or not one.carries_key or self._has(message, wanted):
             return one

@@ -179,7 +179,9 @@ def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
         add(position)
         position += size
     positions = np.array(found, np.int64)
-    is_message = _is_message(_heads(data, positions))
+    windows = np.ndarray((max(length - 7, 0),), "V8", data, strides=(1,))
+    magics = windows[positions].view([("size", ">i4"), ("magic", ">u4")])["magic"]
+    is_message = (magics == MAGIC_V1) | (magics == MAGIC_V2)
     if not is_message.all():
         positions = positions[: int(is_message.argmin())]
         position = found[len(positions)]
@@ -187,18 +189,6 @@ def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
         positions, position = positions[:-1], found[-1]
     end, problem = _what_stands(data, position, segment_end)
     return Walk(positions, position, end, problem)
-
-
-def _heads(data: Buffer, positions: Positions) -> npt.NDArray[np.void]:
-    """Return size and magic at each position, at least 8 bytes before the end of the data."""
-    windows = np.ndarray((max(len(data) - 7, 0),), "V8", data, strides=(1,))
-    return windows[positions].view([("size", ">i4"), ("magic", ">u4")])
-
-
-def _is_message(heads: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    magics = heads["magic"]
-    is_message: npt.NDArray[np.bool_] = (magics == MAGIC_V1) | (magics == MAGIC_V2)
-    return is_message
 
 
 def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, str | None]:

@@ -191,7 +191,8 @@ class Queues(ABC, Generic[Q]):
         most_bytes = max(_LEAST_BYTES, min(most_bytes, _MOST_BYTES))
         found: list[bytes] = []
         found_bytes, status, following = 0, "NO_MATCHED_MESSAGE", offset + len(entries)
-        rows = _matching(entries["tags_code"], tags).tolist()
+        codes = entries["tags_code"]
+        rows = _matching(codes, tags).tolist()
         read = self._reader(queue, offset, entries, rows)
         for row in rows:
             check_deadline(f"reading messages of {topic}")
@@ -207,16 +208,16 @@ class Queues(ABC, Generic[Q]):
                 break
             if message is None:
                 status = "MESSAGE_WAS_REMOVING"
-            elif tags is None or int(entries["tags_code"][row]) != NO_CODE or _hash_of(message.tags) in tags:
+            elif (
+                tags is None
+                or int(entries["tags_code"][row]) != NO_CODE
+                or java_string_hash(message.tags or "") in tags
+            ):
                 found.append(message.encode())
                 found_bytes += message.size
         if not found:
             return Pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, status, following, ends)
         return Pulled(ResponseCode.SUCCESS, "FOUND", following, ends, b"".join(found))
-
-
-def _hash_of(tags: str | None) -> int:
-    return java_string_hash(tags or "")
 
 
 def checked_message(message: Message, queue: Queue, offset: int, file: str) -> Message:

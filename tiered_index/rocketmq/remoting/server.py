@@ -18,7 +18,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -46,30 +45,6 @@ _POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemotingLimits:
-    """Bounds on the memory and threads that clients use. Raises `InvalidArgument` for a bound that is not positive."""
-
-    connections: int = 1_024
-    # Bytes of a request, without its length
-    frame_bytes: int = 256 << 10
-    # Lookups under way and waiting: of one connection, which is then not read, and of all connections
-    requests_of_connection: int = 16
-    requests: int = 256
-    threads: int = 16
-    # Bytes of responses that clients have not read yet
-    unsent_bytes: int = 256 << 20
-    # Time for the next complete frame, and for reading a response
-    idle_s: float = 120.0
-    # A lookup that has waited longer is not begun: its client has given up
-    queued_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)!r}")
-
-
 class _Ended(Exception):
     """The connection must end; the text is for the log."""
 
@@ -81,8 +56,22 @@ class RemotingServer:
     topics the caller sees. With `tls` every connection is encrypted. `audit` is called once for every request, with its
     response and whether it was signed with one of the keys (True without `keys`). `observe` is called once for every
     request, with its response and the seconds between them. Both are called in any thread, also if the client has
-    disconnected or the request failed. `bound` is a socket that is bound to the address already.
+    disconnected or the request failed. `bound` is a socket that is bound to the address already. `threads` answer
+    lookups.
     """
+
+    # Bounds on the memory that clients use. Connections:
+    connections_at_most = 1_024
+    # Bytes of a request, without its length
+    frame_bytes = 256 << 10
+    # Lookups under way and waiting: of one connection, which is then not read, and of all connections
+    requests_of_connection, requests = 16, 256
+    # Bytes of responses that clients have not read yet
+    unsent_bytes = 256 << 20
+    # Time for the next complete frame, and for reading a response
+    idle_s = 120.0
+    # A lookup that has waited longer is not begun: its client has given up
+    queued_s = 5.0
 
     def __init__(
         self,
@@ -92,19 +81,18 @@ class RemotingServer:
         *,
         keys: Mapping[str, AccessKey] | None = None,
         tls: ssl.SSLContext | None = None,
-        limits: RemotingLimits | None = None,
+        threads: int = 16,
         audit: Callable[[Command, Command, bool], None] | None = None,
         observe: Callable[[Command, Command, float], None] | None = None,
         bound: socket.socket | None = None,
     ) -> None:
         self.broker = broker
-        self.limits = limits or RemotingLimits()
         self._host, self._port = host, port
         self._keys = dict(keys or {})
         self._tls = tls
         self._audit, self._observe = audit, observe
         self._bound = bound
-        self._threads = DaemonPool(self.limits.threads, "tiered-index-remoting")
+        self._threads = DaemonPool(threads, "tiered-index-remoting")
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Event | None = None
         self._connections: set[asyncio.Task[Any]] = set()
@@ -181,7 +169,7 @@ class RemotingServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is None or len(self._connections) >= self.limits.connections:
+        if task is None or len(self._connections) >= self.connections_at_most:
             if not self._refusing:
                 _log.warning("further connections are refused: there are %d", len(self._connections))
             self._refusing = True
@@ -208,7 +196,7 @@ class RemotingServer:
             raise
         if response is not None or key is None:
             return account(response or _failed(request), is_known=key is not None)
-        if self._requests >= self.limits.requests or self._unsent_bytes >= self.limits.unsent_bytes:
+        if self._requests >= self.requests or self._unsent_bytes >= self.unsent_bytes:
             return account(busy(request))
         return await self._looked_up(request, local, key, account)
 
@@ -222,7 +210,7 @@ class RemotingServer:
     async def _looked_up(
         self, request: Command, local: Host, key: AccessKey, account: Callable[[Command], Command]
     ) -> Command:
-        limits, received_s = self.limits, time.monotonic()
+        received_s = time.monotonic()
         # Whoever acquires it accounts for the request: the thread that begins it, or else the loop
         begun = threading.Lock()
 
@@ -230,7 +218,7 @@ class RemotingServer:
             if not begun.acquire(blocking=False):
                 return busy(request)  # the client has disconnected
             try:
-                waited = time.monotonic() - received_s > limits.queued_s
+                waited = time.monotonic() - received_s > self.queued_s
                 sees = None if key.topics is None else key.sees
                 response = busy(request) if waited else self.broker.look_up(request, local, sees)
             except BaseException:
@@ -277,7 +265,7 @@ class _Connection:
         self._writer = writer
         self._local = _host_of(writer.get_extra_info("sockname"))
         self._peer = str((writer.get_extra_info("peername") or ("somewhere",))[0])
-        self._free = asyncio.Semaphore(server.limits.requests_of_connection)
+        self._free = asyncio.Semaphore(server.requests_of_connection)
         self._requests = 0
 
     async def run(self) -> None:
@@ -311,7 +299,7 @@ class _Connection:
 
     async def _frame(self) -> bytes:
         length = int.from_bytes(await self._exactly(_LENGTH_BYTES), "big")
-        most = self._server.limits.frame_bytes
+        most = self._server.frame_bytes
         if not _LEAST_FRAME_BYTES <= length <= most:
             raise _Ended(f"no frame of {_LEAST_FRAME_BYTES} to {most} bytes: {length}")
         return await self._exactly(length)
@@ -319,7 +307,7 @@ class _Connection:
     async def _exactly(self, size: int) -> bytes:
         while True:
             try:
-                async with asyncio.timeout(self._server.limits.idle_s):
+                async with asyncio.timeout(self._server.idle_s):
                     return await self._reader.readexactly(size)
             except TimeoutError:
                 if not self._requests:
@@ -334,7 +322,7 @@ class _Connection:
             with self._server.sending(frame):
                 self._writer.write(frame)
                 try:
-                    async with asyncio.timeout(self._server.limits.idle_s):
+                    async with asyncio.timeout(self._server.idle_s):
                         await self._writer.drain()
                 except TimeoutError:
                     raise _Ended("a response was not taken") from None

@@ -32,7 +32,6 @@ from tiered_index.storage.base import (
     check_parts,
     check_prefix,
     check_range,
-    check_suffix,
 )
 from tiered_index.storage.buckets import FEWEST_CONNECTIONS, BucketStorage
 from tiered_index.storage.context import wasted
@@ -127,7 +126,7 @@ class S3Storage(BucketStorage):
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size, by one GET (two requests for an empty object)."""
         key = self._key(name)
-        check_suffix(length)
+        check_range(length)
         if length == 0:
             return b"", self.head(name).size_bytes
         return self._reads.suffix(name, key, length, lambda: self.head(name).size_bytes)
