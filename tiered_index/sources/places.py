@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.storage import disk
 from tiered_index.storage.base import Storage
-from tiered_index.storage.disk import absolute_path
 
 # Extensions of file names
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
@@ -164,15 +164,12 @@ Place = LocalFile | StoredFile | Stdin
 
 
 def local_path(source: str) -> Path | None:
-    """Return the absolute path of a path or a `file://` URI, None for any other source. Raises `InvalidArgument`."""
+    """Return the absolute path of a path or a `file://` URI, None for any other source. Raises `ConfigError`."""
     if source == STDIN:
         return None
     if source.startswith("file://"):
-        parts = urlsplit(source)
-        if parts.netloc not in ("", "localhost"):
-            raise InvalidArgument(f"file://{parts.netloc}/... is not absolute: write file:///dir/file")
-        return absolute_path(unquote(parts.path))
-    return None if "://" in source else absolute_path(source)
+        return disk.local_path(urlsplit(source), "file:///dir/file")
+    return None if "://" in source else disk.absolute_path(source)
 
 
 @contextlib.contextmanager

@@ -218,9 +218,7 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
     neighbours. Only a chunk and the folder of the same text interleave (``K/...`` and ``K0...``), so those two are
     merged.
     """
-    objects: dict[str, os.DirEntry[str]] = {}
-    folders: dict[str, Path] = {}
-    chunks: dict[str, Path] = {}
+    found: dict[Kind, dict[str, os.DirEntry[str]]] = {"object": {}, "folder": {}, "chunk": {}}
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -232,17 +230,13 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
                 if decoded is None or not (is_folder or entry.is_file(follow_symlinks=False)):
                     continue
                 kind, text = decoded
-                if kind == "object":
-                    name = stem + text
-                    if name.startswith(prefix) and name > start_after:
-                        objects[text] = entry
-                elif kind == "folder":
-                    if _may_hold(stem + text + "/", prefix, start_after):
-                        folders[text] = path / entry.name
-                elif _may_hold(stem + text, prefix, start_after):
-                    chunks[text] = path / entry.name
+                name = stem + text + "/" * (kind == "folder")
+                is_listed = name.startswith(prefix) and name > start_after
+                if is_listed or (is_folder and _may_hold(name, prefix, start_after)):
+                    found[kind][text] = entry
     except FileNotFoundError:
         return  # removed since its parent was read
+    objects, folders, chunks = found.values()
     keys = [(text, 0, text) for text in objects] + [(text, 1, text) for text in chunks]
     keys += [(text + "/", 2, text) for text in folders if text not in chunks]
     for _, order, text in sorted(keys):
@@ -255,9 +249,9 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
             continue
         below: list[Iterator[ObjectInfo]] = []
         if order == 1:
-            below.append(walk(chunks[text], prefix, start_after, stem + text, True))
+            below.append(walk(Path(chunks[text]), prefix, start_after, stem + text, True))
         if text in folders:
-            below.append(walk(folders[text], prefix, start_after, stem + text + "/"))
+            below.append(walk(Path(folders[text]), prefix, start_after, stem + text + "/"))
         yield from heapq.merge(*below, key=lambda info: info.name) if len(below) > 1 else below[0]
 
 
