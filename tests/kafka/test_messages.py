@@ -221,7 +221,7 @@ def test_commands_show_records(cluster, servers, producing, topic, tmp_path):
     for where, state in (((*broker, "--root", root), "local"), (("--root", root), "archived")):
         text = run("query", topic, "7", "--messages", "--body", "json", *where)
         assert f"2023-11-14T22:13:20Z  {state}" in text, text
-        assert "h=0xff" in text and '"id": 7' in text
+        assert "h: 0xff" in text and '"id": 7' in text
         document = json.loads(run("message", f"kafka:{topic}/0/0", "--json", *where))
         (one,) = document["messages"]
         assert (one["state"], one["message"]["body"], one["message"]["key"]) == (state, value, "a")

@@ -13,7 +13,7 @@ from typer import Option
 
 from tiered_index.cli.contents import Array, Contents, opened_contents
 from tiered_index.cli.options import File, LimitOptions, RangeOptions, ServiceOptions, human_duration
-from tiered_index.cli.output import counted, human_bytes, human_count, states
+from tiered_index.cli.output import counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
 from tiered_index.cli.results import show, show_rows
 from tiered_index.cli.session import Session, asked_service, command
@@ -22,7 +22,7 @@ from tiered_index.format.schema import PREVIOUS, listed
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import TopicsResult, format_time
+from tiered_index.types import TopicsResult
 
 _PARTIAL = 6
 
@@ -104,11 +104,8 @@ def files(session: Session, service: ServiceOptions) -> int:
     listed, totals = document["files"], document["totals"]
     broken = [file for file in listed if file["error"] is not None]
     session.out.answer(document)
-    session.out.table(
-        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
-        [_row(file, "damaged" if file["file_id"] in damaged else "not read") for file in listed],
-        right=("entries", "bytes"),
-    )
+    rows = [_row(file, "damaged" if file["file_id"] in damaged else "not read") for file in listed]
+    show_rows(session.out, "", rows, most=len(rows))
     session.out.line(
         f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
@@ -118,19 +115,15 @@ def files(session: Session, service: ServiceOptions) -> int:
     return _PARTIAL if broken else 0
 
 
-def _row(file: dict[str, Any], broken: str) -> tuple[object, ...]:
+def _row(file: dict[str, Any], broken: str) -> dict[str, Any]:
     table = file["table"]
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
-    return (
-        file["file_id"],
-        file["state"] if file["error"] is None else f"{file['state']}, {broken}",
-        file["lane"],
-        format_time(file["begin_ms"]),
-        format_time(file["end_ms"]),
-        None if file["entries"] is None else human_count(file["entries"]),
-        None if file["bytes"] is None else human_bytes(file["bytes"]),
-        file["error"] or file["path"] or file["object"] or window,
-    )
+    return {
+        "file": file["file_id"],
+        "state": file["state"] if file["error"] is None else f"{file['state']}, {broken}",
+        **{name: file[name] for name in ("lane", "begin_ms", "end_ms", "entries", "bytes")},
+        "place": file["error"] or file["path"] or file["object"] or window,
+    }
 
 
 def _archived(segments: Sequence[dict[str, Any]]) -> str:

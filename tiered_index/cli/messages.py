@@ -17,6 +17,7 @@ from tiered_index.cli.kafka import KafkaClientOptions, open_kafka_broker, open_k
 from tiered_index.cli.options import LimitOptions, ServiceOptions
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.results import show_fields
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.encoding import BodyFormat
@@ -40,7 +41,11 @@ def messages_source(store: Path | None, reader: IndexReader | None, config: Inde
     return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)
 
 
-_SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
+# Fields of a message that the first line or its body has, or that only programs need
+_SHOWN_APART = (
+    *("queue_id", "queue_offset", "body", "body_format", "body_bytes", "body_problem", "body_crc", "compression"),
+    *("flag", "sys_flag", "prepared_offset"),
+)
 
 
 def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
@@ -73,68 +78,28 @@ def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) 
 
 
 def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) -> None:
-    """Write the result of an entry; `shown` is its message's document, or None."""
+    """Write the result of an entry; `shown` is the document of its message or record, or None."""
     item = fetched.item
+    source = item.source if item is not None else None
     if shown is None:
         place = (
             f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
-            f"{f'  of {item.source}' if item.source is not None else ''}"
+            f"{f'  of {source}' if source is not None else ''}"
             if item is not None
             else ""
         )
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
         return
-    if "partition" in shown:
-        _write_record(out, fetched, shown)
-        return
-    out.line(
-        f"{format_time(shown['store_ms'])}  queue {shown['queue_id']}  queue offset {shown['queue_offset']}  "
-        f"{fetched.state}"
-    )
-    properties = shown["properties"]
-    others = {name: value for name, value in properties.items() if name not in _SHOWN_APART}
-    out.fields(
-        {
-            "topic": shown["topic"],
-            "message id": shown["msg_id"],
-            "unique key": shown["uniq_key"] or None,
-            "keys": properties.get(KEYS) or None,
-            "tags": shown["tags"] or None,
-            "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
-            "born": f"{format_time(shown['born_ms'])} at {shown['born_host']}",
-            "stored": f"{format_time(shown['store_ms'])} at {shown['store_host']}",
-            "commit log": f"offset {shown['physical_offset']}, {shown['size']:,} bytes",
-            "consumed again": str(shown["reconsume_times"]) if shown["reconsume_times"] else None,
-            "transaction": None if shown["visible"] else "prepared or rolled back: consumers don't see it",
-            "source": item.source if item is not None else None,
-            "read from": fetched.read_from,
-            "note": fetched.problem,
-        }
-    )
+    time = format_time(shown.get("store_ms", shown.get("timestamp_ms"))) or "no time"
+    queue = f"  queue {shown['queue_id']}  queue offset {shown['queue_offset']}" if "queue_id" in shown else ""
+    out.line(f"{time}{queue}  {fetched.state}")
+    properties = {n: value for n, value in shown.get("properties", {}).items() if n not in (KEYS, TAGS, UNIQ_KEY)}
+    read = {"source": source, "read_from": fetched.read_from, "note": fetched.problem}
+    show_fields(out, {**shown, "properties": properties, **read}, without=_SHOWN_APART)
+    if "partition" in shown and shown["body_bytes"] is None:
+        out.line("  no value: a tombstone")
     if body := _body(shown):
-        out.lines(f"  {'body':<14}  {body}")
-
-
-def _write_record(out: Output, fetched: Fetched, shown: dict[str, Any]) -> None:
-    """Write a record of Kafka."""
-    time_ms = shown["timestamp_ms"]
-    out.line(f"{format_time(time_ms) if time_ms is not None else 'no time'}  {fetched.state}")
-    out.fields(
-        {
-            "topic": shown["topic"],
-            "partition": str(shown["partition"]),
-            "offset": f"{shown['offset']}, {shown['size']:,} bytes",
-            "key": shown["key"],
-            "headers": ", ".join(f"{name}={value}" for name, value in shown["headers"]) or None,
-            "time of": None if time_ms is None else shown["timestamp_type"],
-            "source": fetched.item.source if fetched.item is not None else None,
-            "read from": fetched.read_from,
-            "note": fetched.problem,
-            "value": "none: a tombstone" if shown["body_bytes"] is None else None,
-        }
-    )
-    if body := _body(shown):
-        out.lines(f"  {'value':<14}  {body}")
+        out.lines(f"  body  {body}")
 
 
 def _body(shown: dict[str, Any]) -> str | None:

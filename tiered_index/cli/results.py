@@ -22,7 +22,7 @@ _ROWS, _TEXTS = 20, 5
 # A field whose members are named by operations, without units
 _REQUESTS = "requests"
 # Fields whose members are named by users, without units
-_OF_USERS = ("sources", "source_positions", "skipped_reasons")
+_OF_USERS = ("sources", "source_positions", "skipped_reasons", "properties")
 # Fields that only programs need
 _DETAILS = ("metrics", "quarantined_first")
 
