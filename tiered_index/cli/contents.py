@@ -251,9 +251,6 @@ class _Compacted(Contents):
         meta = self._trailer.metadata
         super().__init__(file, meta.layout, meta.begin_ms // 1000 * 1000, meta.topics)
 
-    def trailer(self) -> Trailer:
-        return self._trailer
-
     def _details(self) -> dict[str, Any]:
         groups, meta, tail = self._trailer.directory.groups, self._trailer.metadata, self._trailer.tail
         used = groups["length"][groups["count"] > 0]

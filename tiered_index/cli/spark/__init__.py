@@ -53,7 +53,7 @@ def spark_of(given: SparkOptions) -> SparkSession:
 
     Raises `ConfigError` if PySpark or Java is missing, or the session is one of Spark Connect.
     """
-    from tiered_index.spark.session import open_session
+    from tiered_index.spark.session import open_session, ship_package
     from tiered_index.spark.versions import check_classic
 
     with _interrupts_after(), java_apart():
@@ -64,8 +64,6 @@ def spark_of(given: SparkOptions) -> SparkSession:
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if given.ship:
-        from tiered_index.spark.session import ship_package
-
         ship_package(spark)
     return spark
 
@@ -139,17 +137,13 @@ def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
                 behind = behind.__context__
             if behind is None:
                 raise
-            _hush()
+            from pyspark.sql import SparkSession
+
+            # Java's log would report the tasks that end with it
+            with contextlib.suppress(Exception):
+                if (spark := SparkSession.getActiveSession()) is not None:
+                    spark.sparkContext.setLogLevel("OFF")
             raise behind from None
-
-
-def _hush() -> None:
-    """Switch Java's log off: it would report the tasks that end with it."""
-    from pyspark.sql import SparkSession
-
-    with contextlib.suppress(Exception):
-        if (spark := SparkSession.getActiveSession()) is not None:
-            spark.sparkContext.setLogLevel("OFF")
 
 
 def run_job(session: Session, job: Callable[..., T], *arguments: Any, **options: Any) -> tuple[T, float]:

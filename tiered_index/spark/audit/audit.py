@@ -264,8 +264,10 @@ def _place(uri: str) -> tuple[str, str]:
 
 
 def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None) -> None:
-    """Write the report to a path or an object; replace an existing one. Raises `InvalidArgument`, storage errors."""
-    check_report_name(uri, s3)
+    """Write the report to a path or an object that `check_report_name` accepts; replace an existing one.
+
+    Raises `InvalidArgument`, storage errors.
+    """
     body = io.BytesIO()
     pq.write_table(report_table(result), body)
     if "://" not in uri:

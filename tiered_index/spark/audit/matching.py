@@ -168,7 +168,7 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, in
     topic of an object without a table.
     """
     if len(source) == len(index) and _sum(source) == _sum(index):
-        count = _different(source["entry"])
+        count = len(np.unique(source["entry"]))
         return count, count, np.empty(0, np.uint64), 0
     both = np.concatenate([source, index])
     # sort by digests only; equal digests may have any order
@@ -183,11 +183,6 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, in
     differs = (in_source != in_index) | ((most > 0) & (least != most))
     repeated = int(np.maximum(0, sizes - own - np.maximum(own, 1)).sum())
     return int(in_source.sum()), int(in_index.sum()), digests[firsts[differs]], repeated
-
-
-def _different(digests: UInt64) -> int:
-    ordered = np.sort(digests)
-    return len(ordered[:1]) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def _sum(digests: Digests) -> int:

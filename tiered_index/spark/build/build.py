@@ -34,15 +34,7 @@ from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.build.plan import (
-    QUARANTINE_S,
-    BuildPlan,
-    Census,
-    WindowScale,
-    check_shards,
-    plan_build,
-    take_census,
-)
+from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.build.positions import MicroBatch, SourceRange
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
@@ -251,6 +243,13 @@ class BuildResult:
     metrics: JobMetrics = field(default_factory=JobMetrics)
 
 
+def _check_call(mode: str, shards: int | str) -> None:
+    if mode not in MODES:
+        raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
+    if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
+        raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
+
+
 def check_build(
     source: SourceLike,
     *,
@@ -264,9 +263,7 @@ def check_build(
     """Raise the errors of `build` that need no Spark: invalid arguments, a missing source, an index or a source with
     other columns; `fields` are its `columns`.
     """
-    if mode not in MODES:
-        raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
-    check_shards(shards)
+    _check_call(mode, shards)
     present = SystemClock()
     WindowScale.of(window, config, present.now_ms())
     with StorageAddress(storage, config.s3).open() as opened:
@@ -308,8 +305,7 @@ def build(
     last step, the put of the log record: its outcome is unknown. If you repeat the build, ``append`` may double the
     entries (with a `source_range` it is refused), ``error`` reports that they exist, ``replace`` is harmless.
     """
-    if mode not in MODES:
-        raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
+    _check_call(mode, shards)
     settings = config or IndexConfig()
     present = clock or SystemClock()
     now_ms = present.now_ms()

@@ -297,12 +297,6 @@ class BuildPlan:
         return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // width, begins
 
 
-def check_shards(shards: int | str) -> None:
-    """Raise `InvalidArgument` unless `shards` is ``auto`` or a number of shards for a window."""
-    if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
-        raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
-
-
 def plan_build(
     census: Census,
     genesis: IndexDescriptor,
@@ -316,9 +310,8 @@ def plan_build(
 ) -> BuildPlan:
     """Return the plan of a build, or of another `origin`.
 
-    Raises `InvalidArgument` for too many windows and for invalid `shards`.
+    Raises `InvalidArgument` for too many windows.
     """
-    check_shards(shards)
     if len(census.windows) > max_windows:
         raise InvalidArgument(_too_many(f"{len(census.windows):,}", scale, f", and {max_windows:,} are allowed"))
     base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize

@@ -84,8 +84,9 @@ def _is_store(path: str) -> bool:
 
 def _paths(source: object) -> list[str]:
     """Return the paths of a source: archives, storage URIs, or absolute local paths, which exist."""
-    check_paths(source)
-    given: Any = [source] if isinstance(source, str | os.PathLike) else source
+    given = [source] if isinstance(source, str | os.PathLike) else source
+    if not isinstance(given, Sequence | set | frozenset) or not all(isinstance(p, str | os.PathLike) for p in given):
+        raise InvalidArgument(f"a source is a DataFrame of Spark, a path or a list of paths, not {shown_kind(source)}")
     paths = [os.fspath(path) for path in given]
     if not paths:
         raise InvalidArgument("no source is given")
@@ -102,13 +103,6 @@ def _paths(source: object) -> list[str]:
         stored = next(path for path in paths if local_path(path) is None)
         raise InvalidArgument(f"sources are all local or all in a storage: {stored} is not local")
     return [str(place) for place in local]
-
-
-def check_paths(source: object) -> None:
-    """Raise `InvalidArgument` for a source that is neither a path nor paths, such as a DataFrame of pandas."""
-    given = [source] if isinstance(source, str | os.PathLike) else source
-    if not isinstance(given, Sequence | set | frozenset) or not all(isinstance(p, str | os.PathLike) for p in given):
-        raise InvalidArgument(f"a source is a DataFrame of Spark, a path or a list of paths, not {shown_kind(source)}")
 
 
 def shown_kind(value: object) -> str:
@@ -150,16 +144,11 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     """Raise the errors of `entries_of` that need no Spark: missing paths and missing columns of Parquet files."""
     if is_frame(source):
         return
-    if any(is_archive(path) or _is_store(path) for path in _paths(source)):
-        _wanted(columns, (), schema)
-        return
-    files = files_of(source, address_of)
-    if not isinstance(files, ParquetFiles):
-        _wanted(columns, (), schema)
-        return
-    for field in _wanted(columns, files.schema.names, schema):
+    is_log = any(is_archive(path) or _is_store(path) for path in _paths(source))
+    files = None if is_log else files_of(source, address_of)
+    for field in _wanted(columns, files.schema.names if isinstance(files, ParquetFiles) else (), schema):
         # Spark checks expressions
-        if isinstance(name := columns.get(field, field), str):
+        if isinstance(files, ParquetFiles) and isinstance(name := columns.get(field, field), str):
             _checked_name(field, name, files)
 
 

@@ -78,18 +78,13 @@ class EntryColumns:
             columns = [batch.column(self.key if name == "key" else name) for name in self.names]
             entries = pa.RecordBatch.from_arrays(columns, names=list(self.names))
             if pa.types.is_list(entries.column("key").type) or pa.types.is_large_list(entries.column("key").type):
-                entries = _a_row_a_key(entries)
+                rows, keys = each_key(entries.column("key"))
+                at = entries.schema.get_field_index("key")
+                entries = entries.drop_columns(["key"]).take(pa.array(rows)).add_column(at, "key", keys)
             elif entries.column("key").null_count:
                 entries = entries.filter(pc.is_valid(entries.column("key")))
             if len(entries):
                 yield entries
-
-
-def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a row for each distinct key of each row."""
-    at = batch.schema.get_field_index("key")
-    rows, keys = each_key(batch.column(at))
-    return batch.drop_columns(["key"]).take(pa.array(rows)).add_column(at, "key", keys)
 
 
 @dataclass(frozen=True, slots=True)

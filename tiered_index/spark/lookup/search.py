@@ -171,7 +171,6 @@ class TaskReport:
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
-    objects: int = 0
     opened: int = 0
     found: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
@@ -232,7 +231,6 @@ def _search_all(
         here = np.flatnonzero(target.holds(base_slots, lookups))
         if not len(here):
             continue
-        report.objects += 1
         try:
             for found in search_object(plan, storage, target.stored, lookups, here):
                 for lacking, error in found.damage:
