@@ -24,7 +24,7 @@ from tests.benchmarks.setting import SparkAmounts, SparkSetting
 from tests.benchmarks.soak import soak
 from tests.benchmarks.spark import Spark
 from tests.benchmarks.spark_lookup import SparkLookup
-from tiered_index.cli.main import run
+from tiered_index.cli.main import alone, run
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError
 
@@ -127,25 +127,14 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
     return chosen
 
 
-def _program(function: Any) -> typer.Typer:
-    program = typer.Typer(
-        add_completion=False,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    program.command()(function)
-    return program
-
-
-app = _program(benchmarks)
+app = alone(benchmarks)
 # programs with options of their own
 PROGRAMS = {
-    "billion": _program(billion),
-    "cold-peers": _program(cold_peers),
-    "drill": _program(drill),
-    "scale": _program(scale),
-    "soak": _program(soak),
+    "billion": alone(billion),
+    "cold-peers": alone(cold_peers),
+    "drill": alone(drill),
+    "scale": alone(scale),
+    "soak": alone(soak),
 }
 
 

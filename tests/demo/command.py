@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer import Option
 
 from tests.demo.processes import Broker, Follower, ServedDemo, placed, upload_under_way
@@ -25,7 +24,7 @@ from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, 
 from tests.support.environment import own_environment
 from tests.support.s3_server import CREDENTIALS, s3_server
 from tests.support.storage_faults import FaultStorage
-from tiered_index.cli.main import run
+from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
@@ -427,15 +426,6 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
     out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
 
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(demo)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run one command line (the process's own by default) and exit with its code."""
-    run(arguments, app, "python -m tests.demo")
+    run(arguments, alone(demo), "python -m tests.demo")

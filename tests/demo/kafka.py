@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer import Option
 
 from tests.demo.command import place_of
@@ -28,7 +27,7 @@ from tests.demo.processes import ProcessFailed
 from tests.demo.workload import Measured
 from tests.support.environment import own_environment
 from tests.support.kafka_cluster import PARTITIONS, Cluster, Producing, kafka_cluster
-from tiered_index.cli.main import run
+from tiered_index.cli.main import alone, run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
@@ -318,18 +317,9 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
     out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
 
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(demo)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run one command line (the process's own by default) and exit with its code."""
-    run(arguments, app, "python -m tests.demo.kafka")
+    run(arguments, alone(demo), "python -m tests.demo.kafka")
 
 
 if __name__ == "__main__":

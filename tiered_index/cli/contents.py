@@ -62,10 +62,12 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
 
     Raises `InvalidArgument`, `StorageUnavailable`, and `CorruptFile` if the object of an id is missing.
     """
-    config = session.config()
+    config, uri = session.config(), None
+    with contextlib.suppress(ConfigError):
+        uri = storage_uri(config)
     given, path = file, Path(file)
     if _ID.fullmatch(file) and not _is_there(path):
-        file = _place_of(session, config, file)
+        file = _place_of(config, uri, file)
         path = Path(file)
     if path.name.endswith(JOURNAL_SUFFIX):
         path = path.with_suffix(INDEX_SUFFIX)
@@ -74,22 +76,13 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
             raise InvalidArgument(f"{path} is a folder: give a file in it")
         yield _path_bytes(path)
         return
-    uri = _uri(config)
     if uri is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
     with contextlib.closing(config.open_storage(uri)) as storage:
         yield _object_bytes(storage, check_name(file), is_in_log=file != given)
 
 
-def _uri(config: IndexConfig) -> str | None:
-    """Return the URI of the given storage, or of the root's; None if there is none."""
-    try:
-        return storage_uri(config)
-    except ConfigError:
-        return None
-
-
-def _place_of(session: Session, config: IndexConfig, file: str) -> str:
+def _place_of(config: IndexConfig, uri: str | None, file: str) -> str:
     """Return the path or the object's name of a file id, or of the end of one; `file` itself if there is none.
 
     Raises `InvalidArgument` for several ids, or a table of several objects, and as `open_stored_index`.
@@ -100,7 +93,7 @@ def _place_of(session: Session, config: IndexConfig, file: str) -> str:
             for path in folder.glob(f"*{file}{INDEX_SUFFIX}") if _is_there(folder) else ():
                 if (file_id := file_id_of(path.name)) is not None:
                     found[file_id] = [str(path)]
-    if not found and _uri(config) is not None:
+    if not found and uri is not None:
         with open_stored_index(config) as index:
             for stored in index.log.state.objects.values():
                 file_id = stored.shard.table if stored.shard is not None else stored.file_id
@@ -217,10 +210,8 @@ def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
         file.size_bytes,
         file.name,
     )
-    if kind.state == "shard":
-        return _Shard(file)
     if kind.has_trailer:
-        return _Compacted(file)
+        return _Compacted(file, is_shard=kind.state == "shard")
     if kind.state == "compacted":
         return _ForeignCompacted(file)
     journal_path = file.path.with_suffix(JOURNAL_SUFFIX) if file.path is not None else None
@@ -237,11 +228,14 @@ def contents_of(file: FileBytes, config: IndexConfig) -> Contents:
 
 
 class _Compacted(Contents):
-    """A compacted file with a trailer, whose directory has the CRC32 of every array."""
+    """A compacted file or a shard of a window table: the directory of its trailer has the CRC32 of every array.
 
-    kind = "compacted"
+    A shard has no slot table, only its directory has the positions of slots.
+    """
 
-    def __init__(self, file: FileBytes) -> None:
+    def __init__(self, file: FileBytes, *, is_shard: bool) -> None:
+        self.kind = "shard" if is_shard else "compacted"
+        self._verify = verify_shard if is_shard else verify_compacted
         self.file = file.name
         size = file.size_bytes
         tail = Tail.decode(file.read(size - TAIL_SIZE, TAIL_SIZE), file.name, size)
@@ -279,7 +273,7 @@ class _Compacted(Contents):
                 "blocks": len(self._trailer.directory.blocks),
                 "group_bytes_median": int(np.median(used)) if len(used) else 0,
                 "group_bytes_max": int(used.max()) if len(used) else 0,
-                **self._longest_slot(),
+                **(self._longest_slot() if self.kind == "compacted" else {}),
             },
         }
 
@@ -300,22 +294,10 @@ class _Compacted(Contents):
             yield self._trailer.metadata.items_of(data, run.count, self.file)
 
     def findings(self) -> list[Finding]:
-        return verify_compacted(self._forward_read(), self._file.size_bytes, self.file)
+        return self._verify(self._forward_read(), self._file.size_bytes, self.file)
 
     def _forward_read(self) -> Read:
         return self._file.read if self._file.map is not None else WindowedRead(self._file.read, self._file.size_bytes)
-
-
-class _Shard(_Compacted):
-    """A shard of a window table: it has no slot table, only its directory has the positions of slots."""
-
-    kind = "shard"
-
-    def _longest_slot(self) -> dict[str, int]:
-        return {}
-
-    def findings(self) -> list[Finding]:
-        return verify_shard(self._forward_read(), self._file.size_bytes, self.file)
 
 
 class _Unsealed(Contents):

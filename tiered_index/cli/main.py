@@ -86,13 +86,18 @@ class LateCommand(TyperCommand):
             # `__main__` turned it off. Loading leaves no garbage; from here on there may be some.
             gc.freeze()
             gc.enable()
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        alone.command(self.name)(function)
-        return typer.main.get_command(alone)
+        return typer.main.get_command(alone(function, self.name))
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Return the context of the command itself, which runs in it."""
         return self.loaded().make_context(*args, **kwargs)
+
+
+def alone(function: Callable[..., Any], name: str | None = None) -> typer.Typer:
+    """Return a program of one command."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False, **_APPLICATION)
+    program.command(name)(function)
+    return program
 
 
 def _add(program: typer.Typer, commands: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tiered_index.encoding import json_text
@@ -232,14 +232,6 @@ class Output:
         for name, value in fields.items():
             if value is not None:
                 self.line(f"  {name:<{width}}  {f'{value:,}' if type(value) is int else value}")
-
-    def first(self, count: int, texts: Sequence[str], more: Callable[[int], str], *, remark: bool = False) -> None:
-        """Write the first `count` of `texts` (as remarks with `remark`), then how many `more` there are."""
-        write = self.remark if remark else self.line
-        for text in texts[:count]:
-            write(text)
-        if len(texts) > count:
-            write(more(len(texts) - count))
 
     def _text(self, text: str) -> None:
         if not self.as_json:

@@ -35,7 +35,7 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
     of damaged files.
     """
     index.seal()
-    waiting = _waiting(index)
+    waiting = len(_steps_left(index))
     total, quiet_since = 2 * waiting, time.monotonic()
     with (
         ThreadPoolExecutor(1, "tiered-index-settle") as pool,
@@ -45,7 +45,7 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
             trouble: TieredIndexError = StorageUnavailable(f"{waiting} files were not uploaded: try again later")
             work: Future[object] = pool.submit(index.run_lifecycle)
             while not wait([work], _LOOK_INTERVAL_S).done:
-                progress.update(total - _steps_left(index))
+                progress.update(total - sum(_steps_left(index)))
             try:
                 work.result()
             except (StorageUnavailable, BackPressure) as error:
@@ -53,7 +53,7 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
             for handle in index.files():
                 if isinstance(handle, DamagedFile):
                     raise handle.error
-            left = _waiting(index)
+            left = len(_steps_left(index))
             if not left:
                 return
             if left < waiting:
@@ -61,16 +61,14 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, i
             elif time.monotonic() - quiet_since > patience_s:
                 raise trouble
             else:
-                progress.update(total - _steps_left(index), f"waiting: {trouble}")
+                progress.update(total - sum(_steps_left(index)), f"waiting: {trouble}")
                 time.sleep(_PAUSE_S)
 
 
-def _waiting(index: IndexService) -> int:
-    return sum(handle.place in (UNSEALED, COMPACTED) for handle in index.files())
-
-
-def _steps_left(index: IndexService) -> int:
-    return sum({UNSEALED: 2, COMPACTED: 1}.get(handle.place, 0) for handle in index.files())
+def _steps_left(index: IndexService) -> list[int]:
+    """Return for each file that is not uploaded the number of steps before it is."""
+    steps = {UNSEALED: 2, COMPACTED: 1}
+    return [steps[handle.place] for handle in index.files() if handle.place in steps]
 
 
 @dataclass(eq=False)

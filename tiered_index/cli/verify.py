@@ -203,9 +203,10 @@ def write_findings(out: Output, report: dict[str, Any], most: int | None = None)
         ("unchecked", "not checked"),
     ):
         show_rows(out, title, report[name], most=len(report[name]) if most is None else most)
-    out.first(
-        _NOTES, [f"note: {note}" for note in report["notes"]], lambda rest: f"and {rest:,} more notes", remark=True
-    )
+    for note in report["notes"][:_NOTES]:
+        out.remark(f"note: {note}")
+    if (rest := len(report["notes"]) - _NOTES) > 0:
+        out.remark(f"and {rest:,} more notes")
 
 
 def _mend(

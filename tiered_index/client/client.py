@@ -102,7 +102,8 @@ class IndexClient:
         `explain` the answer has a report of each file. Raises as `IndexReader.query`, and `ConfigError` if the token
         does not allow it.
         """
-        asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, explain, limits)
+        lookup = Lookup(topic, key, begin_ms, end_ms, max_count, cursor)
+        asked = _asked(lookup, allow_partial=allow_partial, explain=explain, **limits)
         return decoded(result_of, self._json("GET", "/v1/query", asked))
 
     def query_all(
@@ -138,7 +139,7 @@ class IndexClient:
         Raises as `query`; `StorageUnavailable` if the answer breaks off; `PartialAnswer` after the last entry of a
         partial answer.
         """
-        asked = _one_key(topic, key, begin_ms, end_ms, 1000, None, allow_partial, False, limits) | {"all": "true"}
+        asked = _asked(Lookup(topic, key, begin_ms, end_ms, 1000), allow_partial=allow_partial, all=True, **limits)
         response = self._ask("GET", "/v1/query", asked, accept=NDJSON, preload=False)
         try:
             status = None
@@ -219,8 +220,9 @@ class IndexClient:
 
         `to_dict()` of each `message` is its document. Raises as `query`.
         """
-        asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, explain, limits)
-        return decoded(messages_of, self._json("GET", "/v1/messages", asked | {"body": body}))
+        lookup = Lookup(topic, key, begin_ms, end_ms, max_count, cursor)
+        asked = _asked(lookup, allow_partial=allow_partial, explain=explain, body=body, **limits)
+        return decoded(messages_of, self._json("GET", "/v1/messages", asked))
 
     def message(self, msg_id: str, topic: str | None = None, *, body: str = "text", **limits: Any) -> MessagesResult:
         """Return one message: by the id of its place, or with `topic` by its unique key.
@@ -242,9 +244,8 @@ class IndexClient:
         **limits: Any,
     ) -> TopicsResult:
         """List the topics that the token may see, as `IndexReader.topics`."""
-        bounds = {"begin_ms": begin_ms, "end_ms": end_ms}
-        asked = _given({**bounds, "allow_partial": allow_partial, "explain": explain, **limits})
-        return decoded(topics_of, self._json("GET", "/v1/topics", asked))
+        asked = {"begin_ms": begin_ms, "end_ms": end_ms, "allow_partial": allow_partial, "explain": explain}
+        return decoded(topics_of, self._json("GET", "/v1/topics", _given(asked | limits)))
 
     def files(self) -> dict[str, Any]:
         """List all files of the index: the document of ``tiered-index files --json``."""
@@ -418,19 +419,8 @@ def _batch_body(lookups: Iterable[Lookup], allow_partial: bool, explain: bool, l
     return json.dumps({"lookups": rows, "allow_partial": allow_partial, "explain": explain, **named}).encode()
 
 
-def _one_key(
-    topic: str,
-    key: str,
-    begin_ms: int | None,
-    end_ms: int | None,
-    max_count: int,
-    cursor: str | None,
-    allow_partial: bool,
-    explain: bool,
-    limits: Mapping[str, Any],
-) -> dict[str, Any]:
-    asked = {"topic": topic, "key": key, "begin_ms": begin_ms, "end_ms": end_ms, "max_count": max_count}
-    return _given(asked | {"cursor": cursor, "allow_partial": allow_partial, "explain": explain, **limits})
+def _asked(lookup: Lookup, **more: Any) -> dict[str, Any]:
+    return _given(vars(lookup) | more)
 
 
 def _lines(response: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:

@@ -83,8 +83,10 @@ def test_of_a_whole_result_only_what_was_asked_for_is_written(as_json, capsys):
     out.table(("file",), [("a",)])
     out.line("done")
     out.lines("x\ny")
-    out.first(2, ["a", "b", "c"], lambda rest: f"{rest} more")
-    out.first(1, ["note"], str, remark=True)
+    out.line("a")
+    out.line("b")
+    out.line("1 more")
+    out.remark("note")
     captured = capsys.readouterr()
     if as_json:
         assert (captured.out, captured.err) == ('{"files": 1234}\n', "")
