@@ -25,6 +25,8 @@ from tiered_index.cli.export import NdjsonWriter, check_new, made_whole
 from tiered_index.cli.options import RangeOptions
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.paging import CommandBudget, Pages
+from tiered_index.cli.session import Session
+from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reader import IndexReader
@@ -159,25 +161,27 @@ def _bound_ms(lookup: Lookup) -> float:
 
 
 def look_up_keys(
-    out: Output,
-    open_reader: Callable[[], IndexReader],
+    stack: contextlib.ExitStack,
+    session: Session,
+    config: IndexConfig,
     lookups: Iterator[Lookup],
     budget: CommandBudget,
     target: KeysOut | None,
-    within: RangeOptions,
     *,
     allow_partial: bool,
-    prices_as_of: str | None,
+    **of_pages: Any,
 ) -> int:
-    """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
-    asking = _Asking(lookups, allow_partial=allow_partial)
+    """Answer all lookups, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last.
+
+    The index is open until the end of `stack`.
+    """
+    asking, out = _Asking(lookups, allow_partial=allow_partial), session.out
 
     def open_lookup() -> Callable[..., _Batch]:
-        reader = pages.reader = open_reader()
+        reader = pages.reader = stack.enter_context(session.open_reader(config, with_writers=True))
         return partial(asking.look_up, reader)
 
-    nothing = _Batch(status="partial")
-    pages: Pages[Any] = Pages(open_lookup, nothing, None, budget, every=True, prices_as_of=prices_as_of, within=within)
+    pages: Pages[Any] = Pages(open_lookup, _Batch(status="partial"), None, budget, every=True, **of_pages)
     shown: list[tuple[object, ...]] = []
     entries = found = 0
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:

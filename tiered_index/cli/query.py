@@ -128,7 +128,7 @@ def query(
     budget = CommandBudget(limits.of_lookups)
     client = asked_service(session, service, store=store)
     config = session.reader_config()
-    prices_as_of = config.prices.as_of if explain else None
+    of_pages: dict[str, Any] = {"within": within, "prices_as_of": config.prices.as_of if explain else None}
     if keys is not None:
         # imported here: it loads slow packages
         from tiered_index.cli.keys import KeysOut, look_up_keys
@@ -137,17 +137,9 @@ def query(
         most = max_count if max_count is not None else _EVERY if every else _FEW
         lookups = read_lookups(keys, within.begin, within.end, most)
         target = KeysOut(keys_out) if keys_out is not None else None
+        of_pages |= {"allow_partial": allow_partial}
         with contextlib.ExitStack() as stack:
-            return look_up_keys(
-                session.out,
-                lambda: stack.enter_context(session.open_reader(config, with_writers=True)),
-                lookups,
-                budget,
-                target,
-                within,
-                allow_partial=allow_partial,
-                prices_as_of=prices_as_of,
-            )
+            return look_up_keys(stack, session, config, lookups, budget, target, **of_pages)
     assert topic is not None and key is not None
     key = tag_key(key) if tag else key
     page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
@@ -174,9 +166,7 @@ def query(
         nothing: Any = QueryResult(items=(), status="partial")
         if messages:
             nothing = MessagesResult(messages=(), status="partial")
-        pages: Pages[Any] = Pages(
-            open_lookup, nothing, cursor, budget, every=every, prices_as_of=prices_as_of, within=within
-        )
+        pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
         return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 
 

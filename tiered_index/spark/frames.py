@@ -93,6 +93,20 @@ def arrow_schema(columns: str) -> pa.Schema:
     return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (one.split() for one in columns.split(", "))])
 
 
+def one_row(schema: pa.Schema, *cells: Any) -> pa.RecordBatch:
+    """Return a batch of one row with these cells."""
+    columns = [pa.array([cell], kind) for cell, kind in zip(cells, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def arrow_function(function: Callable[..., pa.Array], kind: Any) -> Any:
+    """Return a function of Spark columns that tasks compute by `function` from Arrow arrays; `kind` is its type."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    make: Any = arrow_udf  # whose declared overloads ask for what it infers
+    return make(function, kind)
+
+
 def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
     """Return runs of records, one from each of `starts` (i64, n) up to the next, as a binary column below 2 GiB."""
     data = np.ascontiguousarray(records)

@@ -32,7 +32,7 @@ from tiered_index.spark.audit.entries import (
     value_dtype,
 )
 from tiered_index.spark.audit.matching import match
-from tiered_index.spark.frames import arrow_schema, cells_of
+from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of, one_row
 from tiered_index.spark.lookup.plan import Target, records_of
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
     """Yield the entries of parts as rows; an unread object has a row without identity."""
     for part in parts:
         if isinstance(part, Unread):
-            told = (INDEX, None, part.name.encode(), None, None, part.name)
-            columns = [pa.array([one], field.type) for one, field in zip(told, _ARROW, strict=True)]
+            yield one_row(_ARROW, INDEX, None, part.name.encode(), None, None, part.name)
         else:
             count = len(part.columns["second"])
             each, none = np.arange(count), pa.nulls(count, pa.string())
@@ -182,7 +181,7 @@ def _rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordB
                 none if part.keys is None else part.keys.cast(pa.string()),
                 pa.array([part.name] * count, pa.string()),
             ]
-        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+            yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
 def _pairs(rows: DataFrame) -> DataFrame:
@@ -227,7 +226,6 @@ def _pairs(rows: DataFrame) -> DataFrame:
 def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule, schema: Schema) -> DataFrame:
     """Return the pairs with their kind of difference."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-    from pyspark.sql.pandas.functions import arrow_udf
 
     identity, value = identity_dtype(schema), value_dtype(schema)
 
@@ -237,8 +235,7 @@ def _told(pairs: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule
 
     missing: Column = F.lit("missing")
     if damaged:
-        make: Any = arrow_udf  # whose declared overloads ask for what it infers
-        lost = make(hidden, "boolean")("identity", "said.value")
+        lost = arrow_function(hidden, "boolean")("identity", "said.value")
         missing = F.when(lost, F.lit(_UNPROVEN)).otherwise(missing)
     extra = F.when(F.col("said").isNull(), "extra")
     return pairs.withColumn("kind", extra.when(F.col("held").isNotNull(), "wrong").otherwise(missing))

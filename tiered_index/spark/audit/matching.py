@@ -21,7 +21,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked, Sides, Unread, entry_digests
-from tiered_index.spark.frames import arrow_schema, cells_of
+from tiered_index.spark.frames import arrow_schema, cells_of, one_row
 from tiered_index.spark.workers import between_tasks
 
 # `topic` is 0 if an object has no table of topics
@@ -115,11 +115,7 @@ def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partition
     side = INDEX
     for part in parts:
         if isinstance(part, Unread):
-            columns = [
-                pa.array([value], field.type)
-                for value, field in zip((0, -1, INDEX, b"", part.name), _ARROW, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+            yield one_row(_ARROW, 0, -1, INDEX, b"", part.name)
             continue
         held.append(_digests(part, schema))
         side = part.side

@@ -16,6 +16,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -199,17 +200,14 @@ def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> p
         elif name == "body":
             values = [m.raw_body if body == "stored" else m.body() for m in messages]
         else:
-            values = [_OF_MESSAGES[name](message) for message in messages]
+            values = list(map(_OF_MESSAGES.get(name, attrgetter(name)), messages))
         in_us = pa.types.is_timestamp(column.type)
         arrays.append(pa.array(values, pa.int64()).cast(column.type) if in_us else pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
+# Columns that are not attributes of a message
 _OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
-    "topic": lambda m: m.topic,
-    "queue_id": lambda m: m.queue_id,
-    "queue_offset": lambda m: m.queue_offset,
-    "physical_offset": lambda m: m.physical_offset,
     "store_size": lambda m: m.size,
     "store_timestamp": lambda m: m.store_ms * 1000,
     # null for a time outside the calendar: the producer's clock may be wrong

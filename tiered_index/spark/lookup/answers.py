@@ -27,7 +27,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
 from tiered_index.spark.addresses import StorageAddress
-from tiered_index.spark.frames import arrow_schema, cells_of
+from tiered_index.spark.frames import arrow_function, arrow_schema, cells_of
 from tiered_index.spark.lookup.plan import LOOKUP, LookupPlan, PackedBatch, distinct, places_of, records_of
 from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
 from tiered_index.types import IndexItem
@@ -237,7 +237,6 @@ def with_messages(
     fails the job; with `allow_partial` the message is ``missing``, and `message_problem` has the reason.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-    from pyspark.sql.pandas.functions import arrow_udf
     from pyspark.sql.pandas.types import from_arrow_type
 
     def fetch(parts: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
@@ -252,8 +251,7 @@ def with_messages(
                 yield pa.array([_row(one, allow_partial=allow_partial) for one in found], _ARROW)
 
     fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
-    make: Any = arrow_udf  # its type hints require the function type that it infers
-    message = make(fetch, from_arrow_type(_ARROW))
+    message = arrow_function(fetch, from_arrow_type(_ARROW))
     joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.format.hashing import code_units, hash_batch, known_rule
+from tiered_index.spark.frames import arrow_function
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -59,8 +60,6 @@ def _by_java(text: Column) -> Column | None:
 
 
 def _by_arrow(topics: Column, keys: Column, rule: Literal["abs", "mask"]) -> Column:
-    from pyspark.sql.pandas.functions import arrow_udf
-
     def hashed(topics: pa.Array, keys: pa.Array) -> pa.Array:
         null = pc.or_(pc.is_null(topics), pc.is_null(keys))
         encoded = pc.fill_null(topics, "").dictionary_encode()
@@ -68,5 +67,4 @@ def _by_arrow(topics: Column, keys: Column, rule: Literal["abs", "mask"]) -> Col
         hashes, _ = hash_batch(names, index, code_units(pc.fill_null(keys, "")), fingerprints=False, rule=rule)
         return pa.array(hashes, mask=null.to_numpy(zero_copy_only=False))
 
-    make: Any = arrow_udf  # its type hints require the function type that it infers
-    return cast("Column", make(hashed, "int")(topics, keys))
+    return cast("Column", arrow_function(hashed, "int")(topics, keys))

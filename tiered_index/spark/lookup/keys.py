@@ -28,7 +28,7 @@ from tiered_index.spark.build.folders import kind_of
 from tiered_index.spark.build.parquet import ParquetFiles
 from tiered_index.spark.build.sources import column_of, files_of, frame_of_files, is_frame, shown_column, shown_kind
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import cells_of, each_split, frame_of_splits, gathered
+from tiered_index.spark.frames import arrow_function, cells_of, each_split, frame_of_splits, gathered
 from tiered_index.spark.lookup.plan import LookupPlan, kept, lookups_of, places_of, times_of
 from tiered_index.storage.base import StorageOptions
 
@@ -223,8 +223,6 @@ class Keys:
 
     def with_lookup(self, shared: Any, name: str) -> DataFrame:
         """Return the rows with a column `name` that identifies their lookup as in blocks; `shared` is the plan."""
-        from pyspark.sql.pandas.functions import arrow_udf
-
         column = self.names["key"]
 
         def packed(*arrays: pa.Array) -> pa.Array:
@@ -241,9 +239,8 @@ class Keys:
             there = whole.to_numpy(zero_copy_only=False)
             return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
-        make: Any = arrow_udf  # its type hints require the function type that it infers
         kind = "binary" if shared.value.asked is None else "bigint"
-        lookup = make(packed, kind)(*(self.fields[field] for field in _FIELDS))
+        lookup = arrow_function(packed, kind)(*(self.fields[field] for field in _FIELDS))
         given = [column.alias(field) for field, column in self.given.items()]
         return self.whole().select("*", *given, lookup.alias(name))
 
@@ -306,10 +303,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
 
 
 def _times(texts: Any, named: str, *, end: bool) -> Any:
-    from pyspark.sql.pandas.functions import arrow_udf
-
     def parsed(values: pa.Array) -> pa.Array:
         return times_of(values, named, end=end)
 
-    make: Any = arrow_udf  # its type hints require the function type that it infers
-    return make(parsed, "bigint")(texts)
+    return arrow_function(parsed, "bigint")(texts)

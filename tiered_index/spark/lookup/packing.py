@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.failures import typed_errors
-from tiered_index.spark.frames import arrow_schema, gathered
+from tiered_index.spark.frames import arrow_schema, gathered, one_row
 from tiered_index.spark.lookup.plan import LOOKUP, Array, LookupPlan, distinct, kept, lookups_of, records_of, routes
 from tiered_index.spark.metrics import Progress, watched
 
@@ -85,10 +85,8 @@ def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) ->
         lookups = distinct(np.concatenate([one[3] for one in held]))
         low, high = (int(lookups["second_min"].min()), int(lookups["second_max"].max())) if len(lookups) else (0, 0)
         data, few = lookups.tobytes(), len(lookups) <= _FEW
-        cells = (list(places), rows, topicless, keyless, low, high, None if few else data, data if few else None)
-        yield pa.RecordBatch.from_arrays(
-            [pa.array([cell], one.type) for cell, one in zip(cells, _LOTS, strict=True)], schema=_LOTS
-        )
+        of_lot = None if few else data, data if few else None
+        yield one_row(_LOTS, list(places), rows, topicless, keyless, low, high, *of_lot)
 
 
 _TOPICS = f"the keys have more than {_MAX_TOPICS:,} topics"
