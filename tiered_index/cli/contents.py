@@ -316,16 +316,11 @@ class _Unsealed(Contents):
         begin_s, end_s = journal.seconds or (None, None)
         return {
             "journal": {
-                "file_id": journal.file_id,
-                "count": journal.count,
+                **{name: getattr(journal, name) for name in ("file_id", "count", "sealed")},
                 "batches": len(journal.batches),
-                "sealed": journal.sealed,
                 "begin_ms": begin_s * 1000 if begin_s is not None else None,
                 "end_ms": end_s * 1000 if end_s is not None else None,
-                "lane": journal.lane,
-                "offset_space": journal.offset_space,
-                "sequence": journal.sequence,
-                "created_ms": journal.created_ms,
+                **{name: getattr(journal, name) for name in ("lane", "offset_space", "sequence", "created_ms")},
                 "topics": [list(pair) for pair in self.topics],
                 "source_positions": journal.positions,
             }

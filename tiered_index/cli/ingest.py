@@ -317,22 +317,10 @@ def ingest(
         )
     if follow:
         raise InvalidArgument(f"--follow is for a RocketMQ store or Kafka, and {source} is a file")
-    return _ingest_file(session, source, settings, of_files, intake, restart=restart, store_name=store_name)
-
-
-def _ingest_file(
-    session: Session,
-    source: str,
-    settings: dict[str, Any],
-    given: FileOptions,
-    intake: IntakeOptions,
-    *,
-    restart: bool,
-    store_name: str | None,
-) -> int:
-    kind = item_type_named(given.item_type)
-    config = session.config(item_type=kind, **settings)
-    fields = given_fields(given.column, given.constant, stored_schema(config), column_defaults(kind))
+    item_type = item_type_named(of_files.item_type)
+    config = session.config(item_type=item_type, **settings)
+    schema = stored_schema(config)
+    fields = given_fields(of_files.column, of_files.constant, schema, column_defaults(item_type))
     if "offset" in fields.constants:
         session.out.note(
             "--constant offset: lookups return only the newest message of one key, topic and queue; use --column "
@@ -347,7 +335,7 @@ def _ingest_file(
             raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
         name = source_name(opened, index.durable_positions(), restart=restart, called=store_name)
         start = 0 if restart or name is None else index.durable_position(name) or 0
-        taken = Intake(index, opened, name, given.skip_bad, putting.patient(), position=start)
+        taken = Intake(index, opened, name, of_files.skip_bad, putting.patient(), position=start)
         with putting.progress("ingesting", opened.total) as progress:
             for batch in opened.batches(start):
                 taken.take(batch)

@@ -101,13 +101,9 @@ def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
             for w in job.windows
         ],
         "tasks": len(job.tasks),
-        "shards": cost.shards,
         "entries": job.entries,
         "source_bytes": job.size_bytes,
-        "read_bytes": cost.read_bytes,
-        "written_bytes": cost.written_bytes,
-        "requests": cost.requests,
-        "cost_usd": cost.cost_usd,
+        **{name: getattr(cost, name) for name in ("shards", "read_bytes", "written_bytes", "requests", "cost_usd")},
     }
 
 

@@ -31,7 +31,6 @@ def show(
     out: Output,
     document: Mapping[str, Any],
     *,
-    title: str | None = None,
     without: Collection[str] = (),
     streamed: bool = False,
     most: int = _ROWS,
@@ -40,7 +39,7 @@ def show(
     `show_fields`.
     """
     out.answer(dict(document), streamed=streamed)
-    show_fields(out, document, title=title, without=without, most=most)
+    show_fields(out, document, without=without, most=most)
 
 
 def show_fields(
