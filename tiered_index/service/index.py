@@ -58,7 +58,7 @@ from tiered_index.service.lifecycle.segment_archive import (
 )
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
+from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups, config_of
 from tiered_index.service.lookup.scan import Files
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads import FORKED, NoThread, Worker
@@ -200,12 +200,7 @@ class IndexService(Lookups[ItemT]):
         Raises `ConfigError`, `NotAnIndex`, `SchemaMismatch`, `LockHeld` (another writer has the root or the index),
         `StorageUnavailable` (a new root needs its storage), `CorruptFile`.
         """
-        if config is None:
-            config = IndexConfig.load(
-                environment=environment, root=root, storage=storage, item_type=item_type, **settings
-            )
-        elif root is not None or storage is not None or item_type is not None or settings:
-            raise InvalidArgument("give a config or settings by name, not both")
+        config = config_of(config, environment, settings, root=root, storage=storage, item_type=item_type)
         return cls(config, clock=clock, disk=disk, storage=storage_backend)
 
     # Writing
@@ -563,11 +558,6 @@ class IndexService(Lookups[ItemT]):
         self._check_open()
         if self._session.fenced is not None:
             raise self._session.fenced.with_traceback(None)
-
-    def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
-        self._check_process(limits)
-        if self._closed:
-            raise IndexClosed("the index is closed")
 
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
         if self._is_foreign:

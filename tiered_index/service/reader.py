@@ -43,7 +43,7 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import Writer
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
+from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups, config_of
 from tiered_index.service.lookup.query import Logs, QueryEngine
 from tiered_index.service.lookup.scan import Files
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, sourced_schema
@@ -85,6 +85,8 @@ class IndexReader(Lookups[ItemT]):
     URI of its index. Any thread may call its methods. In a forked child the first call opens the reader again. A reader
     over a `storage_backend` raises `IndexClosed` there.
     """
+
+    _called = "reader"
 
     def __init__(
         self,
@@ -198,16 +200,11 @@ class IndexReader(Lookups[ItemT]):
                 near = f"; did you mean {storage.absolute().as_uri()}?" if isinstance(storage, Path) else ""
                 raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}{near}")
             storage = None
-        if config is None:
-            config = IndexConfig.load(
-                environment=environment, storage=storage, root=root, item_type=item_type, **settings
-            )
-        elif storage is not None or root is not None or item_type is not None or settings:
-            raise InvalidArgument("give a config or settings by name, not both")
+        loaded = config_of(config, environment, settings, storage=storage, root=root, item_type=item_type)
 
         def make() -> IndexReader[ItemT]:
             with deadline_at(limits.deadline_s()):
-                return cls(config, clock=clock, storage=storage_backend, storages=several)
+                return cls(loaded, clock=clock, storage=storage_backend, storages=several)
 
         # in a copy: an interrupt cannot keep the deadline for later calls
         return copy_context().run(make)
@@ -399,11 +396,6 @@ class IndexReader(Lookups[ItemT]):
         for view in views:
             undo.callback(view.close)
         return views
-
-    def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
-        self._check_process(limits)
-        if self._closed:
-            raise IndexClosed("the reader is closed")
 
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
         if self._pid == os.getpid() or self._closed:

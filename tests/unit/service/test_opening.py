@@ -21,7 +21,7 @@ def test_geometry_preset_and_offset_space_are_remembered(open_index):
     index.put("t", 0, "k", 1, 1, T)
     index.flush()
     (file,) = index.files()
-    assert (file.layout.preset.name, file.layout.slots, file.layout.items, file.offset_space) == (
+    assert (file.layout.preset.name, file.layout.slots, file.layout.items, file.journal.offset_space) == (
         "rocketmq",
         11,
         30,

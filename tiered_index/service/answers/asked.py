@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Self, overload
 
 import numpy as np
@@ -15,11 +16,12 @@ from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
 # most answers of one lookup, so that one more does not overflow
 _MOST = 2**62
+_FIELDS = [each.name for each in fields(Lookup)]
 
 
 @dataclass(frozen=True, slots=True)
 class LookupColumns(Sequence[Lookup]):
-    """n unchecked lookups, as a list of n values for each field. A `Lookup` is made on access."""
+    """n unchecked lookups, as a list of n values for each field of a `Lookup`, which is made on access."""
 
     topics: list[str]
     keys: list[str]
@@ -31,14 +33,7 @@ class LookupColumns(Sequence[Lookup]):
     @classmethod
     def of(cls, lookups: Sequence[Lookup]) -> Self:
         """Return the columns of lookups."""
-        return cls(
-            [q.topic for q in lookups],
-            [q.key for q in lookups],
-            [q.begin_ms for q in lookups],
-            [q.end_ms for q in lookups],
-            [q.max_count for q in lookups],
-            [q.cursor for q in lookups],
-        )
+        return cls(*(list(map(attrgetter(name), lookups)) for name in _FIELDS))
 
     def __len__(self) -> int:
         return len(self.topics)
@@ -50,14 +45,8 @@ class LookupColumns(Sequence[Lookup]):
     def __getitem__(self, index: int | slice) -> Lookup | list[Lookup]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        return Lookup(
-            topic=self.topics[index],
-            key=self.keys[index],
-            begin_ms=self.begins_ms[index],
-            end_ms=self.ends_ms[index],
-            max_count=self.max_counts[index],
-            cursor=self.cursors[index],
-        )
+        columns: list[list[Any]] = [getattr(self, each.name) for each in fields(self)]
+        return Lookup(*(column[index] for column in columns))
 
     def counts_of_topics(self) -> dict[str, int]:
         """Return the sum of `max_count` for each topic."""
@@ -75,8 +64,8 @@ class LookupColumns(Sequence[Lookup]):
         count = _numbers(self.max_counts)
         if low is not None and high is not None and count is not None and (low <= high).all() and (count >= 1).all():
             return low // 1000, high // 1000, np.minimum(count, _MOST)
-        fields = zip(self.begins_ms, self.ends_ms, self.max_counts, strict=True)
-        checked = [check_range(*each, f"lookup {number}: ") for number, each in enumerate(fields)]
+        given = zip(self.begins_ms, self.ends_ms, self.max_counts, strict=True)
+        checked = [check_range(*each, f"lookup {number}: ") for number, each in enumerate(given)]
         table = np.array([(low, high, min(count, _MOST)) for low, high, count in checked], np.int64).reshape(-1, 3)
         return table[:, 0], table[:, 1], table[:, 2]
 

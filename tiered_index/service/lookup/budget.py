@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TypedDict
 
 from tiered_index.errors import InvalidArgument
@@ -122,16 +122,7 @@ class RequestStats:
 
     def of_log(self) -> FileReport:
         """Return a report that gives this cost as that of reading the log."""
-        return FileReport(
-            file="log",
-            place="storage",
-            outcome="refreshed",
-            begin_ms=0,
-            end_ms=0,
-            requests=self.requests,
-            bytes=self.bytes,
-            cost_usd=self.cost_usd,
-        )
+        return FileReport(file="log", place="storage", outcome="refreshed", begin_ms=0, end_ms=0, **asdict(self))
 
 
 NOTHING = RequestStats(0, 0, 0.0)
@@ -141,9 +132,7 @@ def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_m
     """Return the sum of several lookups and further `reports`."""
     stats = RequestStats.of(*explains, *reports)
     return Explain(
-        requests=stats.requests,
-        bytes=stats.bytes,
-        cost_usd=stats.cost_usd,
+        **asdict(stats),
         elapsed_ms=elapsed_ms,
         files_read=sum([explain.files_read for explain in explains]),
         files_skipped=sum([explain.files_skipped for explain in explains]),

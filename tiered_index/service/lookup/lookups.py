@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
+from tiered_index.errors import IndexClosed, InvalidArgument, PartialAnswer, StorageUnavailable, TieredIndexError
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.asked import check_lookups
@@ -37,12 +37,22 @@ from tiered_index.types import IndexItem, ItemT, Lookup, QueryResult, TopicsResu
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tiered_index._settings import IndexSettings
     from tiered_index.service.lookup.export import Export
 
 T = TypeVar("T")
 NO_LIMITS = LookupLimits()
 """The limits of a lookup without a bound."""
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
+
+
+def config_of(config: IndexConfig | None, environment: bool, settings: IndexSettings, **given: Any) -> IndexConfig:
+    """Return `config`, or the configuration of settings by name. Raises `InvalidArgument` if both are given."""
+    if config is None:
+        return IndexConfig.load(environment=environment, **given, **settings)
+    if settings or any(value is not None for value in given.values()):
+        raise InvalidArgument("give a config or settings by name, not both")
+    return config
 
 
 def _bounds(limits: Limits) -> LookupLimits:
@@ -65,6 +75,8 @@ class Lookups(ABC, Generic[ItemT]):
     """Base class of `IndexService` and `IndexReader`: lookups, exports and inventory."""
 
     config: IndexConfig
+    _called = "index"
+    _closed: bool
     _engine: QueryEngine
     _catalogs: Sequence[Catalog]
     _cold_paths: Sequence[ColdPath]
@@ -376,9 +388,11 @@ class Lookups(ABC, Generic[ItemT]):
             files = self._begin()
             return LookupRun(files, allow_partial, budget, *known).run(self._catalogs, answer)
 
-    @abstractmethod
     def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
         """Call `_check_process`, and raise `IndexClosed` if the index is closed."""
+        self._check_process(limits)
+        if self._closed:
+            raise IndexClosed(f"the {self._called} is closed")
 
     @abstractmethod
     def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
