@@ -27,7 +27,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.anew import BegunAnew, begin_anew
-from tiered_index.service.checks.index import check_index
+from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.repair import Repairs
 from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.copying import Copier

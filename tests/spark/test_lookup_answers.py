@@ -73,9 +73,7 @@ def first(request, tmp_path_factory):
 
 def small_pieces(monkeypatch):
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
-    monkeypatch.setattr(
-        plan_module, "_job", lambda *given, job=plan_module._job, **more: job(*given[:-1], 1 << 14, **more)
-    )
+    monkeypatch.setattr(plan_module, "_job", lambda *given, job=plan_module._job: job(*given[:-1], 1 << 14))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, error_named
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.service.checks.index import check_index
+from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Defect, Report
 from tiered_index.service.files.compacted import CompactedFile

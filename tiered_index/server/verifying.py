@@ -21,7 +21,7 @@ from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import Nothing, VerifyBody, of_body
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import Served
-from tiered_index.service.checks.index import check_index
+from tiered_index.service.checks.checks import check_index
 from tiered_index.service.checks.report import Report
 from tiered_index.service.threads import DaemonPool
 

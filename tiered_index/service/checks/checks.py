@@ -1,4 +1,5 @@
-"""Checks of a root, whose writer may be running, and of a storage: its log, and every object that the log names.
+"""Checks of a root, whose writer may be running, of a storage: its log, and every object that the log names, and of an
+index with both.
 
 Objects that no record names are only notes, because a running upload looks like the rest of a crash. A pool of threads
 checks objects; everything else runs in one thread.
@@ -18,7 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import CorruptFile, NotAnIndex, ObjectArchived, ObjectNotFound, StorageError, TieredIndexError
+from tiered_index.config import IndexConfig
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    NotAnIndex,
+    ObjectArchived,
+    ObjectNotFound,
+    RootBehind,
+    StorageBehind,
+    StorageError,
+    TieredIndexError,
+)
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
@@ -50,8 +62,9 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root import Root
 from tiered_index.service.root.files import LIST, FileList
+from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage
-from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
 
 @dataclass
@@ -305,7 +318,9 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
                 continue
             state = state.apply(record, info.name)
             records.check(record, before)
-            given_up |= {before.archive[name].place: record.number for name in _given_up(record, before)}
+            if record.kind == "remove":
+                lost = (before.archive[name].place for name in record.remove if name in before.archive)
+                given_up |= dict.fromkeys(lost, record.number)
             report.count("log_records")
             for name in checkpoints.pop(state.number, ()):
                 _check_checkpoint(storage, name, state, report)
@@ -324,11 +339,6 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
         for name in names if number > state.number else ():
             report.add(name, "checkpoint", f"it is of record {number}, but the log ends at {state.number}")
     return state
-
-
-def _given_up(record: LogRecord, before: LogState) -> list[str]:
-    """Return the archived segments that a record removes permanently, because they were lost."""
-    return [name for name in record.remove if record.kind == "remove" and name in before.archive]
 
 
 def _checkpoint_behind(storage: Storage, checkpoints: Mapping[int, list[str]], number: int) -> LogState | None:
@@ -476,3 +486,64 @@ def _check_file(root: Root, handle: Handle, report: Report) -> None:
             lambda position, length: data[position : position + length], size, handle.local.file
         )
         report.add_all(handle.local.file, findings)
+
+
+def check_index(
+    config: IndexConfig, report: Report, of_files: Progress, of_objects: Progress, *, deep: bool
+) -> tuple[dict[str, CompactedFile], bool]:
+    """Check the root and the storage that `config` names, and add findings to `report`. It changes nothing.
+
+    Return the root's compacted files by id, and whether repairs may append to the log: it can be read, and it is the
+    log that the root has seen. If `deep`, every byte of every object is read. Parts that the storage could not return
+    are in `report.unchecked`. Raises `NotAnIndex`, and `ConfigError` if `config` names neither.
+    """
+    local: dict[str, CompactedFile] = {}
+    state, seen, marker, is_behind = None, None, None, False
+    uri, root = config.storage, Root(config.root, Disk()) if config.root is not None else None
+    if root is not None:
+        marker = root.read_marker()
+        if marker is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index")
+        uri = uri or marker.storage
+        # read before the log, because a running writer notes each record that it appends
+        seen = SeenFile(root).read()
+        local = check_root(root, report, of_files)
+    if uri is None:
+        raise ConfigError("nothing to verify: neither a root nor a storage is named")
+    with contextlib.closing(config.open_storage(uri)) as storage:
+        try:
+            state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
+            if state is not None and root is not None and marker is not None:
+                _excuse_missing(root, state, report)
+                # a copy of the index has a log of its own
+                if state.genesis is not None and state.genesis.index_id == marker.index_id:
+                    is_behind = _is_behind(storage, state, seen, root, marker.root_id, report)
+        except StorageError as error:
+            report.unchecked.append((uri, error))
+    return local, state is not None and not is_behind
+
+
+def _is_behind(storage: Storage, state: LogState, seen: Seen | None, root: Root, root_id: str, report: Report) -> bool:
+    """Return whether the storage's log differs from the log that the root has `seen`, or the root is older than its own
+    records. If so, add a finding.
+    """
+    log = StorageLog(storage, SystemClock())
+    log.advance(state)
+    try:
+        if seen is not None:
+            log.check_seen(seen)
+        log.check_own(root_id, SeenFile(root).read())
+    except (StorageBehind, RootBehind) as error:
+        report.add_error(error.file, "log", error)
+        return True
+    return False
+
+
+def _excuse_missing(root: Root, state: LogState, report: Report) -> None:
+    """Remove findings about files that the root lists but does not have, if the log names them or gave them up."""
+    known = state.files.keys() | {one.file_id for one in state.lost.values()}
+    try:
+        excused = {f"{root.folder(UNSEALED)}/{file_id}" for file_id in FileList(root).gone().keys() & known}
+    except CorruptFile:
+        return  # no file is known to be missing
+    report.findings = [one for one in report.findings if one.file not in excused]

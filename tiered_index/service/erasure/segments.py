@@ -194,9 +194,12 @@ def _send(
     log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
 ) -> tuple[ArchivedSegment, Publication]:
     """Send a segment again and read it back, without queue offsets that don't verify. Raises as `put_in_place`."""
-    section = b""
+    archive, section = SegmentArchive(log.storage, lambda: log.state, log.refresh), b""
     with contextlib.suppress(CorruptFile, ObjectNotFound):
-        section = _queue_offsets(SegmentArchive(log.storage, lambda: log.state, log.refresh), segment)
+        # an erased message keeps its place in its queue
+        if data := archive.queue_offsets(segment):
+            check_queues(data, segment.start, segment.size_bytes, segment.name)
+            section = data
     size_bytes, columns = segment.size_bytes, segment.columns
     sent, publication = send_segment(log, segment.place, size_bytes, pieces, section, _PART_BYTES, columns=columns)
     fresh = replace(sent, published_ms=segment.published_ms, source=segment.source)
@@ -207,13 +210,6 @@ def _send(
             problem = f"sent to replace {segment.name}, but it does not verify: {again.findings[0].problem}"
             raise CorruptFile(fresh.name, problem)
     return fresh, publication
-
-
-def _queue_offsets(archive: SegmentArchive, segment: ArchivedSegment) -> bytes:
-    """Return a segment's checked queue offsets. An erased message keeps its place in its queue."""
-    if data := archive.queue_offsets(segment):
-        check_queues(data, segment.start, segment.size_bytes, segment.name)
-    return data
 
 
 def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from sortedcontainers import SortedDict, SortedList
 
@@ -88,7 +89,7 @@ class LocalFiles:
         if file.stored is not None:
             self._published_ms.add(file.stored.stored.published_ms)
         if self._greatest is not None:
-            _raise(self._greatest, file)
+            self._greatest = max_positions(self._greatest, own_positions(file))
 
     def _remove(self, file_id: str) -> None:
         for files in (self._unsealed, self._compacted, self._others):
@@ -122,12 +123,6 @@ class LocalFiles:
         """Return how many `kept` files were published until then."""
         return int(self._published_ms.bisect_right(published_ms))
 
-    @property
-    def _kept_positions(self) -> dict[str, int]:
-        if self._greatest is None:
-            self._greatest = _greatest(self.kept)
-        return self._greatest
-
     def durable_positions(self, file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
         """Return the source positions that are true when `file` is published: no other file has an entry before them.
 
@@ -140,7 +135,9 @@ class LocalFiles:
         if waiting:
             return own_positions(file) if file.lane != QUARANTINE else {}
         local: list[CompactedFile | UnsealedFile | Journal] = [file, *self.unsealed, *self.compacted]
-        return max_positions(_greatest(local), self._kept_positions)
+        if self._greatest is None:
+            self._greatest = _greatest(self.kept)
+        return max_positions(_greatest(local), self._greatest)
 
     def needed(self, logged: dict[str, int]) -> set[str]:
         """Return the ids of files with a source position that neither the log (`logged`) nor newer files have."""
@@ -252,16 +249,7 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
 
 def _greatest(files: Iterable[CompactedFile | UnsealedFile | Journal]) -> dict[str, int]:
     """Return the greatest position of each source in files."""
-    positions: dict[str, int] = {}
-    for file in files:
-        _raise(positions, file)
-    return positions
-
-
-def _raise(positions: dict[str, int], file: CompactedFile | UnsealedFile | Journal) -> None:
-    for source, position in own_positions(file).items():
-        if positions.get(source, position) <= position:
-            positions[source] = position
+    return reduce(max_positions, map(own_positions, files), {})
 
 
 def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:

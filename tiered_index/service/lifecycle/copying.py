@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
@@ -30,7 +31,7 @@ from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.expiry import sweep
 from tiered_index.service.lifecycle.orphans import Orphans, not_there
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Upload
-from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.log import StorageLog, own_objects, read_again
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.seen import Seen
@@ -231,10 +232,7 @@ class Copier:
         began_ms = self.clock.now_ms()
         left_ms = self._left_ms(one)
         if left_ms is None:
-            try:
-                self._transfer(one)
-            except CorruptFile:  # try again, because the transfer may have damaged it
-                self._transfer(one)
+            read_again(partial(self._transfer, one))
         self._whole[one.name] = _WholeObject(_size(one), began_ms if left_ms is None else left_ms, left_ms is None)
         self.progress(_size(one))
 
@@ -270,14 +268,7 @@ class Copier:
         assert state.genesis is not None
         if not self.copied.state.number:
             own = replace(state.genesis, index_id=secrets.token_hex(8))
-            first = replace(
-                difference(LogState(), state, _key(state)),
-                number=1,
-                attempt=secrets.token_hex(8),
-                created_ms=self.clock.now_ms(),
-                genesis=own,
-            )
-            made = self.copied.begin(first)
+            made = self.copied.begin(replace(difference(LogState(), state, _key(state)), genesis=own))
             if made.genesis == own:
                 return made
             self._check_target(made)

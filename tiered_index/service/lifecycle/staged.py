@@ -18,10 +18,10 @@ import mmap
 import secrets
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, staged_name, ticket_name
 from tiered_index.format.trailer import FORMAT_VERSION
 from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Upload, send_compacted
-from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.log import StorageLog, own_objects, read_again
 from tiered_index.service.log.records import LogRecord, decode_document, encode_document
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
@@ -41,7 +41,6 @@ from tiered_index.storage.base import Storage
 
 _log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
-T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
 _PIECES_A_RANGE = 8
 
@@ -136,7 +135,7 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
     def read() -> dict[str, Any]:
         return decode_document(storage.get_range(ticket.object, position, length), ticket.object, FORMAT_VERSION)
 
-    document = _read_again(read)
+    document = read_again(read)
     sealed, pieces, piece_bytes = checked(_STAGED, document, ticket.object, "staged file", offset=position)
     wanted = (ticket.file_id, ticket.entries_bytes, _PIECE_BYTES, -(-ticket.entries_bytes // _PIECE_BYTES))
     found = (sealed.file_id, sealed.count * sealed.layout.schema.entry.itemsize, piece_bytes, len(pieces))
@@ -172,15 +171,7 @@ def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[
             CorruptFile.unless_equal(ticket.object, problem, expected, found, offset=start + at)
         return data[:length]
 
-    return _read_again(read)
-
-
-def _read_again(read: Callable[[], T]) -> T:
-    """Return the result of `read`. If it finds damage, call it once more, because the transfer may have failed."""
-    try:
-        return read()
-    except CorruptFile:
-        return read()
+    return read_again(read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
@@ -70,6 +70,7 @@ _SWEPT_AT_ONCE = 8
 # most checkpoints to check that are older than the digests in the newest one
 _CHECKED = 2
 _LISTINGS = 3
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +85,14 @@ def own_objects(
             foreign(info)
         else:
             _warn_of_foreign(storage.uri, info.name)
+
+
+def read_again(read: Callable[[], T]) -> T:
+    """Return the result of `read`. If it finds damage, call it once more, because the transfer may have failed."""
+    try:
+        return read()
+    except CorruptFile:
+        return read()
 
 
 @lru_cache
@@ -180,18 +189,16 @@ class Checkpoints:
         base = state.as_base(whole, len(data))
         return base, LogState.decode(changes[0], name, state) if changes else state
 
-    def has_newer(self, number: int) -> bool:
-        """Return whether a listed checkpoint or summary is newer than record `number`."""
-        return any(one.number > number for one in self.listed) or bool(self.summary.newer(number))
+    def newer(self, number: int) -> list[str]:
+        """Return the names of the listed checkpoints and summaries that are newer than record `number`."""
+        return [one.name for one in self.listed if one.number > number] + self.summary.newer(number)
 
     def drop_newer(self, number: int) -> None:
         """Delete checkpoints and summaries newer than record `number`, the end of a restored log."""
-        if newer := [one for one in self.listed if one.number > number]:
-            self.storage.delete_many([one.name for one in newer])
+        if newer := self.newer(number):
+            self.storage.delete_many(newer)
             self.listed = [one for one in self.listed if one.number <= number]
-        if summaries := self.summary.newer(number):
-            self.storage.delete_many(summaries)
-            self.summary.listed = [info for info in self.summary.listed if info.name not in summaries]
+            self.summary.listed = [info for info in self.summary.listed if info.name not in newer]
 
     def foreign(self, state: LogState) -> list[_ListedCheckpoint]:
         """Return the listed checkpoints that certainly belong to another history than `state`."""
@@ -394,18 +401,14 @@ class StorageLog:
 
         `open` does this. Omit it only if something else decides which history is right.
         """
-        strays = self._strays()
-        if strays:
-            raise self._mixed(strays[-1])
-
-    def _strays(self) -> list[_ListedCheckpoint]:
         found, state = self._checkpoints.foreign(self.state), self.state
         if found:
             # list again, because a writer may have deleted them meanwhile
             self._checkpoints.look()
             found = self._checkpoints.foreign(state)
         unknown = self._checkpoints.unknown(state)[-_CHECKED:]
-        return sorted([*found, *(one for one in unknown if not self._is_followed(one))])
+        if found := [*found, *(one for one in unknown if not self._is_followed(one))]:
+            raise self._mixed(max(found))
 
     def _is_followed(self, one: _ListedCheckpoint) -> bool:
         """Return whether the log continues from the record of a checkpoint, up to the place of the next checkpoint."""
@@ -528,14 +531,12 @@ class StorageLog:
 
         `listed` has the records if they were listed already. `is_end_checked`: the caller calls `check_end` next.
         """
-        return self._replay(state, self._listed_records(state, listed, is_end_checked=is_end_checked))
-
-    def _listed_records(
-        self, state: LogState, listed: list[ObjectInfo] | None, *, is_end_checked: bool
-    ) -> Iterator[LogRecord]:
         infos = self._records_behind(state, listed, is_end_checked=is_end_checked)
         if infos and self._writes:
             self.check_end(state)  # otherwise records of another log could be read as this one's
+        return self._replay(state, self._listed_records(infos))
+
+    def _listed_records(self, infos: list[ObjectInfo]) -> Iterator[LogRecord]:
         for info in infos:
             try:
                 yield self.record(number_of(info.name))
@@ -614,11 +615,12 @@ class StorageLog:
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one. Return the state, with the descriptor of the stored record."""
-        return self.begin(LogRecord(1, "create", 0, secrets.token_hex(8), self.clock.now_ms(), genesis=descriptor))
+        return self.begin(LogRecord(1, "create", 0, "", 0, genesis=descriptor))
 
     def begin(self, record: LogRecord) -> LogState:
         """Write `record` as record 1 unless there is one. Return the state. Raises `InvalidArgument` as `append`."""
-        record, data = _as_read(record)
+        made = replace(record, attempt=secrets.token_hex(8), created_ms=self.clock.now_ms())
+        record, data = _as_read(made)
         with self._append_lock:
             try:
                 self.storage.put_if_absent(log_name(1), data)
@@ -754,7 +756,7 @@ class StorageLog:
         log is listed.
         """
         number, is_listed = self.state.number, self.clock.monotonic_s() - self._listed_s < self.lists_every_s
-        if number and is_listed and not self._checkpoints.has_newer(number):
+        if number and is_listed and not self._checkpoints.newer(number):
             try:
                 self.storage.head(log_name(number + 2))
             except ObjectNotFound:
@@ -768,7 +770,7 @@ class StorageLog:
             try:
                 self.storage.put_if_absent(name, data)
             except ObjectExists:
-                winner = self._reread(record.number)
+                winner = read_again(partial(self.record, record.number))
                 if winner.attempt == record.attempt:
                     self._settle(record.number)  # the put of an earlier request, which may not be durable
                 return winner
@@ -779,13 +781,6 @@ class StorageLog:
         self._settled = record.number
         return record
 
-    def _reread(self, number: int) -> LogRecord:
-        """Return a record. If it is damaged, read it once more, because the transfer may have failed."""
-        try:
-            return self.record(number)
-        except CorruptFile:
-            return self.record(number)
-
     def check_end(self, state: LogState | None = None) -> None:
         """Raise `StorageBehind` if the newest record is missing or differs, `StorageUnavailable` without a log."""
         state = state or self.state
@@ -795,7 +790,7 @@ class StorageLog:
             found = digest_of(self.storage.get(log_name(state.number)))
             if found != state.digest:
                 # perhaps damaged on the way
-                found = self._reread(state.number).digest
+                found = read_again(partial(self.record, state.number)).digest
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
         if state.digest not in ("", found):

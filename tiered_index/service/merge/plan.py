@@ -193,7 +193,6 @@ def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Cont
             f"window_s {window_s}, shard_bytes {shard_bytes}, min_age_s {min_age_s}: window_s must be at least 1, "
             f"shard_bytes at least {1 << 20}, min_age_s at least 0"
         )
-    assert state.genesis is not None
     left: list[tuple[str, str]] = []
     groups = [([stored], stored.file_id) for stored in state.files.values()]
     groups += [(shards, table) for table, shards in state.tables.items() if shards[0].part.window_s < window_s]
@@ -225,7 +224,7 @@ def plan_merge(state: LogState, options: MergeOptions, *, now_s: int, lost: Cont
             if tables and (held <= _FOLD_RATIO * count or len(tables) >= _MAX_TABLES):
                 inputs += [stored for shards in tables for stored in shards]
                 counts[begin] += held
-        jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes, expired=state.expired))
+        jobs.append(_job(state, inputs, counts, window_s, shard_bytes))
     return MergePlan(tuple(jobs), tuple(left))
 
 
@@ -234,7 +233,6 @@ def plan_rewrite(state: LogState, names: Container[str], *, shard_bytes: int = 1
 
     Files become tables of one day each, or of longer windows if a file spans many days. Tables keep their windows.
     """
-    assert state.genesis is not None
     lengths: dict[int, list[list[StoredObject]]] = {}
     for stored in state.files.values():
         if stored.name in names:
@@ -248,22 +246,17 @@ def plan_rewrite(state: LogState, names: Container[str], *, shard_bytes: int = 1
         for component in _components(groups, window_s):
             inputs = [stored for objects in component for stored in objects]
             counts = _estimates(inputs, window_s)
-            jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes, expired=state.expired))
+            jobs.append(_job(state, inputs, counts, window_s, shard_bytes))
     return MergePlan(tuple(jobs))
 
 
 def _job(
-    inputs: Sequence[StoredObject],
-    counts: dict[int, int],
-    window_s: int,
-    descriptor: IndexDescriptor,
-    shard_bytes: int,
-    *,
-    expired: Expired,
+    state: LogState, inputs: Sequence[StoredObject], counts: dict[int, int], window_s: int, shard_bytes: int
 ) -> MergeJob:
+    assert state.genesis is not None
     # entries keep their hashes, since their keys are unknown: files of both rules make a table of both rules
-    layout = replace(descriptor.layout, hash=joint_rule(stored.hash for stored in inputs))
-    descriptor = replace(descriptor, layout=layout)
+    layout = replace(state.genesis.layout, hash=joint_rule(stored.hash for stored in inputs))
+    descriptor = replace(state.genesis, layout=layout)
     base, item_size = layout.slots, layout.schema.item.itemsize
     # a piece has whole slots of every window: a slot of a small window must not have too many entries of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
@@ -295,7 +288,7 @@ def _job(
         for low, high in itertools.pairwise(cuts):
             # each task reads the directories of its inputs: of a large table only those of the shards that it needs
             has = tuple(stored for stored in inside if _has(stored, low, high))
-            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor, expired))
+            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor, state.expired))
     return MergeJob(ordered, windows, tuple(tasks))
 
 

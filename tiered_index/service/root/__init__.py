@@ -119,6 +119,7 @@ class Root:
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
         self.disk = disk
+        self.marker_path = path / "tiered_index.json"
         # made once, because each flush looks at them
         self._no_links = [path / name for name in (*STATES, FOLLOWERS)]
         self._identity: tuple[int, int] | None = None
@@ -168,11 +169,6 @@ class Root:
         with disk_errors(f"looking at {self.path}"):
             status = self.path.stat()
         return status.st_dev, status.st_ino
-
-    @property
-    def marker_path(self) -> Path:
-        """The path of `tiered_index.json`."""
-        return self.path / "tiered_index.json"
 
     def folder(self, state: str) -> Path:
         """Return the folder of a state, or of the followers."""
@@ -267,7 +263,9 @@ class RootLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            pid, host = _holder(os.pread(descriptor, 4096, 0), str(self._path))
+            pid, host, file = None, None, str(self._path)
+            with contextlib.suppress(CorruptFile):
+                pid, host = checked(_HOLDER, load(os.pread(descriptor, 4096, 0), file, "lock"), file, "lock")
             raise LockHeld.by(str(self._path.parent), pid, host) from error
         except OSError as error:
             raise disk_error(error, f"locking {self._path}") from error
@@ -337,14 +335,6 @@ def _close_all() -> None:
 
 
 os.register_at_fork(after_in_child=_close_all)
-
-
-def _holder(data: bytes, file: str) -> tuple[int | None, str | None]:
-    """Return the pid and host in a lock file; None for each: it has none."""
-    try:
-        return checked(_HOLDER, load(data, file, "lock"), file, "lock")
-    except CorruptFile:
-        return None, None
 
 
 _HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=text())

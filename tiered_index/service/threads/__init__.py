@@ -15,7 +15,6 @@ Imports no other folder of the service.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import logging
 import os
@@ -93,17 +92,17 @@ class DaemonPool:
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
         self._name = name
-        self._lock = threading.Lock()
-        self._work = _Work()
         self._closed = False
-        self._end = weakref.finalize(self, self._work.end)
-        self._end.atexit = False
+        self._begin()
         _pools.add(self)
 
     def _begin_anew(self) -> None:
         """Reset the pool in a forked child, which has no copy of the threads; one may have held the lock."""
-        self._lock = threading.Lock()
         self._end.detach()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
         self._work = _Work()
         self._end = weakref.finalize(self, self._work.end)
         self._end.atexit = False
@@ -126,7 +125,7 @@ class DaemonPool:
                     if not work.threads:
                         work.count(-1)
                         raise NoThread(f"no thread for {self._name}: {error}") from error
-            work.queue.put((future, partial(contextvars.copy_context().run, call, *arguments)))
+            work.queue.put((future, partial(copy_context().run, call, *arguments)))
         return future
 
     def _start(self) -> None:

@@ -64,7 +64,7 @@ def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life: Merging) 
 
 def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
     make = plan_module._job
-    monkeypatch.setattr(plan_module, "_job", lambda *given, **more: make(*given[:-1], 1 << 10, **more))
+    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
     life.merge()
     table, shards = min(life.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
     assert len(shards) > 2

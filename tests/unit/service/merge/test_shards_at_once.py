@@ -13,7 +13,7 @@ from tests.support.cold_index import Read, Recorder, without_summary
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.threads import NoThread, side_by_side
 from tiered_index.storage.base import Storage
@@ -31,7 +31,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
     life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
     make = plan_module._job
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "_job", lambda *plan, **more: make(*plan[:-1], _shard_bytes(*plan[1:-1]), **more))
+        patch.setattr(plan_module, "_job", lambda *plan: make(*plan[:-1], _shard_bytes(plan[0], plan[2])))
         for hour in range(2):
             life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
             life.publish()
@@ -44,8 +44,9 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
     life.close()
 
 
-def _shard_bytes(counts: dict[int, int], window_s: int, genesis: IndexDescriptor) -> int:
-    return -(-max(counts.values()) * genesis.layout.schema.item.itemsize // SHARDS)
+def _shard_bytes(state: LogState, counts: dict[int, int]) -> int:
+    assert state.genesis is not None
+    return -(-max(counts.values()) * state.genesis.layout.schema.item.itemsize // SHARDS)
 
 
 def reader(life: Merging, storage: Storage | None, threads: int) -> tuple[Recorder, IndexReader]:
