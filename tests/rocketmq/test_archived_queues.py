@@ -525,7 +525,7 @@ def test_a_request_that_ends_too_soon_leaves_the_next_one_less_to_read(tmp_path)
         segments = len(reader.archived())
         reader.topics()
         broker = ReadOnlyBroker(reader, max_requests=segments - 1)
-        broker._topics.names("orders")
+        broker.topics("orders")
         codes = [ask(broker, END, "orders").code for _ in range(segments + 1)]
         assert codes[0] == 2
         assert codes[-1] == 0

@@ -253,8 +253,6 @@ def test_positions_behind_the_log_are_never_its_end(log):
         assert (found, error.begin, error.end) == ([], 3 * SEGMENT, 3 * SEGMENT + 1)
     with pytest.raises(InvalidArgument):
         list(log.reader().batches(-1))
-    with pytest.raises(InvalidArgument):
-        CommitLogReader(log.folder, chunk_bytes=0)
 
 
 def test_a_segment_deleted_while_it_is_read(log, monkeypatch):

@@ -39,14 +39,6 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRange:
-    """`length` bytes from `start` (0-based); both non-negative."""
-
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """An object's name, size and time of change; `modified_ms` is epoch milliseconds by the backend's clock."""
 
@@ -294,30 +286,30 @@ class SizedStorage(Storage):
     """Base of storages that know an object's size when they read a part of it."""
 
     @abstractmethod
-    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
-        """Return the bytes in the range `extent(size)` of an object, and its size, both of the same version.
+    def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
+        """Return the bytes in the range `extent(size)` (start, length) of an object, and its size, of one version.
 
         Raises `InvalidArgument` for a wrong name, `ObjectNotFound`, and what `extent` raises.
         """
 
     def get(self, name: str) -> bytes:
         """Return the whole object, all bytes of the same version."""
-        return self._read(name, lambda size: ByteRange(0, size))[0]
+        return self._read(name, lambda size: (0, size))[0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         check_name(name)
         check_range(start, length)
 
-        def within(size: int) -> ByteRange:
+        def within(size: int) -> tuple[int, int]:
             if start + length > size:
                 raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
-            return ByteRange(start, length)
+            return start, length
 
         return self._read(name, within)[0] if length else b""
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         check_range(length)
-        return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
+        return self._read(name, lambda size: (max(0, size - length), min(length, size)))
 
 
 # Most objects that one request may list or delete; Amazon S3's bound

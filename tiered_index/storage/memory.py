@@ -21,7 +21,6 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
-    ByteRange,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -172,10 +171,10 @@ class MemoryStorage(SizedStorage):
             handles = [handle for handle, _ in self._shelf.uploads.values()]
         return chosen_uploads(handles, prefix, older_than_ms)
 
-    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+    def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
         data, _ = self._find(name)
-        wanted = extent(len(data))
-        return data[wanted.start : wanted.start + wanted.length], len(data)
+        start, length = extent(len(data))
+        return data[start : start + length], len(data)
 
     def _find(self, name: str) -> tuple[bytes, int]:
         check_name(name)

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import ByteRange, PartInfo, Storage, UploadHandle
+from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 
 _LONG = "x" * 512
 _BAD_NAMES = (
@@ -163,15 +163,6 @@ class StorageConformance:
         for start, length in ((0, 1001), (999, 2), (1000, 1), (5000, 1), (-1, 1), (0, -1), (-1, 0), (5, -5)):
             with pytest.raises(InvalidArgument):
                 storage.get_range("object", start, length)
-
-    def test_ranges_may_overlap(self, storage: Storage) -> None:
-        data = random.Random(2).randbytes(5000)
-        storage.put("object", data)
-        ranges = [ByteRange(4000, 1000), ByteRange(0, 10), ByteRange(5, 10), ByteRange(5, 10), ByteRange(3, 0)]
-        for r in ranges:
-            assert storage.get_range("object", r.start, r.length) == data[r.start : r.start + r.length]
-        with pytest.raises(InvalidArgument):
-            storage.get_range("object", 4999, 2)
 
     def test_parallel_reads_of_one_object(self, storage: Storage, another: Storage) -> None:
         data = random.Random(6).randbytes(300_000)

@@ -78,10 +78,6 @@ class CommitLogReader:
     # The last list of the folder, if any: listing hundreds of segments costs more than reading a message
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.chunk_bytes < 1:
-            raise InvalidArgument(f"chunk_bytes must be at least 1, not {self.chunk_bytes}")
-
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments, oldest first; none for an empty or missing folder."""
         return list_segments(self.folder) if self.fixed is None else self.fixed

@@ -176,36 +176,6 @@ def _left_out(item: IndexItem | None) -> Fetched:
     return Fetched(item=item, state="missing", problem=_NO_ROOM)
 
 
-class _Topics:
-    """The topics of an index, cached for up to 30 s."""
-
-    def __init__(self, index: IndexReader | IndexService, clock: Clock) -> None:
-        self._index = index
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._known: tuple[float, frozenset[str]] | None = None
-
-    def names(self, wanted: str | None = None) -> frozenset[str]:
-        """Return all topics; with `wanted`, perhaps only a part that has it.
-
-        Raises the errors of lookups, and `StorageUnavailable` if files that may have other topics can't be read.
-        """
-        with self._lock:
-            now_s = self._clock.monotonic_s()
-            if self._known is not None and now_s - self._known[0] < _TOPICS_S:
-                read_s, found = self._known
-                if wanted is None or wanted in found or now_s - read_s < _UNKNOWN_TOPIC_S:
-                    return found
-            answer = self._index.topics(allow_partial=True)
-            found = frozenset(summary.topic for summary in answer.topics)
-            if answer.status == "complete":
-                self._known = now_s, found
-            elif wanted not in found:
-                problems = "; ".join(f"{report.file}: {report.error}" for report in answer.failed)
-                raise StorageUnavailable(f"which topics there are is not known: {problems}")
-            return found
-
-
 class ReadOnlyBroker:
     """Answers requests from `index` and its archived segments, and from the store directory `store`, if given.
 
@@ -243,7 +213,8 @@ class ReadOnlyBroker:
         limits.setdefault("timeout_s", 15.0)
         self._limits = LookupLimits(**limits)
         self._clock = clock or SystemClock()
-        self._topics = _Topics(index, self._clock)
+        self._topics_lock = threading.Lock()
+        self._known_topics: tuple[float, frozenset[str]] | None = None
         self._counted_queues: tuple[float, dict[str, int]] | None = None
         self._directories: Directories = ByteCache(_DIRECTORIES_BYTES)
         self.log = ThrottledLog(_log, self._clock)
@@ -323,8 +294,28 @@ class ReadOnlyBroker:
                 explain = Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd, files=files)
                 self._on_lookup(f"rocketmq:{RequestCode(request.code).name}", status, explain)
 
+    def topics(self, wanted: str | None = None) -> frozenset[str]:
+        """Return all topics, at most 30 s old; with `wanted`, perhaps only a part that has it.
+
+        Raises the errors of lookups, and `StorageUnavailable` if files that may have other topics can't be read.
+        """
+        with self._topics_lock:
+            now_s = self._clock.monotonic_s()
+            if self._known_topics is not None and now_s - self._known_topics[0] < _TOPICS_S:
+                read_s, found = self._known_topics
+                if wanted is None or wanted in found or now_s - read_s < _UNKNOWN_TOPIC_S:
+                    return found
+            answer = self._index.topics(allow_partial=True)
+            found = frozenset(summary.topic for summary in answer.topics)
+            if answer.status == "complete":
+                self._known_topics = now_s, found
+            elif wanted not in found:
+                problems = "; ".join(f"{report.file}: {report.error}" for report in answer.failed)
+                raise StorageUnavailable(f"which topics there are is not known: {problems}")
+            return found
+
     def _has(self, topic: str, caller: _Caller) -> bool:
-        return caller.sees(topic) and topic in self._topics.names(topic)
+        return caller.sees(topic) and topic in self.topics(topic)
 
     # what a name server answers
 
@@ -362,12 +353,12 @@ class ReadOnlyBroker:
 
     def _topic_list(self, request: Command, local: Host, caller: _Caller) -> Command:
         is_other = request.code == RequestCode.GET_TOPICS_BY_CLUSTER and text_of(request, "cluster") != self.cluster
-        topics = [] if is_other else sorted(filter(caller.sees, self._topics.names()))
+        topics = [] if is_other else sorted(filter(caller.sees, self.topics()))
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
     def _topic_configs(self, request: Command, local: Host, caller: _Caller) -> Command:
         queues = self._queues()
-        table = {name: _topic_config(name, queues.get(name, 1)) for name in filter(caller.sees, self._topics.names())}
+        table = {name: _topic_config(name, queues.get(name, 1)) for name in filter(caller.sees, self.topics())}
         body = {"dataVersion": _VERSION, "topicConfigTable": table}
         return request.answered(ResponseCode.SUCCESS, body=json_text(body))
 

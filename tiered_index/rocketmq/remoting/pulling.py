@@ -260,8 +260,7 @@ class StoreQueues(Queues[ConsumeQueue]):
         """Return the store timestamp of a queue's last message; 0 if it has none."""
         if ends.begin == ends.end:
             return 0
-        _, entries = queue.read(ends.end - 1, 1)
-        return self._message(queue, ends.end - 1, entries).store_ms
+        return self._message(queue, ends.end - 1, queue.read(ends.end - 1, 1)[1]).store_ms
 
     def seek_ms(self, queue: ConsumeQueue, ends: Ends, at_ms: int) -> int:
         """Return the offset of the first message stored at a time or later. Takes some 20 reads of the log."""

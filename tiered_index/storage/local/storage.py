@@ -37,7 +37,6 @@ from tiered_index.errors import (
 )
 from tiered_index.storage.base import (
     NAME,
-    ByteRange,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -244,7 +243,7 @@ class LocalStorage(SizedStorage):
         self._files.check_way(path)
         return path
 
-    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+    def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
         with typed_errors(f"reading {name!r}"):
             path = self._path(name)
             try:
@@ -255,8 +254,7 @@ class LocalStorage(SizedStorage):
             try:
                 status = os.fstat(descriptor)
                 check_regular(path, status)
-                wanted = extent(status.st_size)
-                return _read(name, descriptor, wanted.start, wanted.length), status.st_size
+                return _read(name, descriptor, *extent(status.st_size)), status.st_size
             finally:
                 os.close(descriptor)
 

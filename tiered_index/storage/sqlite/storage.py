@@ -27,7 +27,6 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
     PAGE,
-    ByteRange,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -230,13 +229,12 @@ class SqliteStorage(SizedStorage):
         """Close the connections; later calls raise `IndexClosed`. Idempotent."""
         self._pool.close()
 
-    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+    def _read(self, name: str, extent: Callable[[int], tuple[int, int]]) -> tuple[bytes, int]:
         check_name(name)
 
         def read(connection: sqlite3.Connection) -> tuple[bytes, int]:
             body, size, _ = self._find(connection, name)
-            wanted = extent(size)
-            return self._bodies.read(connection, body, wanted.start, wanted.length), size
+            return self._bodies.read(connection, body, *extent(size)), size
 
         return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
 
