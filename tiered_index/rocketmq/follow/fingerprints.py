@@ -17,14 +17,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import secrets
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,8 @@ from tiered_index.documents import (
     MILLISECONDS,
     SIZE,
     Malformed,
-    Optional,
     checked,
+    fields_of,
     integer,
     list_of,
     load,
@@ -47,8 +46,8 @@ from tiered_index.documents import (
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
-from tiered_index.service.root import FOLLOWERS, disk_error
-from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.service.root import FOLLOWERS, Root, disk_error, disk_errors
+from tiered_index.storage.disk import Disk
 
 _POLYNOMIAL = 0xEDB88320
 # Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
@@ -194,15 +193,6 @@ def _checked_range(value: Any) -> RangeFingerprint:
 
 
 _NUMBERS = (_POSITION, _POSITION, SIZE, CRC32, COUNT, integer(-1, 2**62), CRC32)
-_FOLLOWER = record(
-    lambda follower, **fields: tuple(fields.values()),
-    follower=integer(_VERSION, _VERSION),
-    source=text(),
-    witnesses=list_of(_checked_range),
-    continue_at=nullable(_POSITION),
-    rewritten=Optional(list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS)), ()),
-    selection=Optional(text(), None),
-)
 
 
 def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
@@ -219,30 +209,27 @@ class LogFingerprints:
     """The fingerprints of one source, ascending, and the ranges of its log that were rewritten."""
 
     path: Path
-    source: str
     disk: Disk
-    ranges: list[RangeFingerprint] = field(default_factory=list)
+    source: Annotated[str, text()]
     # Set while a part of the log is put again: a restart continues there
-    continue_at: int | None = None
+    continue_at: Annotated[int | None, nullable(_POSITION)]
+    ranges: list[RangeFingerprint] = field(default_factory=list)
     # Rewritten offsets [begin, end), each with the time of its detection (epoch ms)
-    rewritten: tuple[tuple[int, int, int], ...] = ()
+    rewritten: Annotated[tuple[tuple[int, int, int], ...], list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS))] = ()
     # The selection of indexed messages, in words; None: unknown
-    selection: str | None = None
+    selection: Annotated[str | None, text()] = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
         """Return the stored fingerprints of a source in a root, or none. Raises `CorruptFile`."""
-        made = cls(root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json", source, disk)
-        file = str(made.path)
+        path = root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json"
+        file = str(path)
         try:
-            document = load(made.path.read_bytes(), file, "memory")
-            fields = checked(_FOLLOWER, document, file, "memory")
-            stored, ranges, made.continue_at, made.rewritten, made.selection = fields
-            if stored != source:
-                raise CorruptFile(file, "memory of another source", expected=source, found=stored)
-            made.ranges = list(ranges)
+            fields = checked(_FOLLOWER, load(path.read_bytes(), file, "memory"), file, "memory")
+            CorruptFile.unless_equal(file, "memory of another source", source, fields["source"])
+            return cls(path, disk, **fields)
         except FileNotFoundError:
-            pass
+            return cls(path, disk, source, None)
         except OSError as error:
             raise disk_error(error, f"reading {file}") from error
         except CorruptFile as error:
@@ -251,7 +238,6 @@ class LogFingerprints:
                 f"unchecked from the durable position"
             )
             raise CorruptFile(file, problem) from error
-        return made
 
     def save(self) -> None:
         """Write the fingerprints durably. Raises as `disk_error`."""
@@ -263,15 +249,12 @@ class LogFingerprints:
             "rewritten": self.rewritten,
             **({} if self.selection is None else {"selection": self.selection}),
         }
-        temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
-        try:
+        root, what = Root(self.path.parent.parent, self.disk), f"writing {self.path}"
+        with disk_errors(what):
             if not self.path.parent.is_dir():
                 self.disk.make_folder(self.path.parent)
-                self.disk.sync_folder(self.path.parent.parent)
-            self.disk.write_file(temporary, [json.dumps(document).encode()])
-            self.disk.publish(temporary, self.path)
-        except OSError as error:
-            raise disk_error(error, f"writing {self.path}") from error
+                self.disk.sync_folder(root.path)
+        root.write_file(self.path, [json.dumps(document).encode()], what)
 
     def cut(self, position: int) -> None:
         """Remove the fingerprints that end after `position`."""
@@ -329,6 +312,14 @@ class LogFingerprints:
     def messages_behind(self, position: int) -> int:
         """Return the number of messages that were put after a position, by the fingerprints."""
         return sum(one.messages for one in self.ranges if one.end > position)
+
+
+_FOLLOWER = record(
+    lambda follower, witnesses, **others: {"ranges": list(witnesses), **others},
+    follower=integer(_VERSION, _VERSION),
+    witnesses=list_of(_checked_range),
+    **fields_of(LogFingerprints),
+)
 
 
 # Every round compares at most so many of the newest fingerprints, within the last bytes
