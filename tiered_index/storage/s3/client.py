@@ -1,4 +1,4 @@
-"""The boto3 client of a bucket, its requests, and the typed errors for its failures.
+"""The boto3 client of a bucket, and the typed errors for its failures.
 
 botocore's own repeats are off; it only follows redirects to a bucket's region. Messages name the storage, the object
 and the remedy, never a request's headers or credentials. Threads: any number.
@@ -27,7 +27,7 @@ from tiered_index.errors import (
 )
 from tiered_index.storage.buckets import FEWEST_CONNECTIONS
 from tiered_index.storage.context import check_deadline, sending
-from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
+from tiered_index.storage.retry import PassingFault, RequestFault
 from tiered_index.storage.s3.options import NO_S3, S3Options
 
 if TYPE_CHECKING:
@@ -254,25 +254,6 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
             tcp_keepalive=True,
         ),
     )
-
-
-class S3Calls:
-    """Sends requests about one bucket through one client, and raises typed errors."""
-
-    def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
-        self.client = client
-        self._bucket = bucket
-        self.uri = loop.uri
-        self.run = loop.run
-
-    def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
-        """Send a request, repeated as `RetryLoop` says, and return the parsed response."""
-        return self.run(doing, name, lambda: self.once(operation, **parameters))
-
-    def once(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Send a request once, for use within `run`. Raises botocore's errors."""
-        answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self._bucket, **parameters)
-        return answer
 
 
 def count_requests(client: S3Client) -> None:

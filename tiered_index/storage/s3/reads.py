@@ -1,4 +1,4 @@
-"""Reads S3 objects through boto3, and ranges through obstore (Rust's object_store) if it is installed.
+"""Sends requests about one bucket through boto3, and reads ranges through obstore (Rust's object_store) if installed.
 
 boto3 spends most of a GET's processor time in Python (docs/decisions/0085). A GET by boto3 shows the bucket's address,
 its region and the signer with the credentials; later GETs of ranges use obstore. After a fault, a redirect or a
@@ -30,7 +30,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.obstores import answered, errors, obstore, went_elsewhere
 from tiered_index.storage.retry import PassingFault, RequestFault, RetryLoop
 from tiered_index.storage.s3 import light
-from tiered_index.storage.s3.client import REQUEST_ERRORS, S3Calls, build_client, is_elsewhere, may_pass, translate
+from tiered_index.storage.s3.client import REQUEST_ERRORS, build_client, is_elsewhere, may_pass, translate
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Way:
 
 
 class Reads:
-    """Reads objects of one bucket; `calls` sends all other requests to it."""
+    """Sends requests about one bucket, and reads its objects. Raises typed errors."""
 
     def __init__(
         self,
@@ -77,42 +77,51 @@ class Reads:
         uniform: Callable[[float, float], float],
     ) -> None:
         attempts = options.max_attempts, options.transfer_attempts
-        loop = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate)
-        self.calls = calls = S3Calls(build_client(options, uri, connections), bucket, loop)
-        self._bucket, self._options, self._connections = bucket, options, connections
+        self._run = RetryLoop(uri, *attempts, options.backoff_s, sleep, uniform, REQUEST_ERRORS, translate).run
+        self.client = build_client(options, uri, connections)
+        self._uri, self._bucket, self._options, self._connections = uri, bucket, options, connections
         # None: boto3 reads
         self._way: _Way | None = None
         # The last way and its store
         self._opened: tuple[_Way | None, Any] = None, None
         self._signed: _Way | None = None
         self._lost = 0
-        self._shape = cast("Shape", calls.client.meta.service_model.operation_model("GetObject").output_shape)
+        self._shape = cast("Shape", self.client.meta.service_model.operation_model("GetObject").output_shape)
         self._handler_id = f"tiered-index-way-{id(self)}"
         if options.lean_gets:
-            calls.client.meta.events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
+            self.client.meta.events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
 
     def close(self) -> None:
         """Close the client's connections, and unregister from its events. Idempotent."""
         self._way, self._opened = None, (None, None)
-        self.calls.client.meta.events.unregister(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
-        self.calls.client.close()
+        self.client.meta.events.unregister(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
+        self.client.close()
+
+    def send(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
+        """Send a request, repeated as `RetryLoop` says, and return the parsed response."""
+        return self._run(doing, name, lambda: self._once(operation, **parameters))
+
+    def _once(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Send a request once, for use within `_run`. Raises botocore's errors."""
+        answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self._bucket, **parameters)
+        return answer
 
     def whole(self, name: str, key: str) -> bytes:
         """Return the whole object."""
         what = f"reading {name!r}"
 
         def attempt() -> bytes:
-            answer = self.calls.once("get_object", Key=key)
+            answer = self._once("get_object", Key=key)
             return self._body(answer, answer.get("ContentLength"), what)
 
-        return self.calls.run(what, name, attempt)
+        return self._run(what, name, attempt)
 
     def range(self, what: str, name: str, key: str, asked: tuple[int, int]) -> tuple[bytes, int]:
         """Return the bytes [start, end) of `asked`, and the object's size or, if it is unknown, `end`.
 
         The bytes are of no use if the object's size is less than `end`.
         """
-        return self.calls.run(what, name, lambda: self._range(what, key, *asked))
+        return self._run(what, name, lambda: self._range(what, key, *asked))
 
     def suffix(self, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
         """Return the last `length` (at least 1) bytes, and the object's size.
@@ -130,33 +139,33 @@ class Reads:
                 if size_bytes() == 0:
                     return b"", 0
                 raise PassingFault(
-                    f"reading the end of {name!r} in {self.calls.uri}: it was replaced between two requests"
+                    f"reading the end of {name!r} in {self._uri}: it was replaced between two requests"
                 ) from error
 
-        return self.calls.run(what, name, attempt)
+        return self._run(what, name, attempt)
 
     def _range(self, what: str, key: str, start: int, end: int) -> tuple[bytes, int]:
         if found := self._light(what, key, (start, end), end - start):
             return found if end > found[1] else (self._whole(what, found[0], end - start), found[1])
-        answer = self.calls.once("get_object", Key=key, Range=f"bytes={start}-{end - 1}")
+        answer = self._once("get_object", Key=key, Range=f"bytes={start}-{end - 1}")
         first, behind, total = self._extent(answer, what)
         if total is not None and end > total:
             answer["Body"].close()
             return b"", total
         if (first, behind) != (start, end):
-            raise self._refused(answer, f"{what} in {self.calls.uri}: the answer is {answer['ContentRange']}")
+            raise self._refused(answer, f"{what} in {self._uri}: the answer is {answer['ContentRange']}")
         return self._worked(answer, end - start, what), total or end
 
     def _suffix(self, what: str, key: str, length: int) -> tuple[bytes, int]:
         if found := self._light(what, key, {"suffix": length}, length):
             return self._whole(what, found[0], min(length, found[1])), found[1]
-        answer = self.calls.once("get_object", Key=key, Range=f"bytes=-{length}")
+        answer = self._once("get_object", Key=key, Range=f"bytes=-{length}")
         size = answer.get("ContentLength")
         if _status(answer) == 200 and size is not None and size <= length:
             return self._body(answer, size, what), size  # the whole object, which is what was asked for
         first, behind, total = self._extent(answer, what)
         if total is None or behind != total or behind - first != min(length, total):
-            raise self._refused(answer, f"{what} in {self.calls.uri}: the answer is {answer['ContentRange']}")
+            raise self._refused(answer, f"{what} in {self._uri}: the answer is {answer['ContentRange']}")
         return self._worked(answer, behind - first, what), total
 
     # through boto3
@@ -168,20 +177,20 @@ class Reads:
         if status != 206 or match is None:
             answer["Body"].close()
             problem = f"status {status} instead of 206" if status != 206 else f"Content-Range {header!r}"
-            raise StorageUnavailable(f"{what} in {self.calls.uri}: the service does not honour ranges ({problem})")
+            raise StorageUnavailable(f"{what} in {self._uri}: the service does not honour ranges ({problem})")
         return int(match[1]), int(match[2]) + 1, None if match[3] == "*" else int(match[3])
 
     def _body(self, answer: dict[str, Any], length: int | None, what: str) -> bytes:
         """Return the body, which must have exactly `length` bytes (None: botocore verifies it)."""
         body, announced = answer["Body"], answer.get("ContentLength")
         if announced != length:
-            raise self._refused(answer, f"{what} in {self.calls.uri}: a body of {announced} bytes instead of {length}")
+            raise self._refused(answer, f"{what} in {self._uri}: a body of {announced} bytes instead of {length}")
         try:
             # Read a range by its length: at the end of the body botocore would compare it with the checksum of the
             # whole object, which some services send with a range
             data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
         except (BotoCoreError, HTTPError, OSError) as error:
-            problem = f"{what} in {self.calls.uri}: the body broke off: {error}"
+            problem = f"{what} in {self._uri}: the body broke off: {error}"
             raise self._refused(answer, problem, wasted_bytes=length or 0) from error
         if len(data) != length:
             body.close()
@@ -190,7 +199,7 @@ class Reads:
     def _whole(self, what: str, data: bytes, length: int | None) -> bytes:
         """Return `data`. Raises `PassingFault` if it does not have `length` bytes (None: any number)."""
         if length is not None and len(data) != length:
-            problem = f"{what} in {self.calls.uri}: a body of {len(data)} bytes instead of {length}"
+            problem = f"{what} in {self._uri}: a body of {len(data)} bytes instead of {length}"
             raise PassingFault(problem, wasted_bytes=length)
         return data
 
@@ -259,7 +268,7 @@ class Reads:
     def _judge(self, error: Exception, what: str, length: int) -> None:
         """Raise the typed error for an error of obstore; return if boto3 has to repeat the request."""
         text = str(error)
-        said = f"{what} in {self.calls.uri}: {text.partition(chr(10))[0]}"
+        said = f"{what} in {self._uri}: {text.partition(chr(10))[0]}"
         if told := answered(text):
             status, body = told
             # obstore does not give the response's headers

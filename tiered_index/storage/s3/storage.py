@@ -42,7 +42,6 @@ from tiered_index.storage.s3.options import NO_S3, S3Options
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-    from tiered_index.storage.s3.client import S3Calls
     from tiered_index.storage.s3.reads import Reads
 
 _NAMES_SHOWN = 3
@@ -96,13 +95,9 @@ class S3Storage(BucketStorage):
             return self._loaded
 
     @property
-    def _call(self) -> S3Calls:
-        return self._reads.calls
-
-    @property
     def client(self) -> S3Client:
         """The boto3 client that sends the requests."""
-        return self._call.client
+        return self._reads.client
 
     def get(self, name: str) -> bytes:
         """Return the whole object. boto3 compares it with the service's checksum; obstore does not."""
@@ -161,7 +156,7 @@ class S3Storage(BucketStorage):
     def head(self, name: str) -> ObjectInfo:
         key = self._key(name)
         try:
-            answer = self._call("head_object", f"looking at {name!r}", name, Key=key)
+            answer = self._reads.send("head_object", f"looking at {name!r}", name, Key=key)
         except ObjectNotFound:
             self._check_bucket()
             raise
@@ -197,7 +192,7 @@ class S3Storage(BucketStorage):
         return None
 
     def delete(self, name: str) -> None:
-        self._call("delete_object", f"deleting {name!r}", name, Key=self._key(name))
+        self._reads.send("delete_object", f"deleting {name!r}", name, Key=self._key(name))
 
     def delete_many(self, names: Iterable[str]) -> None:
         """Remove many objects, 1,000 a request. The first request with failures ends the call and names them."""
@@ -205,7 +200,7 @@ class S3Storage(BucketStorage):
         while batch := list(islice(keys, PAGE)):
             doing = f"deleting {len(batch)} objects"
             objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
-            answer = self._call("delete_objects", doing, Delete=objects)
+            answer = self._reads.send("delete_objects", doing, Delete=objects)
             if failures := answer.get("Errors", []):
                 codes = sorted({failure.get("Code", "?") for failure in failures})
                 shown = ", ".join(repr(failure.get("Key", "?")) for failure in failures[:_NAMES_SHOWN])
@@ -217,7 +212,7 @@ class S3Storage(BucketStorage):
     def begin_upload(self, name: str) -> UploadHandle:
         """Start a multipart upload; `started_ms` is the service's time in whole seconds."""
         asked = {"Key": self._key(name), "ChecksumAlgorithm": "CRC32", **self._encryption}
-        answer = self._call("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
+        answer = self._reads.send("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
         answered_ms = _answered_ms(answer)
         return UploadHandle(name, str(answer["UploadId"]), self.now_ms() if answered_ms is None else answered_ms)
 
@@ -260,7 +255,9 @@ class S3Storage(BucketStorage):
         """Return the service's time in whole seconds, from the date of a response, or else as `Storage.now_ms`."""
         if (way := self._light) and (told_ms := way.now_ms(self.options.connect_timeout_s)) is not None:
             return told_ms
-        answered_ms = _answered_ms(self._call("list_objects_v2", "asking for the time", Prefix=self._base, MaxKeys=1))
+        answered_ms = _answered_ms(
+            self._reads.send("list_objects_v2", "asking for the time", Prefix=self._base, MaxKeys=1)
+        )
         return super().now_ms() if answered_ms is None else answered_ms
 
     def close(self) -> None:
@@ -272,14 +269,14 @@ class S3Storage(BucketStorage):
 
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
         sent = {"Key": self._key(name), "Body": _request_body(data), "ChecksumAlgorithm": "CRC32"}
-        self._call("put_object", f"writing {name!r}", name, **sent, **self._encryption, **condition)
+        self._reads.send("put_object", f"writing {name!r}", name, **sent, **self._encryption, **condition)
 
     def _check_bucket(self) -> None:
         """Raise `StorageMisconfigured` if the bucket is missing: a HEAD's 404 does not say whether bucket or object."""
         if self._bucket_seen:
             return
         try:
-            self._call("head_bucket", "looking at the bucket")
+            self._reads.send("head_bucket", "looking at the bucket")
         except ObjectNotFound as error:
             raise StorageMisconfigured(
                 f"there is no bucket {self.bucket!r} for {self.uri}: create it or correct the URI"
@@ -304,7 +301,7 @@ class S3Storage(BucketStorage):
         """
         parameters = {"Prefix": self._base + prefix, **asked}
         while True:
-            answer = self._call(operation, doing, **parameters)
+            answer = self._reads.send(operation, doing, **parameters)
             if not answer.keys() & _IN_LISTINGS:
                 # any web page would look like an empty listing
                 raise StorageMisconfigured(f"{doing} in {self.uri}: the answer is no listing: {NO_S3}")
@@ -330,13 +327,13 @@ class S3Storage(BucketStorage):
         """Send a request about an upload. Raises `ObjectNotFound` if it was aborted or completed."""
         upload: dict[str, Any] = {"Key": self._key(handle.name), "UploadId": handle.upload_id}
         try:
-            return self._call(operation, doing, handle.name, **upload, **parameters)
+            return self._reads.send(operation, doing, handle.name, **upload, **parameters)
         except StorageUnavailable as error:
             # Ceph's gateway answers 500 for a dropped upload; listing its parts then raises ObjectNotFound. Without a
             # response, botocore's error has no `response`, or None.
             if getattr(error.__cause__, "response", None) is not None:
                 with contextlib.suppress(StorageUnavailable):
-                    self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
+                    self._reads.send("list_parts", doing, handle.name, **upload, MaxParts=1)
             raise
 
 
