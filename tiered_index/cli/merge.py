@@ -137,19 +137,15 @@ def merge(
         plan(index.log, index.clock, options[0])
         # a storage that ignores put-if-absent would let two jobs merge the same files
         probe_put_if_absent(index.storage)
-        _merge(session, index, options, threads)
+        tiers: list[dict[str, Any]] = []
+        for chosen in options:
+            of_index = index.log, index.clock, chosen
+            entries = sum(job.entries for job in plan(*of_index).jobs)
+            with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
+                count = progress.counting("entries")
+                report = merge_tables(index.storage, *of_index, threads=threads, progress=count)
+            tiers.append({"window_s": chosen.window_s, **asdict(report)})
+        total = index.storage.total
+        costs = {**index.costs, "bytes_read": total.bytes_read, "bytes_written": total.bytes_written}
+        write_merged(session.out, tiers, index.log.state.number, costs)
     return 0
-
-
-def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions], threads: int) -> None:
-    tiers: list[dict[str, Any]] = []
-    for chosen in options:
-        entries = sum(job.entries for job in plan(index.log, index.clock, chosen).jobs)
-        with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
-            report = merge_tables(
-                index.storage, index.log, index.clock, chosen, threads=threads, progress=progress.counting("entries")
-            )
-        tiers.append({"window_s": chosen.window_s, **asdict(report)})
-    total = index.storage.total
-    costs = {**index.costs, "bytes_read": total.bytes_read, "bytes_written": total.bytes_written}
-    write_merged(session.out, tiers, index.log.state.number, costs)

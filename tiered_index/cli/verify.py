@@ -107,7 +107,11 @@ def verify(
       tiered-index verify --deep --url http://localhost:8080 --token-file token
     """
     given = [one for one in (source, standby, give_up_segments or None) if one is not None]
-    _check_options(files, given, deep=deep, repair=repair, yes=yes)
+    if repair and (files or not deep):
+        wrong = "an index, not files" if files else "--deep: every byte is read first"
+        raise InvalidArgument(f"--repair needs {wrong}")
+    if not repair and (yes or given):
+        raise InvalidArgument(f"{'--yes is' if yes else '--source, --copy and --give-up-segments are'} for --repair")
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
@@ -252,16 +256,6 @@ def _origins(state: LogState) -> set[str]:
     """Return the ids of the index and of the indexes that it is a copy of."""
     own = {state.genesis.index_id} if state.genesis is not None else set()
     return own | {name.removeprefix(COPY_OF) for name in state.positions if name.startswith(COPY_OF)}
-
-
-def _check_options(files: object, given: Sequence[object], *, deep: bool, repair: bool, yes: bool) -> None:
-    """Raise `InvalidArgument` if the options of `verify` contradict each other."""
-    if repair and (files or not deep):
-        raise InvalidArgument(
-            "--repair needs " + ("an index, not files" if files else "--deep: every byte is read first")
-        )
-    if not repair and (yes or given):
-        raise InvalidArgument(f"{'--yes is' if yes else '--source, --copy and --give-up-segments are'} for --repair")
 
 
 def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:

@@ -100,13 +100,11 @@ class LookupHandlers(Handlers):
         asked: parameters.OneKey,
         body: bytes,
         ends: Iterable[int],
-        items: Sequence[IndexItem | None],
+        items: Sequence[Any],
         answer: QueryResult | MessagesResult,
     ) -> Document:
         def cursor_after(number: int) -> str:
-            item = items[number]
-            assert item is not None
-            return self._cursor_after(asked, item)
+            return self._cursor_after(asked, items[number])
 
         return document_of_rows(body, ends, answer.status, answer.cursor, cursor_after)
 

@@ -73,12 +73,8 @@ def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) 
         if is_plain:
             continue
         result = results[number]
-        document |= {
-            "status": result.status,
-            "cursor": result.cursor,
-            "unknown_topics": list(result.unknown_topics),
-            "expired_before_ms": result.expired_before_ms,
-        }
+        document |= {name: getattr(result, name) for name in ("status", "cursor", "expired_before_ms")}
+        document["unknown_topics"] = list(result.unknown_topics)
         if result.failed:
             document["failed"] = redaction.document([report.to_dict() for report in result.failed])
         if result.lost:

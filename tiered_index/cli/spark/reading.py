@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer import Option
 
@@ -17,10 +17,6 @@ from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import watched
 from tiered_index.types import format_time
-
-if TYPE_CHECKING:
-    from tiered_index.spark.audit.audit import AuditResult
-
 
 _PARTIAL = 6
 _FIGURES = (
@@ -174,7 +170,7 @@ def audit(
     if begin is not None and end is not None and begin // 1000 > end // 1000:
         raise InvalidArgument(f"--begin {format_time(begin)} is after --end {format_time(end)}")
     from tiered_index.spark.audit.audit import audit as audit_index
-    from tiered_index.spark.audit.audit import check_audit, check_report_name, write_report
+    from tiered_index.spark.audit.audit import check_audit, check_report_name, plain, write_report
 
     # checked before Spark, which takes seconds to start
     if report is not None:
@@ -184,7 +180,16 @@ def audit(
     spark = spark_of(on)
     asked |= {"columns": spark_columns(columns, constants), "begin_ms": begin, "end_ms": end, "most_listed": list_}
     result, elapsed_s = run_job(session, audit_index, spark, source or None, **asked)
-    document = _document(result, elapsed_s)
+    differences = None if result.differences is None else asdict(result.differences)
+    for one in differences["listed"] if differences is not None else ():
+        one |= {name: plain(one[name]) for name in ("expected", "found")}
+    document = {
+        **result.report.to_dict(),
+        **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
+        "differences": differences,
+        "metrics": result.metrics,
+        "elapsed_s": round(elapsed_s, 3),
+    }
     show(session.out, document, without=(*_OF_REPORT, "differences"))
     write_findings(session.out, document, _SHOWN)
     if result.differences is not None:
@@ -199,19 +204,3 @@ def audit(
     if result.status == "findings":
         return _FOUND
     return 0 if result.status == "ok" else 3
-
-
-def _document(result: AuditResult, elapsed_s: float) -> dict[str, Any]:
-    from tiered_index.spark.audit.audit import plain
-
-    differences = None if result.differences is None else asdict(result.differences)
-    if differences is not None:
-        for one in differences["listed"]:
-            one |= {name: plain(one[name]) for name in ("expected", "found")}
-    return {
-        **result.report.to_dict(),
-        **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
-        "differences": differences,
-        "metrics": result.metrics,
-        "elapsed_s": round(elapsed_s, 3),
-    }

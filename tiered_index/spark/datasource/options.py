@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pyspark import TaskContext
@@ -163,14 +163,11 @@ def telling(explain: StorageAddress, kind: str, index: str, request_stats: Usage
             document = {
                 "kind": kind,
                 "index": index,
-                "log_number": line.log_number,
-                "selection": line.selection,
                 "stage": task.stageId() if task else None,
                 "partition": task.partitionId() if task else None,
                 "attempt": task.attemptNumber() if task else None,
                 "ended": ended,
-                "rows": line.rows,
-                "files": line.files,
+                **asdict(line),
                 "requests": sum(requests.values()),
                 "requests_by_kind": dict(requests),
                 "bytes": request_stats.bytes_read,
