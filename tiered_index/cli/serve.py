@@ -24,7 +24,14 @@ from tiered_index.cli.kafka import (
 )
 from tiered_index.cli.options import ArchiveOptions, LogAs, given_flags, refuse_others, size
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SetupUnavailable, install_hint
+from tiered_index.errors import (
+    ConfigError,
+    InvalidArgument,
+    NotAnIndex,
+    SetupUnavailable,
+    TieredIndexError,
+    install_hint,
+)
 from tiered_index.follow import Follower
 from tiered_index.rocketmq.log.store import StoreDirectory, check_apart
 from tiered_index.service.index import IndexService
@@ -32,12 +39,12 @@ from tiered_index.service.lookup.budget import LookupLimits
 
 if TYPE_CHECKING:
     from tiered_index.kafka.messages import KafkaBroker, KafkaMessages
-    from tiered_index.server.listening import Listener, Tls
+    from tiered_index.server.listening import Listener
     from tiered_index.service.reader import IndexReader
 
 
 @contextlib.contextmanager
-def server_extra(what: str) -> Iterator[None]:
+def server_extra() -> Iterator[None]:
     """Raise `ConfigError`, which names the extra, if an import in the block fails."""
     try:
         yield
@@ -45,29 +52,18 @@ def server_extra(what: str) -> Iterator[None]:
         if (error.name or "").startswith("tiered_index"):
             raise
         missing = (error.name or "").partition(".")[0]
-        raise ConfigError(
-            f"{what} needs the extra 'server' ({missing} is missing): {install_hint('server')}"
-        ) from error
+        raise ConfigError(f"serve needs the extra 'server' ({missing} is missing): {install_hint('server')}") from error
 
 
 @contextlib.contextmanager
-def _found_later() -> Iterator[None]:
-    """Raise `SetupUnavailable` if the block finds no index: a later start may find it.
+def _later(kind: type[TieredIndexError]) -> Iterator[None]:
+    """Raise `SetupUnavailable` for an error of a `kind` in the block: a later start may succeed.
 
     A disk may not be mounted yet, or the index not be created.
     """
     try:
         yield
-    except NotAnIndex as error:
-        raise SetupUnavailable(str(error)) from error
-
-
-def _check_store(folder: Path | None) -> None:
-    """Raise `SetupUnavailable` if a folder is not a RocketMQ store."""
-    try:
-        if folder is not None:
-            StoreDirectory.open(folder)
-    except InvalidArgument as error:
+    except kind as error:
         raise SetupUnavailable(str(error)) from error
 
 
@@ -163,7 +159,7 @@ def serve(
       curl -H "Authorization: Bearer $TOKEN" "http://localhost:8080/v1/query?topic=orders&key=order-4711"
     """
     session.log_as(log_format)
-    with server_extra("serve"):
+    with server_extra():
         import uvloop
 
         from tiered_index.server.app import Service
@@ -196,9 +192,12 @@ def serve(
         raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise need --rocketmq-port")
     if answer_bytes < _LEAST_ANSWER_BYTES:
         raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
-    for folder in (store, followed):
-        _check_store(folder)
-    tls = _tls(Tls, tls_cert, tls_key, tls_clients)
+    with _later(InvalidArgument):
+        for folder in filter(None, (store, followed)):
+            StoreDirectory.open(folder)
+    if (tls_cert is None) != (tls_key is None) or (tls_clients is not None and tls_cert is None):
+        raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
+    tls = Tls(tls_cert, tls_key, tls_clients) if tls_cert is not None and tls_key is not None else None
     config = session.reader_config()
     caps = Caps(
         limits=LookupLimits(lookup_requests, lookup_bytes, lookup_timeout),
@@ -219,7 +218,7 @@ def serve(
             if tokens is not None and rocketmq_keys is None and not insecure:
                 session.out.note("--rocketmq-port asks for no token: everybody on this host may read every topic there")
         # a recovery may take long: probes get answers meanwhile
-        with in_background(http.twin()), _found_later():
+        with in_background(http.twin()), _later(NotAnIndex):
             if writes:
                 space = {} if followed is None else {"offset_space": "commitlog"}
                 index = stack.enter_context(IndexService.open(session.config(**space)))
@@ -300,11 +299,3 @@ def _records(
         # entries in the buffer are found before the positions that name their keys are durable
         return found if found is None else replace(found, keys={*found.keys, *keys})
     return open_kafka_messages(lookups, broker, topic)
-
-
-def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:
-    if cert is None and key is None and clients is None:
-        return None
-    if cert is None or key is None:
-        raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
-    return kind(cert, key, clients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from typer import Option
@@ -198,18 +199,7 @@ def erase(
     spark = spark_of(on)
     from tiered_index.spark.build.erase import erase as erase_on
 
-    done, _ = run_job(
-        session,
-        erase_on,
-        spark,
-        topic=request.topic,
-        keys=request.keys or None,
-        queue_id=request.queue_id,
-        before_ms=request.before_ms,
-        yes=True,
-        grace_s=given.grace,
-        shard_bytes=shard_bytes,
-        **of_index(config),
-    )
+    asked = {**asdict(request), "keys": request.keys or None, "grace_s": given.grace, **of_index(config)}
+    done, _ = run_job(session, erase_on, spark, yes=True, shard_bytes=shard_bytes, **asked)
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
     return write_erasure(session.out, done, costs)
