@@ -119,24 +119,20 @@ _FOUND = 1
 _RECORD = "kafka:"
 
 
-def _record_lookup(
+def _record_at(
     stack: contextlib.ExitStack, reader: IndexReader | None, options: KafkaClientOptions, text: str
-) -> Callable[..., MessagesResult]:
-    """Return the lookup of a record of Kafka by its place. Raises `InvalidArgument` for no such place or topic."""
+) -> Callable[[], Fetched]:
+    """Return a function that reads a record of Kafka by its place.
+
+    Raises `InvalidArgument` for no such place or topic.
+    """
     from tiered_index.kafka.messages import parse_place
 
     topic, partition, offset = parse_place(text)
     if (records := open_kafka_messages(reader, open_kafka_broker(options), topic)) is None:
         raise InvalidArgument(f"the index has no topic {topic!r} of Kafka: --kafka bootstrap.servers=... asks a broker")
     stack.callback(records.close)
-
-    def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
-        with contextlib.ExitStack() as within:
-            if reader is not None:
-                within.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
-            return MessagesResult(messages=(records.at(topic, partition, offset),), status="complete")
-
-    return look_up
+    return partial(records.at, topic, partition, offset)
 
 
 @command
@@ -213,18 +209,18 @@ def message(
                 return partial(client.message, msg_id, topic, body=body)
             reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
             if msg_id is not None and msg_id.startswith(_RECORD):
-                return _record_lookup(stack, reader, kafka, msg_id)
+                read = _record_at(stack, reader, kafka, msg_id)
+            else:
+                source = messages_source(store, reader, config)
+                if topic is None or queue_id is None or queue_offset is None:
+                    return lambda cursor, **limits: messages_by_id(reader, source, str(msg_id), topic, cursor, **limits)
+                read = partial(source.by_queue_offset, topic, queue_id, queue_offset)
 
             def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
-                source = messages_source(store, reader, config)
-                if topic is not None and queue_id is not None and queue_offset is not None:
-                    if reader is not None:
-                        # the limits also apply to a message that needs no lookup
-                        stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
-                    fetched = source.by_queue_offset(topic, queue_id, queue_offset)
-                    return MessagesResult(messages=(fetched,), status="complete")
-                assert msg_id is not None
-                return messages_by_id(reader, source, msg_id, topic, cursor, **limits)
+                if reader is not None:
+                    # the limits also apply to a message that needs no lookup
+                    stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
+                return MessagesResult(messages=(read(),), status="complete")
 
             return look_up
 

@@ -163,9 +163,8 @@ def query(
             asked = partial(look_up, topic, key, within.begin, within.end, allow_partial=allow_partial)
             return partial(asked, max_count=page) if messages or max_count is not None else growing(asked, page)
 
-        nothing: Any = QueryResult(items=(), status="partial")
-        if messages:
-            nothing = MessagesResult(messages=(), status="partial")
+        of_messages = MessagesResult(messages=(), status="partial")
+        nothing: Any = of_messages if messages else QueryResult(items=(), status="partial")
         pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, **of_pages)
         return write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 

@@ -111,11 +111,11 @@ class Session:
         values |= {name: value for name, value in named.items() if value is not None}
         return IndexConfig.load(self.config_file, **values)
 
-    def reader_config(self, **given: Any) -> IndexConfig:
+    def reader_config(self) -> IndexConfig:
         """As `config`, for one or several storages. Raises `InvalidArgument` for several and a root."""
         if len(self.storages) < 2:
-            return self.config(**given)
-        config = replace(self, storages=()).config(**given)
+            return self.config()
+        config = replace(self, storages=()).config()
         if config.root is not None:
             raise InvalidArgument(f"several storages are read without a root, and {config.root} is set")
         return config

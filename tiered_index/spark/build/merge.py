@@ -66,11 +66,10 @@ def merge(
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)
-        with meter.stage(DRIVEN):
+        with meter.stage(DRIVEN) as driven:
             log.open()
             # a server that accepts two records of one number would let two jobs merge the same files
             probe_put_if_absent(opened)
-        with meter.stage(DRIVEN) as driven:
             run_tasks = tasks_on(spark, meter, address, present)
             report = merge_by(opened, log, present, chosen, run_tasks=run_tasks)
             driven.entries = report.entries

@@ -186,11 +186,7 @@ def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[Pa
     address = StorageAddress(options.path)
     clock = SystemClock()
     given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
-    given |= {
-        "preset": options.text("preset"),
-        "hash": options.text("hash"),
-        "offset_space": options.text("offsetSpace"),
-    }
+    given |= {name: options.text(name) for name in ("preset", "hash")} | {"offset_space": options.text("offsetSpace")}
     settings = IndexConfig(**{name: value for name, value in given.items() if value is not None})
     now_ms = clock.now_ms()
     window = options.text("window")

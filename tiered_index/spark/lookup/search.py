@@ -53,8 +53,8 @@ Int64 = npt.NDArray[np.int64]
 class HeldAnswers:
     """Answers for `lookups`, identified as in blocks; few are held, and cut with those of further objects."""
 
-    def __init__(self, plan: LookupPlan, lookups: Array, most: int = _HELD_ROWS) -> None:
-        self._plan, self._lookups, self._most = plan, lookups, most
+    def __init__(self, plan: LookupPlan, lookups: Array) -> None:
+        self._plan, self._lookups = plan, lookups
         self._parts: list[Matches] = []
         self._count = 0
 
@@ -62,8 +62,8 @@ class HeldAnswers:
         """Add rows; yield (lookups, rows) if there are too many to hold."""
         self._parts.append(found)
         self._count += len(found.rows)
-        if self._count > self._most:
-            yield from self.rest(self._most // 2)
+        if self._count > _HELD_ROWS:
+            yield from self.rest(_HELD_ROWS // 2)
 
     def rest(self, keep: int = 0) -> Iterator[tuple[Array, Array]]:
         """Cut the held rows; yield them if there are more than `keep`."""
