@@ -264,10 +264,8 @@ def _place(uri: str) -> tuple[str, str]:
 
 
 def write_report(result: AuditResult, uri: str, s3: StorageOptions | None = None) -> None:
-    """Write the report to a path or an object that `check_report_name` accepts; replace an existing one.
-
-    Raises `InvalidArgument`, storage errors.
-    """
+    """Write the report to a path or an object; replace an existing one. Raises `InvalidArgument`, storage errors."""
+    check_report_name(uri, s3)
     body = io.BytesIO()
     pq.write_table(report_table(result), body)
     if "://" not in uri:
