@@ -1,4 +1,4 @@
-"""Sixty runs of the simulation; 10,000 as a slow test. A run is a function of its seed."""
+"""Forty runs of the simulation; 10,000 as a slow test. A run is a function of its seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pyte
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(60, id="few"),
+        pytest.param(40, id="few"),
         pytest.param(100, id="short", marks=pytest.mark.slow),
         pytest.param(10_000, id="long", marks=pytest.mark.slow),
     ],

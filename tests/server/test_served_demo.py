@@ -24,7 +24,7 @@ from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.frames import RequestCode
 
 DEMO = (sys.executable, "-m", "tests.demo")
-MESSAGES = 20_000
+MESSAGES = 10_000
 
 
 async def by_tools(address, key):

@@ -9,6 +9,7 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -24,10 +25,17 @@ from types import FrameType
 from typing import Any, NoReturn
 from unittest import mock
 
-from tiered_index.cli.main import run
+import typer
+
+from tiered_index.cli.main import LateCommand, run
 
 TOP = Path(__file__).resolve().parents[3]
 SCRIPT = Path(sys.executable).with_name("tiered-index")
+# a command's parser is made once a process, as a real one does
+_PARSERS = {
+    (typer.main, "get_command"): functools.cache(typer.main.get_command),
+    (LateCommand, "loaded"): functools.cache(LateCommand.loaded),
+}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
@@ -96,7 +104,10 @@ def run_here(
         tempfile.TemporaryFile() as given_bytes,
         io.TextIOWrapper(given_bytes) as given,
         mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
+        contextlib.ExitStack() as patched,
     ):
+        for (owner, name), once in _PARSERS.items():
+            patched.enter_context(mock.patch.object(owner, name, once))
         given_bytes.write(stdin)
         given_bytes.seek(0)
         try:

@@ -100,11 +100,11 @@ def test_a_file_or_the_environment_has_the_rule(run_here, store, tmp_path):
         ("topics.x=1d", 'topics={"x": "2d"}'),
     ],
 )
-def test_bad_usage(run_here, store, wrong):
-    before = objects(store)
+def test_bad_usage(run_here, original, wrong):
+    before = objects(original.uri)
     rule = [part for one in wrong for part in ("--set", f"retention.{one}")]
-    assert run_here("expire", "--storage", store, *rule, "--yes").code == 2
-    assert objects(store) == before
+    assert run_here("expire", "--storage", original.uri, *rule, "--yes").code == 2
+    assert objects(original.uri) == before
 
 
 def test_a_topic_that_no_object_has_is_told(run_here, store):
