@@ -19,17 +19,13 @@ LONG = {"memory": 3000, "file": 1000, "sqlite": 300, "s3": 100}
 
 
 @pytest.fixture
-def machine(request, monkeypatch):
+def machine(request):
     """The machine on a backend."""
     backend = request.param
     if backend != "s3":
         yield type(f"On{backend.title()}", (StruckMachine,), {"place": staticmethod(getattr(places, backend))})
         return
-    server = request.getfixturevalue("server")
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+    server = request.getfixturevalue("s3_environment")
     yield type("OnS3", (StruckMachine,), {"place": staticmethod(places.s3(server))})
 
 

@@ -7,19 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.s3_server import S3Server
+from tests.storage.scripted_server import ScriptedServer, scripted_server
 from tiered_index.storage.sqlite import bodies
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 
+@pytest.fixture(scope="session")
+def answering() -> Iterator[ScriptedServer]:
+    with scripted_server() as running:
+        yield running
+
+
 @pytest.fixture
-def s3_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """Let boto3's usual chain find the server's credentials, and nothing of the machine's own set-up."""
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server
+def scripted(answering: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+    """A server without answers yet, and credentials for it in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    answering.reset()
+    return answering
 
 
 @pytest.fixture

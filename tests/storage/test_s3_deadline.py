@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PartInfo, UploadHandle
 from tiered_index.storage.context import deadline_at
@@ -38,12 +38,6 @@ class Waits:
         return self.now_s + seconds
 
 
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[ScriptedServer]:
-    with scripted_server() as server:
-        yield server
-
-
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
@@ -52,11 +46,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 
 
 @pytest.fixture
-def s3(scripted: ScriptedServer, waits: Waits, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Storage]:
-    scripted.reset()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+def s3(scripted: ScriptedServer, waits: Waits) -> Iterator[S3Storage]:
     options = S3Options(
         endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=0.5, lean_gets=False
     )

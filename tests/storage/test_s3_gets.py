@@ -17,7 +17,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, RefreshableCredentials
 from moto import mock_aws
 
-from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.context import RequestContext, deadline_at
 from tiered_index.storage.s3 import reads
@@ -28,21 +28,6 @@ pytest.importorskip("obstore", reason="the extra `object` is not installed")
 DATA = bytes(range(256)) * 4
 NAME = "data/a-1"
 PREFIX = "pre fix/ä~+"  # what a URL must quote
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with scripted_server() as running:
-        yield running
-
-
-@pytest.fixture
-def scripted(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    server.reset()
-    return server
 
 
 @pytest.fixture

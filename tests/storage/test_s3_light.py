@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import pytest
 from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
 
-from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
+from tests.storage.scripted_server import Answer, ScriptedServer, error, part
 from tests.support.counting_proxy import Action, Request, counting_proxy
 from tests.support.loaded import loaded
 from tests.support.s3_server import S3Server
@@ -101,12 +101,6 @@ def queried(uri: str, environment: dict[str, str]) -> tuple[set[str], Any]:
     plain = {name: value for name, value in os.environ.items() if not name.upper().startswith(("AWS_", "HTTP"))}
     names, output = loaded("query", "t", "k", "--storage", uri, "--json", env=plain | environment)
     return names, json.loads(output)
-
-
-@pytest.fixture(scope="module")
-def answering() -> Iterator[ScriptedServer]:
-    with scripted_server() as running:
-        yield running
 
 
 @pytest.fixture

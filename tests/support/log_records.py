@@ -9,12 +9,21 @@ from dataclasses import replace
 import pytest
 
 from tiered_index.clock import Clock, ManualClock
+from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log import records
 from tiered_index.service.log import state as state_module
 from tiered_index.service.log.log import StorageLog, publishing
-from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
+
+GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
+
+
+def an_object(number: int) -> StoredObject:
+    """Return a file that no storage has."""
+    file_id = f"{1_700_000_000_000 + number:015d}-{number:012x}"
+    return StoredObject(f"data/{file_id}/0.index", file_id, "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
 
 
 def open_log(storage: Storage, clock: Clock | None = None) -> StorageLog:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.log_records import open_log, publish
+from tests.support.log_records import GENESIS, an_object, open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -25,7 +25,6 @@ from tiered_index.errors import (
     UnsupportedVersion,
     WriterFenced,
 )
-from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import base_of, checkpoint_name, checkpoint_of, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.checks.checks import _check_log
@@ -34,27 +33,13 @@ from tiered_index.service.log import log as log_module
 from tiered_index.service.log import state as state_module
 from tiered_index.service.log import summary as summary_module
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import (
-    ArchivedSegment,
-    IndexDescriptor,
-    LogRecord,
-    StoredObject,
-    TableShard,
-    decode_document,
-    encode_document,
-)
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, TableShard, decode_document, encode_document
 from tiered_index.service.log.state import CHAINED, LogState
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage, Usage
 
-GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 EPOCH = 1
-
-
-def an_object(number):
-    file_id = f"{1_700_000_000_000 + number:015d}-{number:012x}"
-    return StoredObject(f"data/{file_id}/0.index", file_id, "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
 
 
 def a_segment(number, store="s"):

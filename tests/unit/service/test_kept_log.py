@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
-from tests.support.log_records import publish
+from tests.support.log_records import GENESIS, an_object, publish
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile
-from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log.kept import KeptLog
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
 from tiered_index.storage.memory import MemoryStorage
@@ -24,16 +22,11 @@ from tiered_index.storage.memory import MemoryStorage
 OBJECTS = 200
 
 
-def an_object(number):
-    file_id = f"{1_700_000_000_000 + number:015d}-{number:012x}"
-    return StoredObject(f"data/{file_id}/0.index", file_id, "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)
-
-
 @pytest.fixture(scope="module")
 def states():
     """States of one log: each record adds a file, and every third one removes one."""
     log = StorageLog(MemoryStorage(), ManualClock())
-    log.create(IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom"))
+    log.create(GENESIS)
     log.claim_epoch()
     found = [publish(log, 1, tuple(map(an_object, range(OBJECTS))))]
     for n in range(60):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.log_records import open_log, publish
+from tests.support.log_records import GENESIS, open_log, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
@@ -23,7 +23,7 @@ from tiered_index.errors import (
     UnsupportedVersion,
     WriterFenced,
 )
-from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
+from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Expired
@@ -42,8 +42,6 @@ from tiered_index.service.log.records import (
 from tiered_index.service.log.session import Lease, LeaseWatch, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
-
-GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 
 numbers = st.integers(0, 2**63 - 1)
 times = st.integers(-(2**42), 2**42)

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from tests.support.log_records import publish
+from tests.support.log_records import GENESIS, publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import (
@@ -18,11 +18,8 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
-from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord
+from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
-
-GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")
 
 
 def names(storage, prefix="segments/"):

@@ -5,6 +5,7 @@ least) with one.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index
+from tests.support.hanging import beside
 from tests.support.model import Answer
 from tests.support.pages import asking
 from tests.support.storage_faults import FaultStorage
@@ -245,16 +247,11 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
         made.add(2)
         clock.advance(100)
         hang = storage.hang("list", name_prefix="log/")
-        found: list[Any] = []
 
-        def ask() -> None:
-            try:
-                found.append([Answer.of(item) for item in reader.query("t", "all", timeout_s=LONG_S)])
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                found.append(error)
+        def ask() -> list[Answer]:
+            return [Answer.of(item) for item in reader.query("t", "all", timeout_s=LONG_S)]
 
-        asking = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
-        asking[0].start()
+        first = beside(ask)
         assert hang.entered.wait(30)
         real, met = IndexView.due_refresh, threading.Event()
 
@@ -264,13 +261,11 @@ def test_no_lookup_fails_while_another_one_reads_the_log_anew(
             return found
 
         monkeypatch.setattr(IndexView, "due_refresh", due_refresh)
-        asking[1].start()
+        second = beside(ask)
         assert met.wait(30)
-        asking[1].join(0.02)
+        time.sleep(0.02)
         hang.release.set()
-        for one in asking:
-            one.join(30)
-        assert found == [made.expected("t", "all")] * 2
+        assert first() == second() == made.expected("t", "all")
 
 
 @pytest.mark.parametrize("timeout_s", [None, LONG_S])
@@ -311,29 +306,21 @@ def test_who_begins_during_a_refresh_that_fails_tries_again_once_for_all(
         clock.advance(0.001)
         hang = storage.hang("list", name_prefix="log/")
         storage.fail("list", name_prefix="log/")
-        found: list[Any] = []
 
-        def ask() -> None:
-            try:
-                found.append([Answer.of(item) for item in reader.query("t", "all", timeout_s=timeout_s)])
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                found.append(error)
+        def ask() -> list[Answer]:
+            return [Answer.of(item) for item in reader.query("t", "all", timeout_s=timeout_s)]
 
-        first = threading.Thread(target=ask, daemon=True)
-        first.start()
+        first = beside(ask)
         assert hang.entered.wait(60)
         clock.advance(0.001)
         begun = threading.Barrier(6)
         real = IndexReader._begin
         monkeypatch.setattr(IndexReader, "_begin", lambda reader: (begun.wait(60), real(reader))[1])
-        others = [threading.Thread(target=ask, daemon=True) for _ in range(5)]
-        for one in others:
-            one.start()
+        others = [beside(ask) for _ in range(5)]
         begun.wait(60)
         log_readings.clear()
         hang.release.set()
-        for one in (first, *others):
-            one.join(60)
+        found = [waited() for waited in (first, *others)]
         # the first one may still meet the second reading
         answers = [one for one in found if not isinstance(one, StorageUnavailable)]
         assert len(answers) >= 5 and all(one == made.expected("t", "all") for one in answers)

@@ -21,6 +21,7 @@ from tests.support.copies import (
     same,
 )
 from tests.support.damage import flip_object
+from tests.support.log_records import GENESIS
 from tests.support.merging import BASE_MS, DAY_S
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
@@ -45,9 +46,7 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
     merge_first_day(life)
     archive(life, data=SEGMENT * 1100 if backend == "s3" else SEGMENT)
     if backend == "s3":
-        server = request.getfixturevalue("server")
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+        server = request.getfixturevalue("s3_environment")
         uri = f"s3://{server.new_bucket()}/copied?endpoint_url={server.endpoint_url}"
         for module in (copying, verify):
             # of several parts, of which the last comes first
@@ -70,13 +69,12 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
 def test_every_member_of_the_state_is_copied():
     """Also a member that a later version adds: the record must lead to the very state."""
     life_state = LogState()
-    genesis = _genesis()
     table = LostObject("data/a/1.index", "a", 5, 6, 7)
     full = replace(
         life_state,
         number=9,
         epoch=4,
-        genesis=genesis,
+        genesis=GENESIS,
         positions={"s": 5},
         batches={"q": StreamBatch(3, 10, 99)},
         lost={table.name: table},
@@ -93,13 +91,6 @@ def test_every_member_of_the_state_is_copied():
     )
     with pytest.raises(CorruptFile, match="no record leads"):
         difference(replace(reached, positions={"s": 6}), full, "copy:x")
-
-
-def _genesis() -> Any:
-    from tiered_index.format.layout import NATIVE, Layout
-    from tiered_index.service.log.records import IndexDescriptor
-
-    return IndexDescriptor("abc", Layout(NATIVE, NATIVE.schema, 11, 100), "commitlog")
 
 
 @pytest.mark.parametrize("round_", ["first", "later"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
 
+from tests.support.hanging import beside
 from tests.support.several_indexes import BASE_MS, of, rows
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
@@ -19,26 +19,6 @@ LOG = "log/"
 @pytest.fixture
 def clock():
     return ManualClock(BASE_MS)
-
-
-class Asking:
-    """A call in a thread of its own."""
-
-    def __init__(self, act):
-        self.value = self.error = None
-        self._act = act
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        try:
-            self.value = self._act()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-
-    def ended(self, timeout_s=30.0):
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
 
 def test_new_files_of_one_source_are_seen_by_interval_and_when_asked(cluster, clock):
@@ -62,13 +42,14 @@ def test_logs_are_read_side_by_side(cluster, opened, clock, how):
             cluster.add(uri, rows(60, 30, seconds=9))
         hangs = [of(opened, uri).hang("get", name_prefix=LOG) for uri in reader.sources]
         clock.advance(11)
-        asking = Asking(reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000))
+        ask, done = reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000), []
+        asking = beside(lambda: done.append(ask()))
         for hang in hangs:
             assert hang.entered.wait(30)  # none waits for another one
-        assert not asking.ended(0)
+        assert not done
         for hang in hangs:
             hang.release.set()
-        assert asking.ended() and asking.error is None
+        assert not isinstance(asking(), BaseException)
         assert cluster.answers(reader.query("t", "k", max_count=1000)) == cluster.expected()
 
 
@@ -77,14 +58,14 @@ def test_no_more_logs_are_read_at_once_than_may(cluster, opened, clock, how):
     with IndexReader.open(cluster.uris, clock=clock, refresh_interval_s=10, query_threads=2) as reader:
         hangs = [of(opened, uri).hang("list", name_prefix=LOG) for uri in reader.sources]
         clock.advance(11)
-        asking = Asking(reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000))
+        asking = beside(reader.refresh if how == "asked" else lambda: reader.query("t", "k", max_count=1000))
         assert hangs[0].entered.wait(30) and hangs[1].entered.wait(30)
         assert not hangs[2].entered.is_set()
         hangs[0].release.set()
         assert hangs[2].entered.wait(30)
         for hang in hangs:
             hang.release.set()
-        assert asking.ended() and asking.error is None
+        assert not isinstance(asking(), BaseException)
 
 
 def test_refreshes_are_counted_to_their_lookup(cluster, clock):
