@@ -306,10 +306,10 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
                 return None
             if number_of(info.name) <= state.number:
                 continue
-            if number_of(info.name) != state.number + 1:
-                raise CorruptFile(
-                    info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1
-                )
+            expected = state.number + 1
+            CorruptFile.unless_equal(
+                info.name, f"record {expected} is missing before it", expected, number_of(info.name)
+            )
             try:
                 record, before = LogRecord.decode(storage.get(info.name), info.name), state
             except ObjectArchived as error:

@@ -48,9 +48,7 @@ class LocalFiles:
     def forget(self) -> None:
         """Forget all files, until the next `follow`."""
         self._changes = -1  # the catalog's number of changes at the last `follow`
-        self._unsealed: dict[str, UnsealedFile] = {}
-        self._compacted: dict[str, CompactedFile] = {}  # only local
-        self._others: dict[str, Handle] = {}
+        self._waiting: dict[str, Handle] = {}  # files that the storage does not have, and damaged ones
         # local copies of stored or removed objects, by sequence, and the keys of that dictionary by file id
         self._kept: SortedDict[tuple[int, str], CompactedFile] = SortedDict()
         self._places: dict[str, tuple[int, str]] = {}
@@ -71,15 +69,11 @@ class LocalFiles:
         self._changes = changed.changes
 
     def _add(self, handle: Handle) -> None:
-        if isinstance(handle, UnsealedFile):
-            self._unsealed[handle.file_id] = handle
-        elif isinstance(handle, CompactedFile):
-            if handle.local is not None and handle.folder == COMPACTED:
-                self._compacted[handle.file_id] = handle
-            elif handle.local is not None:
+        if isinstance(handle, CompactedFile) and (handle.local is None or handle.folder != COMPACTED):
+            if handle.local is not None:
                 self._keep(handle)
         elif not isinstance(handle, WindowTable):
-            self._others[handle.file_id] = handle
+            self._waiting[handle.file_id] = handle
 
     def _keep(self, file: CompactedFile) -> None:
         self._places[file.file_id] = place = file.sequence, file.file_id
@@ -92,8 +86,7 @@ class LocalFiles:
             self._greatest = max_positions(self._greatest, own_positions(file))
 
     def _remove(self, file_id: str) -> None:
-        for files in (self._unsealed, self._compacted, self._others):
-            files.pop(file_id, None)
+        self._waiting.pop(file_id, None)
         if (place := self._places.pop(file_id, None)) is None:
             return
         file = self._kept.pop(place)
@@ -107,12 +100,14 @@ class LocalFiles:
     @property
     def unsealed(self) -> list[UnsealedFile]:
         """The unsealed files, in order of sequence."""
-        return sorted(self._unsealed.values(), key=lambda file: file.sequence)
+        unsealed = [one for one in self._waiting.values() if isinstance(one, UnsealedFile)]
+        return sorted(unsealed, key=lambda file: file.sequence)
 
     @property
     def compacted(self) -> list[CompactedFile]:
         """The compacted files that the storage does not have, in order of sequence."""
-        return sorted(self._compacted.values(), key=lambda file: file.sequence)
+        compacted = [one for one in self._waiting.values() if isinstance(one, CompactedFile)]
+        return sorted(compacted, key=lambda file: file.sequence)
 
     @property
     def kept(self) -> Sequence[CompactedFile]:
@@ -128,8 +123,8 @@ class LocalFiles:
 
         The result is empty if a damaged, quarantine or older file waits, or if `file` is in quarantine and others wait.
         """
-        waiting: list[Handle] = [one for one in self.unsealed if not one.published]
-        waiting = [h for h in (*waiting, *self.compacted, *self._others.values()) if h.file_id != file.file_id]
+        others = [h for h in self._waiting.values() if h.file_id != file.file_id]
+        waiting = [h for h in others if not (isinstance(h, UnsealedFile) and h.published)]
         if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
             return {}
         if waiting:

@@ -307,13 +307,14 @@ class Lifecycle:
         needed: set[str] | None = None
         chosen = []
         for file in files.kept:
-            if not old and (bound is None or total <= bound) and wanted <= 0:
+            is_tight = wanted > 0 or (bound is not None and total > bound)
+            if not old and not is_tight:
                 break
             if file.stored is None or file.file_id not in state.files:
                 continue
             is_old = file.stored.stored.published_ms <= before_ms
             old -= is_old
-            if not is_old and (bound is None or total <= bound) and wanted <= 0:
+            if not is_old and not is_tight:
                 continue
             if has_newer_positions(file, state.positions):
                 needed = files.needed(state.positions) if needed is None else needed

@@ -11,6 +11,7 @@ then on answers are complete except for their entries, and say so permanently. I
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,11 +139,10 @@ def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple
     for info in staged:
         if info.name.endswith(TICKET_SUFFIX):
             try:
-                tickets.append((Ticket.decode(storage.get(info.name), info.name), info.modified_ms))
+                with contextlib.suppress(CorruptFile):
+                    tickets.append((Ticket.decode(storage.get(info.name), info.name), info.modified_ms))
             except ObjectNotFound:
                 renewed.add(_file_of(info))
-            except CorruptFile:
-                continue
     return tickets, renewed
 
 

@@ -206,13 +206,12 @@ class Publication:
                 self._storage.complete_upload(one.upload, one.parts)
                 self._objects[number] = replace(one, upload=None)
             size = self._storage.head(one.name).size_bytes
-            if size == one.size_bytes:
-                continue
-            if self._epoch is not None:
+            if self._epoch is not None and size != one.size_bytes:
                 raise StorageUnavailable(
                     f"{self._storage.uri}: {one.name} has {size:,} bytes after its upload, not {one.size_bytes:,}"
                 )
-            raise CorruptFile(one.name, "object has another size than was written", expected=one.size_bytes, found=size)
+            problem = "object has another size than was written"
+            CorruptFile.unless_equal(one.name, problem, one.size_bytes, size)
 
     @property
     def sent(self) -> SentObject:

@@ -214,10 +214,6 @@ class Checkpoints:
             one for one in self.listed if one.digest and one.number <= state.number and not state.digest_at(one.number)
         ]
 
-    def records_behind(self, size_bytes: int) -> int:
-        """Return the most records between a checkpoint of this size and the next one."""
-        return self.every or min(_MOST_RECORDS_BEFORE, 1 + size_bytes // _BYTES_A_RECORD)
-
     def write(self, state: LogState) -> None:
         """Store `state` or its changes, if due. An error is logged; the next record tries again."""
         if state.number - self._number < (self.every or 1):
@@ -412,12 +408,12 @@ class StorageLog:
 
     def _is_followed(self, one: _ListedCheckpoint) -> bool:
         """Return whether the log continues from the record of a checkpoint, up to the place of the next checkpoint."""
-        last = one.number + self._checkpoints.records_behind(one.size_bytes)
+        behind = self._checkpoints.every or min(_MOST_RECORDS_BEFORE, 1 + one.size_bytes // _BYTES_A_RECORD)
         try:
             before = self.record(one.number)
             if not before.digest.startswith(one.digest):
                 return False
-            for number in range(one.number + 1, last + 1):
+            for number in range(one.number + 1, one.number + behind + 1):
                 after = self.record(number)
                 if after.previous not in ("", before.digest):
                     return False

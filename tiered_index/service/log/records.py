@@ -387,10 +387,9 @@ def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[s
 def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: str) -> None:
     """Raise `CorruptFile` for a shard whose base slots differ from the index's: no lookup would find its entries."""
     base = descriptor.layout.slots if descriptor is not None else 0
-    if stored.shard is not None and stored.shard.slots.base != base:
-        raise CorruptFile(
-            file, f"{stored.name} has other base slots than the index", expected=base, found=stored.shard.slots.base
-        )
+    if stored.shard is not None:
+        problem = f"{stored.name} has other base slots than the index"
+        CorruptFile.unless_equal(file, problem, base, stored.shard.slots.base)
 
 
 def table_shard(*values: Any, **fields: Any) -> TableShard:
