@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
@@ -84,7 +84,6 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
 
 
 _TRIES = 10
-_NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "expired", "read_bytes", "written_bytes")
 
 RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
 
@@ -104,7 +103,8 @@ class MergeReport:
     expired: int = 0
 
     def __add__(self, other: MergeReport) -> MergeReport:
-        numbers: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        names = [one.name for one in fields(self) if one.name != "left"]
+        numbers: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(self, **numbers)
 
 
@@ -131,21 +131,16 @@ def merge(
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
         futures: list[Future[TaskResult]] = []
-
-        def take_back() -> None:
-            # the pool has ended, so no future is still running
-            done = [future for future in futures if not future.cancelled() and future.exception() is None]
-            abandon([shard.sent for future in done for shard in future.result().shards], storage)
-
-        with contextlib.ExitStack() as undo:
-            undo.callback(take_back)
-            with ThreadPoolExecutor(threads, "tiered-index-merge") as pool, contextlib.ExitStack() as cancelling:
-                cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
+        with ThreadPoolExecutor(threads, "tiered-index-merge") as pool:
+            try:
                 for task in job.tasks:  # not a comprehension: a submit may fail after earlier ones
                     futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
                 results = [future.result() for future in futures]
-                cancelling.pop_all()
-            undo.pop_all()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                done = [future for future in futures if not future.cancelled() and future.exception() is None]
+                abandon([shard.sent for future in done for shard in future.result().shards], storage)
+                raise
         give_back()
         return results
 
@@ -164,7 +159,12 @@ def merge(
                     raise
                 gone = {stored.name for stored in missing} & log.refresh().objects.keys()
                 if gone and not options.skip_lost:
-                    raise _lost_error(gone) from None
+                    more = f", nor {len(gone) - 1} more of this merge" if len(gone) > 1 else ""
+                    raise CorruptFile(
+                        min(gone),
+                        f"the log names this object, but the storage does not have it{more}: --skip-lost "
+                        f"(skip_lost=True) merges the rest, `recover --lost` gives it up",
+                    ) from None
                 lost |= gone
                 overtaken = True
                 continue
@@ -209,15 +209,6 @@ def merge_index(
         # with a server that accepts two records of one number, two jobs could merge the same files
         probe_put_if_absent(opened)
         return merge(opened, log, present, chosen, threads=threads, progress=progress)
-
-
-def _lost_error(names: Collection[str]) -> CorruptFile:
-    more = f", nor {len(names) - 1} more of this merge" if len(names) > 1 else ""
-    return CorruptFile(
-        min(names),
-        f"the log names this object, but the storage does not have it{more}: --skip-lost (skip_lost=True) merges the "
-        f"rest, `recover --lost` gives it up",
-    )
 
 
 _SPAN_BYTES = 8 << 20
