@@ -157,11 +157,8 @@ class Filters:
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks:
             return False
-        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
-        if whole is None and self.folder is None:
-            return False
         hash64 = filter_hash(key_hash, fingerprint)
-        block = self._block(stored, block_number(hash64, blocks), whole)
+        block = self._block(stored, block_number(hash64, blocks))
         return block is not None and not block_may_hold(block, hash64)
 
     def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -188,8 +185,7 @@ class Filters:
         """Count a miss of the key of `hash64`, or a false positive if the filter is in a cache."""
         if not self.fits(stored):
             return
-        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
-        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES), whole) is not None:
+        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:
             with self._lock:
                 self.false_positives += 1
             return
@@ -262,8 +258,8 @@ class Filters:
     def _cache_of(self, length: int) -> CacheFolder | ByteCache[tuple[str, str, int], bytes]:
         return self.folder if self.folder is not None and self.folder.takes(length) else self.memory
 
-    def _block(self, stored: StoredObject, number: int, whole: bytes | None) -> bytes | None:
-        if whole is not None:
+    def _block(self, stored: StoredObject, number: int) -> bytes | None:
+        if (whole := self.memory.get((self.index_id, stored.name, _WHOLE))) is not None:
             return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
         piece = self._piece(stored, number // _BLOCKS_A_PIECE)
         if piece is None:

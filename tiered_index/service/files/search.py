@@ -357,42 +357,32 @@ def search_file_for_many(
     done: list[int] = []
     damaged: dict[int, CorruptFile] | None = {} if batch.allow_partial else None
 
-    def result() -> Matches:
-        found = gathered.found()
-        if not damaged:
-            return found
-        groups = {offset: error for offset, error in damaged.items() if offset not in owners}
-        lookups, error = _damage(trailer, batch, wanted[cut < 0], groups or damaged)
-        lookups = np.unique(np.concatenate([lookups, *(giant.lacking for giant in giants)]))
-        return replace(found, damage=((lookups, error),)) if len(lookups) else found
-
-    while True:
-        chosen = [*runs, *(run for giant in giants for run in giant.next_runs())] if giants else runs
-        if not chosen:
-            return result()
+    while chosen := [*runs, *(run for giant in giants for run in giant.next_runs())]:
         waiting = [run for giant in giants for run in giant.waiting()]
         segments = list(_segments(chosen, waiting, done, source.gap_bytes)) if giants else [chosen]
-        for segment in segments:
-            for window in _windows(segment, _WINDOW_BYTES):
-                items, counts = read_asked(source, window, ranks, damaged)
-                if not giants:
-                    look(items, None)
-                    continue
-                stop, held = 0, iter(counts)
-                for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
-                    for block in [list(part)] if giant is None else [[run] for run in part]:
-                        start, stop = stop, stop + sum(itertools.islice(held, len(block)))
-                        if giant is not None and damaged and block[0].offset in damaged:
-                            giant.miss(block[0])
-                        else:
-                            look(items[start:stop], None if giant is None else giant.take(block[0]))
-        if not giants:
-            return result()
+        for window in itertools.chain.from_iterable(_windows(segment, _WINDOW_BYTES) for segment in segments):
+            items, counts = read_asked(source, window, ranks, damaged)
+            stop, held = 0, iter(counts)
+            for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
+                for block in [list(part)] if giant is None else [[run] for run in part]:
+                    start, stop = stop, stop + sum(itertools.islice(held, len(block)))
+                    if giant is not None and damaged and block[0].offset in damaged:
+                        giant.miss(block[0])
+                    else:
+                        look(items[start:stop], None if giant is None else giant.take(block[0]))
         done = sorted([*done, *(run.offset for segment in segments for run in segment)])
         runs = []
-        found = gathered.first()
-        for giant in giants:
-            giant.settle(found)
+        if giants:
+            found = gathered.first()
+            for giant in giants:
+                giant.settle(found)
+    found = gathered.found()
+    if not damaged:
+        return found
+    groups = {offset: error for offset, error in damaged.items() if offset not in owners}
+    lookups, error = _damage(trailer, batch, wanted[cut < 0], groups or damaged)
+    lookups = np.unique(np.concatenate([lookups, *(giant.lacking for giant in giants)]))
+    return replace(found, damage=((lookups, error),)) if len(lookups) else found
 
 
 def _segments(chosen: Sequence[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
