@@ -35,14 +35,13 @@ from tiered_index.follow import Torn
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict
 from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES, header_dtype
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC, MAGICS, MIN_MESSAGE_BYTES, header_dtype
 from tiered_index.rocketmq.log.message import Message, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at, stored_bytes
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
-_BLANK = BLANK.to_bytes(4, "big")
 _PAGE = 4_096
 # Bytes after a batch that are searched for a message's head
 _AHEAD_BYTES = 1 << 16
@@ -139,7 +138,7 @@ def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> b
 
 def _store_ms(data: bytes, at: int) -> int | None:
     """Return the store timestamp of the message at a position; None for a blank, or if the data is too short."""
-    if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == _BLANK:
+    if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == BLANK_MAGIC:
         return None
     dtype = header_dtype(int.from_bytes(data[at + 36 : at + 40], "big", signed=True))
     return int(np.frombuffer(data, dtype, 1, at)["store_ms"][0]) if len(data) - at >= dtype.itemsize else None
@@ -153,7 +152,6 @@ def _is_whole(folder: Path, offset: int, data: bytes) -> bool:
     return b"\0" not in message.raw_properties
 
 
-_MAGICS = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 # A message's head up to its physical offset.
 _TORN_HEAD_BYTES = 36
 # Twice the greatest message of brokers; a larger size is taken to be wrong
@@ -211,7 +209,7 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
             files.append((segment.start, segment.file_size, segment.path.stat().st_mtime_ns))
     written = len(data.rstrip(b"\0"))
     is_half = written < _TORN_HEAD_BYTES or (
-        data[4:8] in _MAGICS and int.from_bytes(data[28:_TORN_HEAD_BYTES], "big") == position
+        int.from_bytes(data[4:8], "big") in MAGICS and int.from_bytes(data[28:_TORN_HEAD_BYTES], "big") == position
     )
     return TornTail(position, position + written, (zlib.crc32(data), len(data), store.log_end(), *files), is_half)
 

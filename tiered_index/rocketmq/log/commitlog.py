@@ -36,12 +36,11 @@ from tiered_index.rocketmq.log.columns import (
     SkippedRange,
     decode_index_columns,
 )
-from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message, peek_topic
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
 
 T = TypeVar("T")
-_BLANK = BLANK.to_bytes(4, "big")
 # Listings of the folder before a segment that can't be opened counts as missing
 _ATTEMPTS = 3
 # The lengths of a longer message are checked before it is read
@@ -219,7 +218,7 @@ class CommitLogReader:
                 non_messages.append(damaged)
             elif batch.state is End.SEGMENT:
                 if at < segment.end:
-                    head = (segment.end - at).to_bytes(4, "big") + _BLANK
+                    head = (segment.end - at).to_bytes(4, "big") + BLANK_MAGIC
                     non_messages.append(NonMessage(at, segment.end, BLANK_BYTES, zlib.crc32(head), None))
                 at = segment.end
 
@@ -368,7 +367,7 @@ class CommitLogReader:
                 data, 0, segment.start + window, segment_bytes=segment.end - segment.start - window
             ):
                 offset = segment.start + window + place
-                if data[place + 4 : place + 8] == _BLANK:
+                if data[place + 4 : place + 8] == BLANK_MAGIC:
                     return offset
                 try:
                     self.read(offset)

@@ -39,8 +39,10 @@ from tiered_index.errors import InvalidArgument
 MAGIC_V1 = 0xDAA320A7
 # A message whose topic length takes two bytes.
 MAGIC_V2 = 0xDAA320AB
+MAGICS = (MAGIC_V1, MAGIC_V2)
 # The rest of the segment holds no message.
 BLANK = 0xCBD43194
+BLANK_MAGIC = BLANK.to_bytes(4, "big")
 # Least free bytes after the last message of a segment
 BLANK_BYTES = 8
 

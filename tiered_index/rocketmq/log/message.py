@@ -104,7 +104,7 @@ def _decode_head(
             "no whole message", expected=f"{layout.MIN_MESSAGE_BYTES} bytes or more", found=f"{len(data)} bytes"
         )
     size, magic = _size_and_magic(data)
-    if magic not in (layout.MAGIC_V1, layout.MAGIC_V2):
+    if magic not in layout.MAGICS:
         raise damage("wrong magic of a message", expected=f"{layout.MAGIC_V1:#x} or {layout.MAGIC_V2:#x}")
     if not layout.MIN_MESSAGE_BYTES <= size <= most:
         raise damage("the message's size is wrong", expected=f"{layout.MIN_MESSAGE_BYTES} to {most} bytes")

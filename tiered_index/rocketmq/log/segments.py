@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
-from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES
+from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MAGICS, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import Buffer
 
 NAME_DIGITS = 20
@@ -124,7 +124,6 @@ def stored_bytes(segments: Iterable[Segment], offset: int, size_bytes: int) -> b
         return None
 
 
-_MAGICS = (MAGIC_V1, MAGIC_V2)
 _ANY_MAGIC = re.compile(b"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94")
 _size = struct.Struct(">i").unpack_from
 _head = struct.Struct(">iI").unpack_from
@@ -201,7 +200,7 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
             return End.MORE, None
         return End.DAMAGED, f"the segment ends {left} bytes after a message: too few for a blank"
     size, magic = _head(data, position)
-    if magic in _MAGICS:
+    if magic in MAGICS:
         if not MIN_MESSAGE_BYTES <= size <= left:
             return End.DAMAGED, f"the message's size is wrong: {size}, with {left} bytes left in the segment"
         return (End.MORE, None) if len(data) < segment_end else (End.DAMAGED, "the segment ends within a message")

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageError
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES
+from tiered_index.rocketmq.log.layout import BLANK_BYTES, BLANK_MAGIC
 from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import Segment, candidates, list_segments, local_errors, pread
+from tiered_index.rocketmq.log.segments import Segment, candidates, list_segments, local_errors, pread, segment_at
 from tiered_index.storage.disk import absolute_path
 
 # One entry; packed, big-endian.
@@ -91,18 +91,12 @@ class ConsumeQueue:
         if not files:
             return begin or 0, np.zeros(0, ENTRY)
         first = -(-files[0].start // ENTRY_BYTES)
-        start = first if begin is None else max(begin, first)
+        start = wanted = first if begin is None else max(begin, first)
         parts: list[Entries] = []
-        wanted = start
-        for file in files:
+        while (left := start + max_entries - wanted) and (file := segment_at(files, wanted * ENTRY_BYTES)):
             low = wanted * ENTRY_BYTES - file.start
-            left = max_entries - (wanted - start)
-            if left <= 0 or low < 0:
-                break
-            if low >= file.file_size:
-                continue
             try:
-                data = pread(file.path, min(left * ENTRY_BYTES, file.file_size - low), low)
+                data = file.read(left * ENTRY_BYTES, low)
             except FileNotFoundError:
                 break  # deleted meanwhile: the next call begins with the oldest entry left
             entries = decode_entries(data)
@@ -111,7 +105,7 @@ class ConsumeQueue:
                 raise CorruptFile(str(file.path), "a consume queue entry with a negative offset", offset=at)
             parts.append(entries)
             wanted += len(entries)
-            if wanted * ENTRY_BYTES < file.start + file.file_size:
+            if not len(entries) or wanted * ENTRY_BYTES < file.start + file.file_size:
                 break
         return start, np.concatenate(parts) if parts else np.zeros(0, ENTRY)
 
@@ -217,7 +211,6 @@ SOURCE_PREFIX = "rocketmq:"
 _PARTS = ("commitlog", "consumequeue", "checkpoint", "abort", "config", "index", "lock")
 _OF_A_BROKER = ("consumequeue", "checkpoint", "config")
 _PAGE = 4_096
-_BLANK = BLANK.to_bytes(4, "big")
 # Bytes before the end of the written part in which the last message is searched, in turn
 _WINDOWS = (1 << 16, 1 << 20, 1 << 24)
 
@@ -310,7 +303,7 @@ def _end_within(segment: Segment) -> LogEnd:
         offset = segment.start + begin
         end: int | None = None
         for place in reversed(list(candidates(data, 0, offset, segment_bytes=segment.end - offset))):
-            if data[place + 4 : place + 8] == _BLANK:
+            if data[place + 4 : place + 8] == BLANK_MAGIC:
                 end = segment.end
                 continue
             try:
