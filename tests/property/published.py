@@ -1,7 +1,5 @@
 """What objects hold, read by the format's codec alone: no cache, no filter, no directory, no lookup comes between."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable
 from dataclasses import replace

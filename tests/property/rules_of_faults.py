@@ -5,8 +5,6 @@ A partial answer holds only entries that are there, in order, none twice, and al
 as failed.
 """
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 

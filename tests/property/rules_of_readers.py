@@ -6,8 +6,6 @@ names at the position where it stands, taken from the objects by the codec alone
 later state by any other asker.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cached_property
 

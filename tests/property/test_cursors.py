@@ -5,8 +5,6 @@ Every page is compared with the model's, which knows nothing of files: what was 
 on a later page, what was put with a newer one on none.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator

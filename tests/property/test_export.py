@@ -1,7 +1,5 @@
 """Export and import: for any entries, in whatever states, the copy has the equal multiset and gives equal answers."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from pathlib import Path

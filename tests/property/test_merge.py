@@ -3,8 +3,6 @@
 Also: plans are a partition of what they merge, and pieces of any size are the same entries in the same order.
 """
 
-from __future__ import annotations
-
 import tempfile
 from itertools import pairwise
 from pathlib import Path

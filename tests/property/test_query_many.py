@@ -1,7 +1,5 @@
 """`query_many` answers what `query` answers, lookup by lookup, in every state of the files."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

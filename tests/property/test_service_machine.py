@@ -2,8 +2,6 @@
 `index_machine`.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test

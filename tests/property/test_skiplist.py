@@ -2,8 +2,6 @@
 along.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """A view answers what the NumPy reference answers, file by file, whatever the files hold; it reads no hostile bytes."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from typing import Any

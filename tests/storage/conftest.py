@@ -1,7 +1,5 @@
 """What storage tests share: the way to the S3 server, and a database file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes beside a test, and what must hold for a database that several of them used."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 transactions.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager

@@ -2,8 +2,6 @@
 names interleave.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`gs://` against a stand-in of Google's XML API. `az://` is in `tests/real_s3`, against Azurite."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every backend, and every wrapper around one, against the same contract."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The counting proxy changes nothing and counts everything; its faults are seen by the tests that use them."""
 
-from __future__ import annotations
-
 import http.client
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

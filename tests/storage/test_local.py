@@ -1,7 +1,5 @@
 """What is special about a folder: other processes, other files, its own clean-up."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

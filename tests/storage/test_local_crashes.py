@@ -1,7 +1,5 @@
 """A process that dies at any single file system call, and a file system that fails at any: old or new, never half."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

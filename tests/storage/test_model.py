@@ -1,7 +1,5 @@
 """Random sequences of calls, played to each backend and to a dict: they must agree after every step."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -2,8 +2,6 @@
 beside them.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path

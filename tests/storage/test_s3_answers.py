@@ -1,7 +1,5 @@
 """What `S3Storage` makes of answers that a well-behaved server never gives."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The GETs go by the client's method; those through obstore are in `test_s3_gets`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ says what to do.
 The server behind the proxy is real enough to do its work; `test_s3_answers` scripts the answers that no server gives.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Ranges through obstore: the same answers and errors as through boto3, and boto3 where one fails or is redirected."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A process that only reads needs no boto3 where the environment says how to reach the bucket, and asks in 3 rounds."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The usual ways to set S3 up wrongly: each is `StorageMisconfigured`, says what to do, and shows no secret."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Wrong files, full disks, missing permissions: refused by name, and left as they were."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Locks and connections of a database file: every wait has a bound, and nothing stays open."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """One database file, several processes: one winner, no half objects, uploads that change hands, forks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of a mebibyte, and the drafts that big objects are until their last transaction."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/architecture.md names the rooms, their imports and the files that there are."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

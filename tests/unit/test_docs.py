@@ -1,7 +1,5 @@
 """A page says when to change each setting of `IndexConfig`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One encoder makes JSON of all results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

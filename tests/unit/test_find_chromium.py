@@ -2,8 +2,6 @@
 stubs on PATH.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

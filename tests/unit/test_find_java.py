@@ -2,8 +2,6 @@
 on PATH.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

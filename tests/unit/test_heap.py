@@ -1,7 +1,5 @@
 """Memory that was freed goes back to the system, after merges and compactions, too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

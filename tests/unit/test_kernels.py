@@ -1,7 +1,5 @@
 """The compiled core returns NumPy's bytes; where it is missing, NumPy does the work and the log says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """Pages: each is in the index, links lead somewhere, the glossary's names are the code's, records have their parts."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

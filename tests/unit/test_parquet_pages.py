@@ -2,8 +2,6 @@
 coding are read as they are.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import struct

@@ -2,8 +2,6 @@
 proselint finds clichés, redundant words and jargon.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import tokenize

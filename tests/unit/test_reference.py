@@ -1,7 +1,5 @@
 """The reference pages are what their generators make of the code now."""
 
-from __future__ import annotations
-
 import pytest
 
 from docs.generators.cli_page import all_commands

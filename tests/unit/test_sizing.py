@@ -1,7 +1,5 @@
 """deploy/SIZING.md holds what follows from its own inputs, and inputs that the code fixes are what the code has."""
 
-from __future__ import annotations
-
 import pytest
 
 from docs.generators.measured_pages import ROOT, shown

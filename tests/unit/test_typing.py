@@ -1,7 +1,5 @@
 """A type checker knows the class of entries that was given, and asks nothing of who gave none."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The version has the commit: in a clone, in a work tree of it, in a wheel; and is the release where there is none."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil

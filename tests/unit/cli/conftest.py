@@ -1,7 +1,5 @@
 """Makers of source files for the command line's tests."""
 
-from __future__ import annotations
-
 import json
 import random
 

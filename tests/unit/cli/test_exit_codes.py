@@ -2,8 +2,6 @@
 process.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The table of `query --explain`: a row a file, and sums that are the totals."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The loop of `ingest --follow` in parts: ending on signals, archiving beside it, status lines, another writer."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

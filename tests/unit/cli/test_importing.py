@@ -1,7 +1,5 @@
 """Files that `import` takes: whatever is damaged in them, the error is typed and names the file."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

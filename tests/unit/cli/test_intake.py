@@ -1,7 +1,5 @@
 """What `ingest` does with batches: bad messages, back-pressure, positions; and waiting for the storage."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

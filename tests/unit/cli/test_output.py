@@ -1,7 +1,5 @@
 """The output: one JSON document or tables, errors on stderr, numbers as people read them."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

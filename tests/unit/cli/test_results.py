@@ -1,7 +1,5 @@
 """A result is one document: as JSON for programs, as fields and tables by the units in its names for people."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/rocketmq.md shows commands and options that there are."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints

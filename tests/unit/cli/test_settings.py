@@ -1,7 +1,5 @@
 """`--set NAME=VALUE`: every setting from the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 what is no frame of Spark's. No Java.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a command may spend: counted down page by page; what was found when it is spent is the last page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

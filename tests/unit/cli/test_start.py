@@ -1,7 +1,5 @@
 """What every command has to load before it begins, and where its streams lead."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Times on the command line: epoch milliseconds or ISO 8601, UTC where nothing else is said."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 import typer

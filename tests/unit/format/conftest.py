@@ -1,7 +1,5 @@
 """Makers of entries and files for the format tests."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An archived segment's table: made while bytes pass by, read back, and believed only where everything agrees."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

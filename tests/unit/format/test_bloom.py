@@ -1,7 +1,5 @@
 """Filters against Parquet's own implementation, byte for byte; no key is ever denied, few absent ones pass."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

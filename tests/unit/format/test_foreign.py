@@ -1,7 +1,5 @@
 """What RocketMQ's own files may look like when they are not what they should be."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

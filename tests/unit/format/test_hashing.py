@@ -1,7 +1,5 @@
 """Hashes against naive Java: `String.hashCode` unit by unit over UTF-16, for anything a Python string can hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

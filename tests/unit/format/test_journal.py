@@ -1,7 +1,5 @@
 """The journal: what a crash can tear is dropped, what a crash can't do is corruption."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

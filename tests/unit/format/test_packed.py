@@ -1,7 +1,5 @@
 """Packed runs come back byte for byte, whatever is in them; one key's items are found in them; damage is an error."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator

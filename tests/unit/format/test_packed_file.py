@@ -1,7 +1,5 @@
 """Compacted files of preset native whose runs are packed: the items of plain ones, and every damage is named."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

@@ -1,7 +1,5 @@
 """Shards are written in one pass; what a shard holds is found by its directory, in order, in every geometry."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -3,8 +3,6 @@
 Run this file as a program to rewrite the generated parts of SPEC.md after a deliberate change of the format.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

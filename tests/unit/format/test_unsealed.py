@@ -1,7 +1,5 @@
 """Head insertion in batches against a chain builder that takes one entry at a time."""
 
-from __future__ import annotations
-
 import struct
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Files whose checksums are all right and whose content is not: every kind of defect is named by `verify_compacted`."""
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 import zlib

@@ -2,8 +2,6 @@
 kind of defect.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An index on a memory storage and a disk that syncs nothing."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """What a batch is asked says the same as columns and as lookups."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

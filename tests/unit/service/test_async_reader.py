@@ -1,7 +1,5 @@
 """`AsyncIndexReader` answers as the reader beneath; a cancelled task sends nothing more."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -2,8 +2,6 @@
 go.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

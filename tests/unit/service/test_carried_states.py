@@ -1,7 +1,5 @@
 """States that carry over the lookups of the state before, and catalogs that look at changed files alone."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 middle of what.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 apart.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tiered_index import IndexReader, Lookup

@@ -1,7 +1,5 @@
 """Settings: where they come from, which source wins, and that nothing unknown passes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError

@@ -2,8 +2,6 @@
 waits once.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import wait
 from typing import Any

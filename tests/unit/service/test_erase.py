@@ -1,7 +1,5 @@
 """What was erased is in no answer, wherever it lies; its bytes go, nobody else's do, and the certificate is true."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What has expired is in no answer, whether its bytes are gone or not; what goes is whole, late, and nobody else's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

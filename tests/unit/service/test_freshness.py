@@ -1,7 +1,5 @@
 """What an answer could see: as of when it is, who writes the index, which topics the files have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

@@ -2,8 +2,6 @@
 keys have another hash by each, and every key is found, in every state of a file and after a merge.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pages import items_by_pages

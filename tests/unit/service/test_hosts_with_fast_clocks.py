@@ -1,7 +1,5 @@
 """Ages of objects are by the storage's clock: a host's clock that is wrong sweeps nothing too early."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import boto3

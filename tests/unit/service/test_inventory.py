@@ -1,7 +1,5 @@
 """What is stored by topic, day and state: whole numbers that add up to the files', estimated where they must be."""
 
-from __future__ import annotations
-
 import datetime as dt
 
 import pytest

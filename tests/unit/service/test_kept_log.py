@@ -1,7 +1,5 @@
 """The storage's log as a root keeps it: whole now and then, changes in between, at each step of a crash."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import random

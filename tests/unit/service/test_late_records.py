@@ -2,8 +2,6 @@
 a record names.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.later import Later

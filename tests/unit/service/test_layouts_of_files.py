@@ -1,7 +1,5 @@
 """Files of versions before the packed layout are read beside packed ones, and merge into packed tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 bytes as it has.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.batches import batch

@@ -1,7 +1,5 @@
 """Log records and checkpoints as bytes, their order, leases as objects."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace

@@ -2,8 +2,6 @@
 before it began, and nothing that was not.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,7 +1,5 @@
 """Lookups over many local files: filters that are asked together, chains that end early, batches in several threads."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

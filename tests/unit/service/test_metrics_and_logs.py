@@ -1,7 +1,5 @@
 """What an index in a process of one's own tells: a Prometheus collector, and a line of the log for each step."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What an index remembers of itself, what may differ at the next start, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

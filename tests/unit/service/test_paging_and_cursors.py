@@ -1,7 +1,5 @@
 """Answer order, identity, pages and cursors, in every state of a file."""
 
-from __future__ import annotations
-
 import base64
 import json
 import string

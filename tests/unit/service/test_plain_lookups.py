@@ -1,7 +1,5 @@
 """Lookups without cursor, limits and spans: one call of the compiled core checks, hashes and answers them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json

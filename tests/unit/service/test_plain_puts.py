@@ -1,7 +1,5 @@
 """A plain `put` is one step of the compiled core, and has the same checks and bounds as any other."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """What `put` and `put_batch` refuse: with `InvalidArgument`, naming what is wrong, and with nothing changed."""
 
-from __future__ import annotations
-
 import decimal
 import fractions
 

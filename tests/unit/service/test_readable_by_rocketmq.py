@@ -2,8 +2,6 @@
 and slot table, knows no journal, and names files by their begin.
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 from pathlib import Path

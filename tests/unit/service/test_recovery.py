@@ -1,7 +1,5 @@
 """Of two states of a file, a restart keeps the later one."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

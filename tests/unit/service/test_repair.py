@@ -1,7 +1,5 @@
 """What `verify` found is restored from a good copy, or given up by name; nothing is ever silently short."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections import Counter

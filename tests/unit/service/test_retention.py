@@ -1,7 +1,5 @@
 """The rule: which horizon it says, how horizons of several rules add up, and what of a log's state goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

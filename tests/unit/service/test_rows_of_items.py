@@ -1,7 +1,5 @@
 """Rows out of items: stored ones and columns of a buffer are selected alike, the ends of the range included."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

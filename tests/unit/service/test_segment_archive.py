@@ -1,7 +1,5 @@
 """Archived segments: there once a record says so, once, whole, and only by the index's writer."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

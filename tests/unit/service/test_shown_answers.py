@@ -1,7 +1,5 @@
 """What a terminal shows of services, readers and answers; answers as tables; lookups by position."""
 
-from __future__ import annotations
-
 import datetime
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A reader's lookups of stored files: the core answers them as the search file by file does, costs included."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is published is whole, is what it says it is, and leaves nothing behind where it fails."""
 
-from __future__ import annotations
-
 import cProfile
 import statistics
 

@@ -1,7 +1,5 @@
 """Runs are read in windows: all of them, in order, and none is longer than asked with the gaps that are read."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files are published once, and what was just removed stays for its readers, whatever the clocks of hosts say."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.log_records import open_log

@@ -1,7 +1,5 @@
 """Limits of a `Usage`: no call gets past one, and a refused call was never sent nor counted."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 import time

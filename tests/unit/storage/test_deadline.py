@@ -1,7 +1,5 @@
 """The deadline of a context, and retries that keep to it."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

@@ -1,7 +1,5 @@
 """The real disk asks the system for what its methods promise; every other test stands on a fake one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names to paths and back, and the order of a walk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

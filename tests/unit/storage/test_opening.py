@@ -1,7 +1,5 @@
 """URIs: what opens, and what each mistake is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The probe of put-if-absent sees through a server that does not keep it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.storage_faults import FaultStorage

@@ -1,7 +1,5 @@
 """Counting, pricing, delaying, prefixing."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 end.
 """
 
-from __future__ import annotations
-
 import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor

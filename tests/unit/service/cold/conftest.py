@@ -1,7 +1,5 @@
 """Lookups that have all the time they need, over a log for which nobody waits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -2,8 +2,6 @@
 explain.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Filters that do not all fit: what is fetched in place of others is paid for by reads that found nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

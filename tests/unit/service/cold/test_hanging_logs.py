@@ -2,8 +2,6 @@
 it, once.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Lookups over objects that are gone: each file is read once, the log once, and the account says which was which."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """What a reader asks for where an index has very many objects, and a batch very many keys."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

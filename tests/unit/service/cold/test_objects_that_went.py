@@ -2,8 +2,6 @@
 and went.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

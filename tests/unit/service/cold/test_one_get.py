@@ -2,8 +2,6 @@
 filter says no.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 nothing stays open.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future

@@ -2,8 +2,6 @@
 that are there.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Ranges side by side, the memory for verified groups, and batches that fetch each byte once."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """The summary: directories and filters of many files in one object, which spares requests and never changes answers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

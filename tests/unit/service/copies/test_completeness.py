@@ -1,7 +1,5 @@
 """A copy is no index or a complete one, whatever fails or goes on at the source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any

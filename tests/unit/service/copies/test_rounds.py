@@ -1,7 +1,5 @@
 """A copy is brought up to date round by round, by whoever copies, and nobody else's index is changed by it."""
 
-from __future__ import annotations
-
 import random
 import shutil
 

@@ -1,7 +1,5 @@
 """Indexes that are merged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

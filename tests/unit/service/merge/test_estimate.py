@@ -1,7 +1,5 @@
 """What a merge or a build is expected to send is what is sent."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -2,8 +2,6 @@
 shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby, pairwise

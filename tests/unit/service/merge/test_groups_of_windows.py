@@ -2,8 +2,6 @@
 as runs of slots.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Merges over objects that the storage lost, and window tables that lost a shard."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Merges beside readers, writers and other merges: nobody sees an entry missing or twice, and nobody has to stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The shards of a table that a batch needs are read side by side and within the bound of the reader."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -2,8 +2,6 @@
 shards.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

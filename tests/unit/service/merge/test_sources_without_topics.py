@@ -2,8 +2,6 @@
 where hashes agree.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 month.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor

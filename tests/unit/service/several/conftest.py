@@ -1,7 +1,5 @@
 """A small cluster in memory, and the storages that its readers open."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

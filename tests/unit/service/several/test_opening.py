@@ -1,7 +1,5 @@
 """What is opened as several indexes, what is refused, and that all of it is closed again."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A prefix is listed again at every refresh: an index that appears below it is read, and none is left out unsaid."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.server.conftest import serving

@@ -1,7 +1,5 @@
 """A reader of several indexes moves on with each of their logs, which it reads side by side."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Bounds of a lookup and of the caches are of all indexes together that are read as one."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

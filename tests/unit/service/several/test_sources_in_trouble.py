@@ -2,8 +2,6 @@
 be read.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.several_indexes import BASE_MS, Cluster, of, rows

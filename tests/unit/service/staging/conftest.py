@@ -1,7 +1,5 @@
 """An index whose files are compacted by jobs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.staging import fill

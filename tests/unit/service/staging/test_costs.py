@@ -1,7 +1,5 @@
 """What staging costs in requests: of one file, of many, of large ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.support.batches import batch

@@ -2,8 +2,6 @@
 the file.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.damage import flip, flip_object

@@ -1,7 +1,5 @@
 """A storage that fails at any call of writer or job, for a moment or for good: nothing is lost, nothing comes twice."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweeps beside staging: what nobody asks for goes, what somebody asks for, or may, stays."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.staging import Job, fill, holds, merge_all, staged

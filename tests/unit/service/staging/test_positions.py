@@ -1,7 +1,5 @@
 """The positions of sources in the log never run ahead of what jobs have published."""
 
-from __future__ import annotations
-
 from tests.support.staging import Job, fill, holds
 
 

@@ -1,7 +1,5 @@
 """Jobs, hosts, merges and other writers at once: a file is published once, and never again."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged

@@ -2,8 +2,6 @@
 Without Spark here.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.staging import Job, T, fill, found, holds, names_below, places, staged
