@@ -106,11 +106,11 @@ class NotingDisk(Disk):
             return super().create(path)
 
     def allocate(self, descriptor: int, size_bytes: int, start: int = 0) -> None:
-        with self._noting("allocate", _path_of(descriptor)):
+        with self._noting("allocate", path_of(descriptor)):
             super().allocate(descriptor, size_bytes, start)
 
     def pwrite(self, descriptor: int, data: Bytes, position: int) -> None:
-        with self._noting("pwrite", _path_of(descriptor)):
+        with self._noting("pwrite", path_of(descriptor)):
             super().pwrite(descriptor, data, position)
 
     @contextlib.contextmanager
@@ -124,5 +124,5 @@ class NotingDisk(Disk):
             raise
 
 
-def _path_of(descriptor: int) -> Path:
+def path_of(descriptor: int) -> Path:
     return Path(f"/proc/self/fd/{descriptor}").readlink()

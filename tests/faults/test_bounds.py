@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.support.batches import batch
 from tests.support.disk_faults import FaultDisk
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import BackPressure, DiskFull, StorageUnavailable
@@ -19,15 +20,7 @@ BUDGET = 60_000
 
 
 def columns(first, count):
-    numbers = range(first, first + count)
-    return {
-        "topic": ["orders"] * count,
-        "queue_id": [0] * count,
-        "key": ["a"] * count,
-        "offset": list(numbers),
-        "size": [1] * count,
-        "timestamp_ms": [1_700_000_000_000] * count,
-    }
+    return batch(count, topic="orders", key="a", offset=range(first, first + count))
 
 
 @pytest.mark.parametrize("bound", [{"buffer_max_entries": 10}, {"buffer_max_bytes": 1700}])

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.damage import flip
 from tests.support.log_records import publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
-
-
-def flip(path, position, bit=0x10):
-    data = bytearray(path.read_bytes())
-    data[position] ^= bit
-    path.write_bytes(data)
 
 
 def folder_state(root):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.small_disk import path_of
 from tests.support.disk_faults import FaultDisk
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.disk import TEMPORARY_PREFIX
@@ -49,7 +50,7 @@ class ForgetfulDisk(FaultDisk):
         super().pwrite(descriptor, data, position)
 
     def sync(self, descriptor):
-        path = _path_of(descriptor)
+        path = path_of(descriptor)
         kind = "temporary" if path.name.startswith(TEMPORARY_PREFIX) else path.suffix
         self._touch(descriptor)
         if self._fails(f"sync {path.parent.name}/{kind}"):
@@ -75,14 +76,10 @@ class ForgetfulDisk(FaultDisk):
 
     def _touch(self, descriptor):
         if self._number(descriptor) in self.failed:
-            self.touched.append(_path_of(descriptor))
+            self.touched.append(path_of(descriptor))
 
     def _number(self, descriptor):
         return self._numbers[os.fstat(descriptor).st_ino]
-
-
-def _path_of(descriptor):
-    return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
 def live(world, disk, *, until_struck):

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
+from tests.fencing.scenarios import an_object
 from tests.support.log_records import publish
 from tests.support.storage_faults import FaultStorage
 from tiered_index.errors import IndexClosed, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import StoredObject
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def test_a_record_whose_answer_was_lost_is_there_once(make_world):
     before = log.state.number
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
-        publish(log, log.state.epoch, (_object(1),))
-    publish(log, log.state.epoch, (_object(1),))
+        publish(log, log.state.epoch, (an_object(1),))
+    publish(log, log.state.epoch, (an_object(1),))
     assert log.refresh().number == before + 1
-    assert list(log.state.objects) == [_object(1).name]
+    assert list(log.state.objects) == [an_object(1).name]
 
 
 def test_a_record_that_arrives_late_does_not_publish_a_file_twice(make_world):
@@ -183,7 +183,3 @@ def test_a_closed_index_does_nothing(make_world):
     ):
         with pytest.raises(IndexClosed, match="closed"):
             call()
-
-
-def _object(number):
-    return StoredObject(f"data/x/{number}.index", f"x{number}", "main", number, 0, 1, 1, 100, 50, 0, 10, 10, 0)

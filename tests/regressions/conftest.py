@@ -39,6 +39,13 @@ class Beside:
             self.error = error
 
 
+def offsets(asked):
+    """Return the offsets of a whole answer, in rising order."""
+    result = asked.query("t", "k", max_count=1000)
+    assert result.status == "complete"
+    return sorted(item.offset for item in result)
+
+
 @pytest.fixture
 def beside():
     """Run a call in a thread of its own."""

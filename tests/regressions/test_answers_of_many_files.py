@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.support.batches import batch
 from tests.support.model import Answer, ReferenceModel
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.lookup import budget as budget_module
@@ -122,18 +123,10 @@ def index(open_index):
     rng.shuffle(offsets)
     for begin in range(0, ROWS, 1500):
         piece = offsets[begin : begin + 1500]
-        columns = {
-            "topic": ["t"] * len(piece),
-            "queue_id": [offset % 3 for offset in piece],
-            "key": ["k"] * len(piece),
-            "offset": piece,
-            "size": [1] * len(piece),
-            "timestamp_ms": [(NOW_S + offset * 7 % 1000) * 1000 for offset in piece],
-        }
+        queues, times = zip(*((offset % 3, (NOW_S + offset * 7 % 1000) * 1000) for offset in piece), strict=True)
+        columns = batch(len(piece), queue_id=queues, offset=piece, timestamp_ms=times)
         service.put_batch(columns)
-        for row in zip(
-            *(columns[name] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")), strict=True
-        ):
+        for row in zip(*columns.values(), strict=True):
             model.put(*row)
         if begin < ROWS - 1500:
             service.flush()

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from tests.regressions.conftest import offsets
 from tests.support.disk_faults import FaultDisk, SimulatedCrash
 from tiered_index.errors import TieredIndexError
 
@@ -28,12 +29,6 @@ def put(request):
         service.flush()
 
     return make
-
-
-def offsets(asked):
-    result = asked.query("t", "k", max_count=1000)
-    assert result.status == "complete"
-    return sorted(item.offset for item in result)
 
 
 def in_turn(*operations):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.regressions.conftest import offsets
 from tests.support.disk_faults import FaultDisk
 from tiered_index.service.files import unsealed
 from tiered_index.service.writing import appenders
@@ -44,12 +45,6 @@ def at_line(nth, act):
     finally:
         sys.settrace(before)
     return False
-
-
-def offsets(asked):
-    result = asked.query("t", "k", max_count=1000)
-    assert result.status == "complete"
-    return sorted(item.offset for item in result)
 
 
 def put(service, *numbers):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.reliability import core_mutations
 from tests.reliability.core_mutations import KINDS, run
+from tests.support.batches import batch
 from tests.support.core import compiled_core, using
 from tiered_index import IndexService, kernels
 from tiered_index.errors import CorruptFile
@@ -35,17 +36,8 @@ def test_a_key_that_a_giant_slot_lacks(tmp_path, core):
     settled = {"storage": "memory://giant", "slots": 1, "items": 20_000, "background": False}
     with using(compiled_core() if core else None), IndexService.open(root=tmp_path / "root", **settled) as index:
         count = 10_000
-        numbers = list(range(count))
-        index.put_batch(
-            {
-                "topic": ["t"] * count,
-                "queue_id": [0] * count,
-                "key": [f"k{number}" for number in numbers],
-                "offset": numbers,
-                "size": [1] * count,
-                "timestamp_ms": [1_700_000_000_000 + number for number in numbers],
-            }
-        )
+        times = range(1_700_000_000_000, 1_700_000_000_000 + count)
+        index.put_batch(batch(count, key=[f"k{number}" for number in range(count)], timestamp_ms=times))
         index.seal()
         index.run_lifecycle()
         assert [len(answer) for answer in index.query_many([("t", "absent")])] == [0]

@@ -15,21 +15,8 @@ from tiered_index import IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable, WriterFenced
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.storage.memory import MemoryStorage
 
 SEGMENT = 1_000
-
-
-@pytest.fixture
-def storage() -> FaultStorage:
-    return FaultStorage(MemoryStorage())
-
-
-@pytest.fixture
-def index(tmp_path, storage):
-    service = open_index(tmp_path / "root", storage)
-    yield service
-    service.abandon()
 
 
 def three_segments(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, SteppedDispatcher, rounds
+from tests.support import damage
 from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.follow import dispatcher as dispatching
 from tiered_index.rocketmq.follow import fingerprints
@@ -37,10 +38,7 @@ def dispatcher(followed, monkeypatch) -> SteppedDispatcher:
 
 
 def flip(followed: Followed, offset: int) -> None:
-    path = followed.segment(offset // SEGMENT)
-    data = bytearray(path.read_bytes())
-    data[offset % SEGMENT] ^= 1
-    path.write_bytes(data)
+    damage.flip(followed.segment(offset // SEGMENT), offset % SEGMENT)
 
 
 def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followed, dispatcher, monkeypatch):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
+from tests.support.batches import batch
 from tiered_index import IndexItem, IndexService
 from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
@@ -185,8 +186,7 @@ def index(tmp_path_factory):
     with IndexService.open(
         root=folder / "root", storage=(folder / "s").as_uri(), slots=100, items=9_000, background=False
     ) as index:
-        columns = {"topic": ["t"] * n, "key": ["k"] * n, "queue_id": [0] * n, "size": [10] * n}
-        index.put_batch({**columns, "offset": list(range(n)), "timestamp_ms": [T0 + at * 1000 for at in range(n)]})
+        index.put_batch(batch(n, size=10, timestamp_ms=[T0 + at * 1000 for at in range(n)]))
         index.flush()
         yield index
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
+from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.server import gate, listening, wire
@@ -473,10 +474,9 @@ def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index
 
 def test_a_client_that_takes_nothing_ends_its_stream(tmp_path, monkeypatch):
     count = 30_000
-    rows = {"topic": ["orders"] * count, "queue_id": [0] * count, "key": ["k"] * count, "size": [1] * count}
     place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
     with IndexService.open(**place, slots=100, items=100_000, background=False) as index, serving(index) as client:
-        index.put_batch(rows | {"offset": list(range(count)), "timestamp_ms": [1_762_000_000_000] * count})
+        index.put_batch(batch(count, topic="orders"))
         monkeypatch.setattr(listening, "_TAKE_S", 0.1)
         with socket.socket() as reader:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

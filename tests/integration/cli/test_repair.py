@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.rocketmq import golden_store
+from tests.support.damage import flip
 from tests.support.storage_faults import FaultStorage
 from tiered_index import IndexReader, config
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 SMALL = ("--slots", 97, "--items", 150)
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,8 @@ import zlib
 
 import pytest
 
+from tests.support.damage import flip
 from tiered_index.service.log.records import digest_of
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def findings(outcome):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.batches import batch
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument
 
@@ -46,16 +47,8 @@ def test_put_refuses_it_and_the_keys_beside_it(written, keys):
 def test_put_batch_names_the_row_and_takes_none(written, row):
     keys = ["red", "blue", "red"]
     keys[row] = ""
-    rows = {
-        "topic": ["t"] * 3,
-        "queue_id": [0] * 3,
-        "key": keys,
-        "offset": [2, 3, 4],
-        "size": [1] * 3,
-        "timestamp_ms": [T] * 3,
-    }
     with pytest.raises(InvalidArgument, match=f"row {row}"):
-        written.service.put_batch(rows)
+        written.service.put_batch(batch(3, key=keys, offset=[2, 3, 4]))
     only_what_was_there(written)
 
 

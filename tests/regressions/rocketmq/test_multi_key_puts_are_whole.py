@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.batches import batch
 from tiered_index.errors import BackPressure, InvalidArgument
 
 T = 1_700_000_000_000
@@ -64,16 +65,8 @@ def test_a_call_that_is_pushed_back_leaves_no_key_behind(make_life):
     for _ in range(3):  # nine of ten places are taken
         with pytest.raises(BackPressure):
             life.service.put(TOPIC, 0, KEYS, 3, 10, T)
-    rows = {
-        "topic": [TOPIC] * 3,
-        "queue_id": [0] * 3,
-        "key": list(KEYS),
-        "offset": [3] * 3,
-        "size": [10] * 3,
-        "timestamp_ms": [T] * 3,
-    }
     with pytest.raises(BackPressure):
-        life.service.put_batch(rows)
+        life.service.put_batch(batch(3, topic=TOPIC, key=KEYS, offset=3, size=10))
     for key in KEYS:
         assert len(life.check(TOPIC, key)) == 3
     life.bring("unsealed")

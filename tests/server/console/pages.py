@@ -6,6 +6,7 @@ import time
 
 from axe_playwright_python.sync_playwright import Axe
 
+from tests.support.batches import batch
 from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 
@@ -47,17 +48,9 @@ def settled_in_hours(index, store):
             message.topic, message.queue_id, message.index_keys, message.physical_offset, message.size, message.store_ms
         )
     index.seal()
-    rows = range(MANY)
-    index.put_batch(
-        {
-            "topic": ["orders"] * MANY,
-            "queue_id": [9] * MANY,
-            "key": ["busy"] * MANY,
-            "offset": [1 << 40 | n for n in rows],
-            "size": [100] * MANY,
-            "timestamp_ms": [BEGIN_MS + 9 * HOUR_MS + n * 1000 for n in rows],
-        }
-    )
+    offsets = [1 << 40 | n for n in range(MANY)]
+    times = [BEGIN_MS + 9 * HOUR_MS + n * 1000 for n in range(MANY)]
+    index.put_batch(batch(MANY, topic="orders", queue_id=9, key="busy", offset=offsets, size=100, timestamp_ms=times))
     index.put(HOSTILE, 0, HOSTILE, 1 << 50, 100, BEGIN_MS + 9 * HOUR_MS)
     index.flush()
 

@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.console.pages import BEGIN_MS, HOSTILE, MANY, check_access, drawn, rows, search, status
+from tests.server.test_http import raising
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import StorageUnavailable
 
@@ -181,13 +182,6 @@ def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
     page.get_by_role("button", name="Search").click()
     expect(page.get_by_role("alert").filter(has_text="can’t be reached")).to_contain_text("Check that the service runs")
     expect(page.locator("#ready")).to_have_text("not ready: it can’t be reached")
-
-
-def raising(error):
-    def method(*_, **__):
-        raise error
-
-    return method
 
 
 def test_what_an_index_holds_is_never_html(opened, service):

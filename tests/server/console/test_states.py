@@ -16,6 +16,7 @@ from playwright.sync_api import expect
 
 from tests.server.conftest import serving
 from tests.server.console.pages import BEGIN_MS, check_access, drawn, fits, rows, search, status
+from tests.support.batches import batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.server.tokens import add_token
@@ -45,16 +46,8 @@ def plenty(tmp_path_factory):
     """An index with a key of 10,000 entries."""
     root = tmp_path_factory.mktemp("plenty")
     with IndexService.open(root=root / "root", storage=(root / "storage").as_uri(), **SETTINGS) as index:
-        index.put_batch(
-            {
-                "topic": ["orders"] * 10_000,
-                "queue_id": [n % 8 for n in range(10_000)],
-                "key": ["busy"] * 10_000,
-                "offset": [n * 100 for n in range(10_000)],
-                "size": [100] * 10_000,
-                "timestamp_ms": [BEGIN_MS + n * 1000 for n in range(10_000)],
-            }
-        )
+        queues, times = zip(*((n % 8, BEGIN_MS + n * 1000) for n in range(10_000)), strict=True)
+        index.put_batch(batch(10_000, topic="orders", queue_id=queues, key="busy", size=100, timestamp_ms=times))
         index.flush()
         yield index
 
