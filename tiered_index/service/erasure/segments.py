@@ -60,10 +60,6 @@ class FoundMessages:
     collisions: int = 0
     file: bytes | None = None
 
-    def told(self) -> FoundMessages:
-        """Return it without patches and file."""
-        return replace(self, patches=(), file=None)
-
 
 FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
 """Reads a segment and returns the messages to erase: each source decodes its own messages."""
@@ -145,7 +141,7 @@ def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, fi
     log = StorageLog(storage, clock)
     archive = SegmentArchive(storage, lambda: log.state, log.open)
     found = find(archive, segment)
-    told, file = found.told(), found.file
+    told, file = replace(found, patches=(), file=None), found.file
     if not found.patches and file is None:
         return RewrittenSegment(segment, told)
     erased = replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
