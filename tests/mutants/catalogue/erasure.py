@@ -56,11 +56,11 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "erased-shown-by-rows",
-        "a lookup shows entries of an erased queue",
-        "_in_lookup",
-        "for queue_id, begin in lookup.queues:",
-        "for queue_id, begin in ():",
+        "erased-shown-by-hot-files",
+        "a lookup of a few hot entries shows those of an erased queue",
+        "_select_few",
+        "if lookup.after is not None or lookup.queues else rows",
+        "if lookup.after is not None else rows",
         (
             "tests/unit/service/test_erase.py::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge[native-queue]",
         ),
