@@ -47,6 +47,10 @@ _SERVICE_LINK = re.compile(
 )
 OffsetSpace = Literal["commitlog", "tiered_queue", "custom"]
 _YEAR_S = 365.25 * 86400
+# Bounds of settings without a bound of their own. A wait of more than some 10**9 seconds overflows in Python.
+_LONGEST_AGE_S, _LONGEST_WAIT_S = 1e12, 1e9
+MOST = 10**18
+"""The bound of sizes and counts, which fits the compiled core's numbers."""
 # settings that need no pydantic: most readers have no other
 _PATHS, _URI = ("root", "cache_dir"), "storage"
 # Settings that are tables, with the names of the settings in each
@@ -86,30 +90,39 @@ class IndexConfig:
         "custom", description="meaning of `offset`: a position in a commit log, in a tiered queue, or your own number"
     )
     flush_interval_s: float = setting(
-        0.5, gt=0, description="longest time that an entry stays only in the write buffer"
+        0.5, gt=0, le=_LONGEST_WAIT_S, description="longest time that an entry stays only in the write buffer"
     )
-    buffer_max_entries: int = setting(2_000_000, gt=0, description="most entries in the write buffer")
-    buffer_max_bytes: int = setting(512 << 20, gt=0, description="most memory of the write buffer, estimated")
+    buffer_max_entries: int = setting(2_000_000, gt=0, le=MOST, description="most entries in the write buffer")
+    buffer_max_bytes: int = setting(512 << 20, gt=0, le=MOST, description="most memory of the write buffer, estimated")
     disk_max_bytes: int | None = setting(
-        None, gt=0, description="most bytes of local files; None: the size of the disk"
+        None, gt=0, le=MOST, description="most bytes of local files; None: the size of the disk"
     )
     seal_after_s: float = setting(
-        3 * 3600, gt=0, description="age at which a file is sealed; may be less than a second"
+        3 * 3600.0, gt=0, le=_LONGEST_AGE_S, description="age at which a file is sealed; may be less than a second"
     )
     compaction: Literal["local", "spark"] = setting(
         "local", description="where sealed files are compacted: on this host, or by jobs of `spark compact`"
     )
     compact_timeout_s: float = setting(
-        3600, gt=0, description="time that a staged file waits for a job before this host compacts it"
+        3600.0,
+        gt=0,
+        le=_LONGEST_WAIT_S,
+        description="time that a staged file waits for a job before this host compacts it",
     )
-    local_keep_s: float = setting(86400, ge=0, description="time that an uploaded file keeps its local copy")
+    local_keep_s: float = setting(
+        86400.0, ge=0, le=_LONGEST_AGE_S, description="time that an uploaded file keeps its local copy"
+    )
     local_keep_bytes: int | None = setting(
-        None, ge=0, description="most bytes of local copies of uploaded files; the oldest are deleted first"
+        None, ge=0, le=MOST, description="most bytes of local copies of uploaded files; the oldest are deleted first"
     )
-    max_late_s: float = setting(20 * _YEAR_S, gt=0, description="entries older than this go to quarantine")
-    max_early_s: float = setting(86400, gt=0, description="entries further in the future than this go to quarantine")
+    max_late_s: float = setting(
+        20 * _YEAR_S, gt=0, le=_LONGEST_AGE_S, description="entries older than this go to quarantine"
+    )
+    max_early_s: float = setting(
+        86400.0, gt=0, le=_LONGEST_AGE_S, description="entries further in the future than this go to quarantine"
+    )
     upload_part_bytes: int = setting(
-        16 << 20, ge=5 << 20, description="larger files are uploaded in parts of this size"
+        16 << 20, ge=5 << 20, le=5 << 30, description="larger files are uploaded in parts of this size"
     )
     query_threads: int = setting(32, gt=0, le=256, description="ranges read from the storage in parallel")
     coalesce_gap_bytes: int | Literal["price"] = setting(
@@ -117,32 +130,40 @@ class IndexConfig:
         description="largest gap between two slot groups that one request reads; "
         "`price`: the gap that costs as much as a request",
     )
-    block_cache_bytes: int = setting(64 << 20, ge=0, description="memory for verified slot groups of stored files")
+    block_cache_bytes: int = setting(
+        64 << 20, ge=0, le=MOST, description="memory for verified slot groups of stored files"
+    )
     directory_cache_bytes: int = setting(
-        256 << 20, ge=0, description="memory for directories of stored files; filters get half as much in addition"
+        256 << 20,
+        ge=0,
+        le=MOST,
+        description="memory for directories of stored files; filters get half as much in addition",
     )
     cache_dir: Path | None = setting(
         None,
         description="folder for cached directories and filters; None: in the root; without a root, no cache on disk",
     )
-    cache_max_bytes: int = setting(4 << 30, gt=0, description="most bytes in `cache_dir`")
+    cache_max_bytes: int = setting(4 << 30, gt=0, le=MOST, description="most bytes in `cache_dir`")
     filter_after_probes: int = setting(
-        8, gt=0, description="a file's filter is fetched after this many reads of the file without a match"
+        8, gt=0, le=MOST, description="a file's filter is fetched after this many reads of the file without a match"
     )
     prices: PriceTable = setting(
         PriceTable(), description="price list for estimated costs; S3 Standard's as of 2026-11"
     )
     retention: Retention = setting(Retention(), description="rule of expiry; by default nothing expires")
     lease_ttl_s: float = setting(
-        60,
+        60.0,
         gt=0,
+        le=_LONGEST_WAIT_S,
         description="time to live of the writer's lease: after a crash, a writer on another host waits this long",
     )
     lifecycle_interval_s: float = setting(
-        1.0, gt=0, description="pause between rounds that seal, compact, upload and retire files"
+        1.0, gt=0, le=_LONGEST_WAIT_S, description="pause between rounds that seal, compact, upload and retire files"
     )
-    refresh_interval_s: float = setting(30, ge=0, description="time between reads of the storage's log for new records")
-    checkpoint_every: int | None = setting(None, gt=0, description="log records per checkpoint; None: 1")
+    refresh_interval_s: float = setting(
+        30.0, ge=0, le=_LONGEST_WAIT_S, description="time between reads of the storage's log for new records"
+    )
+    checkpoint_every: int | None = setting(None, gt=0, le=MOST, description="log records per checkpoint; None: 1")
     background: bool = setting(True, description="run the flusher and the life cycle in threads of their own")
     raise_file_limit: bool = setting(
         True, description="raise the process's soft limit of open files, and leave it raised after closing"
@@ -173,9 +194,9 @@ class IndexConfig:
         return found
 
     def changed(self, **values: Any) -> IndexConfig:
-        """Return a copy with other values, which are not checked."""
+        """Return a copy with other values. Raises `ConfigError` naming every key that is unknown or wrong."""
         copy = object.__new__(type(self))
-        copy._set({name: getattr(self, name) for name in self.given} | values)
+        copy._set({name: getattr(self, name) for name in self.given} | _checked(values))
         return copy
 
     def open_storage(self, uri: str | None = None) -> Storage:

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from tiered_index.config import PREFIX, TABLES, IndexConfig, holds, unknown, usable_uri, variables
+from tiered_index.config import MOST, PREFIX, TABLES, IndexConfig, holds, unknown, usable_uri, variables
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.retention import parse_bytes, parse_duration
 from tiered_index.storage.disk import absolute_path
@@ -57,11 +57,11 @@ class _Checks(BaseModel):
             return value
         try:
             gap = int(value)
-            is_whole = gap >= 0 and (not isinstance(value, float) or gap == value)
+            is_whole = 0 <= gap <= MOST and (not isinstance(value, float) or gap == value)
         except (OverflowError, TypeError, ValueError):
             is_whole = False
         if not is_whole:
-            raise ValueError("must be a whole number of bytes, not negative, or price")
+            raise ValueError(f"must be a whole number of bytes, not negative and at most {MOST:.15g}, or price")
         return gap
 
     @field_validator("retention", mode="before", check_fields=False)

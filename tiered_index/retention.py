@@ -24,6 +24,7 @@ from tiered_index.tombstones import ALWAYS, TOMBSTONES, Tombstone, Tombstones, T
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _LONGEST_S = 253_402_300_799  # to the end of the year 9999
+_MOST_BYTES = 10**18
 # a horizon moves in steps of a 24th of its age, at most an hour: each step needs a log record
 _STEPS = 24
 _LONGEST_STEP_S = 3600
@@ -81,8 +82,8 @@ class Retention:
                 raise ConfigError(f"{name} must be at least 1 second, not {age_s!r}")
         if "" in self.topics:
             raise ConfigError("topics must not name an empty topic")
-        if self.max_bytes is not None and self.max_bytes < 0:
-            raise ConfigError(f"max_bytes must not be negative, not {self.max_bytes!r}")
+        if self.max_bytes is not None and not 0 <= self.max_bytes <= _MOST_BYTES:
+            raise ConfigError(f"max_bytes must be from 0 to {_MOST_BYTES:.15g}, not {self.max_bytes!r}")
         if not LEAST_GRACE_S <= self.grace_s <= _LONGEST_S:
             raise ConfigError(
                 f"grace_s must be {LEAST_GRACE_S:.0f} or more, not {self.grace_s!r}: readers may be at work"

@@ -41,6 +41,8 @@ def _variable(name: str) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return f"`{value:,}`" if isinstance(value, int | float) and not isinstance(value, bool) else f"`{value}`"
 
 

@@ -1,17 +1,22 @@
 """An age of infinity, for "never", could not be rounded: the life cycle ended with `OverflowError` before it had done
-anything.
+anything. Infinity is refused, and the greatest age serves: it outlasts any clock.
 """
 
 from __future__ import annotations
 
 import math
 
+import pytest
+
+from tiered_index.errors import ConfigError
+
 NOW_MS = 1_700_000_000_000
+FOR_EVER_S = 10**12
 CENTURY_S = 100 * 365 * 86400.0
 
 
 def test_local_copies_that_are_kept_for_ever(open_index, clock):
-    service = open_index(local_keep_s=math.inf)
+    service = open_index(local_keep_s=FOR_EVER_S)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.seal()
     for _ in range(3):
@@ -21,7 +26,7 @@ def test_local_copies_that_are_kept_for_ever(open_index, clock):
 
 
 def test_copies_kept_for_ever_still_give_way_to_the_bound_in_bytes(open_index):
-    service = open_index(local_keep_s=math.inf, local_keep_bytes=1)
+    service = open_index(local_keep_s=FOR_EVER_S, local_keep_bytes=1)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.seal()
     service.run_lifecycle()
@@ -29,7 +34,7 @@ def test_copies_kept_for_ever_still_give_way_to_the_bound_in_bytes(open_index):
 
 
 def test_files_that_are_never_sealed_by_age(open_index, clock):
-    service = open_index(seal_after_s=math.inf)
+    service = open_index(seal_after_s=FOR_EVER_S)
     service.put("t", 0, "k", 1, 1, NOW_MS)
     service.flush()
     clock.advance(CENTURY_S)
@@ -37,3 +42,9 @@ def test_files_that_are_never_sealed_by_age(open_index, clock):
     assert [handle.place for handle in service.files()] == ["unsealed"]
     service.seal()
     assert service.run_lifecycle().uploaded == 1
+
+
+@pytest.mark.parametrize("name", ["local_keep_s", "seal_after_s"])
+def test_infinity_is_refused_before_the_life_cycle_meets_it(open_index, name):
+    with pytest.raises(ConfigError, match=f"setting {name} must be at most 1000000000000"):
+        open_index(**{name: math.inf})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiered_index.errors import ConfigError
 
 _READS = frozenset({"get", "get_range", "get_suffix", "head"})
+_MOST_USD = 10**9
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
 
 
@@ -16,7 +16,7 @@ _FREE = frozenset({"delete", "delete_many", "abort_upload"})
 class PriceTable:
     """US dollars a request and a byte. Defaults: Amazon S3 Standard, us-east-1, list prices as of `as_of`.
 
-    Raises `ConfigError` for a price that is negative or not finite.
+    Raises `ConfigError` for a price that is negative, not finite or above 10**9.
     """
 
     # Price of 1,000 PUT, COPY, POST and LIST requests, and calls of a multipart upload.
@@ -35,8 +35,8 @@ class PriceTable:
     def __post_init__(self) -> None:
         for name in [name for name in self.__slots__ if name.endswith("_usd")]:
             price = getattr(self, name)
-            if not (math.isfinite(price) and price >= 0):
-                raise ConfigError(f"{name} must be finite and not negative, not {price!r}")
+            if not 0 <= price <= _MOST_USD:
+                raise ConfigError(f"{name} must be from 0 to {_MOST_USD}, not {price!r}")
 
     def month_usd(self, stored_bytes: int) -> float:
         """Return the price of keeping bytes for a month."""

@@ -15,7 +15,15 @@ from tiered_index.storage.base import StorageOptions
 NO_S3 = "this is not an S3 service: correct the endpoint's URL"
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
-_POSITIVE = ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts")
+# The greatest values. A socket's time limit of more than 24 days overflows.
+_POSITIVE = {
+    "connect_timeout_s": 86_400,
+    "read_timeout_s": 86_400,
+    "max_pool_connections": 10_000,
+    "max_attempts": 1_000,
+    "transfer_attempts": 1_000,
+}
+_LONGEST_BACKOFF_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +70,16 @@ class S3Options(StorageOptions):
             raise ConfigError(f"sse is AES256, aws:kms or aws:kms:dsse, not {self.sse!r}")
         if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):
             raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
-        for name in _POSITIVE:
+        for name, most in _POSITIVE.items():
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, not {value!r}")
+            if value is not None and value > most:
+                raise ConfigError(f"{name} must be at most {most}, not {value!r}")
         if self.backoff_s < 0:
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
+        if not self.backoff_s <= _LONGEST_BACKOFF_S:
+            raise ConfigError(f"backoff_s must be at most {_LONGEST_BACKOFF_S}, not {self.backoff_s!r}")
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
 
