@@ -134,6 +134,7 @@ def test_fields_are_contracts():
         "end_ms",
         "requests",
         "bytes",
+        "gap_bytes",
         "cost_usd",
         "elapsed_ms",
         "matched",

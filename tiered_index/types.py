@@ -143,7 +143,8 @@ class FileReport(_Record):
 
     `place` is where the file was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache``
     (a stored file, without a request) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
-    `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price table.
+    `source` is the URI of the file's index if several are read. `cost_usd` is by the index's price table. `gap_bytes`
+    are those of `bytes` that were read only because they lie between two slot groups of one request.
     """
 
     file: str
@@ -153,6 +154,7 @@ class FileReport(_Record):
     end_ms: int
     requests: int = 0
     bytes: int = 0
+    gap_bytes: int = 0
     cost_usd: float = 0.0
     elapsed_ms: float = 0.0
     matched: int = 0

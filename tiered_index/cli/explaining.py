@@ -63,11 +63,13 @@ def print_explained(out: Output, prices_as_of: str, pages: Sequence[Explain], mo
     out.table(columns, [_row(file)[: len(columns)] for file in shown], right=_FIGURES)
     pages_read = f"{len(pages):,} pages: " if len(pages) > 1 else ""
     read, failed = (len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed"))
+    gap_bytes = sum(file.gap_bytes for file in files)
     requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
     out.line(
         f"{pages_read}{counted(read, 'file')} read, {len(skipped):,} skipped, "
         f"{f'{failed:,} failed, ' if failed else ''}{more}"
-        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
+        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}"
+        f"{f' ({human_bytes(gap_bytes)} between slot groups)' if gap_bytes else ''}, "
         f"{sum(page.elapsed_ms for page in pages):.1f} ms"
     )
     out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
@@ -93,7 +95,7 @@ def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
 
 
 def _sum(reports: Sequence[FileReport]) -> FileReport:
-    costs = ("requests", "bytes", "cost_usd", "elapsed_ms", "matched")
+    costs = ("requests", "bytes", "gap_bytes", "cost_usd", "elapsed_ms", "matched")
     sums: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in costs}
     begin_ms, end_ms = min(report.begin_ms for report in reports), max(report.end_ms for report in reports)
     return replace(reports[0], begin_ms=begin_ms, end_ms=end_ms, **sums)

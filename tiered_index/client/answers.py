@@ -78,7 +78,8 @@ def _explain(document: dict[str, Any]) -> Explain:
 
 def reports_of(documents: Sequence[dict[str, Any]]) -> tuple[FileReport, ...]:
     """Return the file reports that JSON documents describe."""
-    return tuple(FileReport(**one) for one in documents)
+    names = {one.name for one in dataclasses.fields(FileReport)}
+    return tuple(FileReport(**{name: one[name] for name in one if name in names}) for one in documents)
 
 
 def seen_of(document: dict[str, Any]) -> dict[str, Any]:

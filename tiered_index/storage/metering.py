@@ -59,6 +59,8 @@ class Usage:
         self._requests: dict[str, int] = {}
         # Payload bytes that reads delivered, and that writes sent
         self.bytes_read = self.bytes_written = 0
+        # Those of the read ones that nobody needs: they lie between two needed ranges of one request
+        self.bytes_between = 0
         self._bytes_held = 0
 
     @property
@@ -117,6 +119,11 @@ class Usage:
             self._bytes_held -= call.asked_bytes or 0
             self.bytes_read += read
             self.bytes_written += written
+
+    def count_between(self, size_bytes: int) -> None:
+        """Note that `size_bytes` of the bytes that were read only joined two ranges."""
+        with _lock:
+            self.bytes_between += size_bytes
 
     def _count(self, call: Call) -> None:
         if call.requests:

@@ -82,6 +82,12 @@ def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
+def test_the_bytes_between_slot_groups_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = explain(report(9, gap_bytes=2048), report(8)), explain(report(9, gap_bytes=1024))
+    _, totals, _ = shown(capsys, *pages)
+    assert totals.startswith("2 pages: 2 files read, 0 skipped, 6 requests, 29.0 KiB (3.0 KiB between slot groups), ")
+
+
 def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     rows, _, text = shown(capsys, explain(*MIXED))
     assert [row[:3] for row in rows] == [

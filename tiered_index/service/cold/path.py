@@ -96,6 +96,11 @@ class Span:
     length: int
     runs: list[Run] = field(default_factory=list)
 
+    @property
+    def gap_bytes(self) -> int:
+        """The number of bytes that no run has."""
+        return self.length - sum([run.length for run in self.runs])
+
     def pieces(self, data: bytes | memoryview) -> Iterator[tuple[Run, memoryview]]:
         """Yield each run with its bytes in the span's `data`."""
         view = memoryview(data)
@@ -436,6 +441,9 @@ class ColdPath:
         self, stored: StoredObject, span: Span, damaged: dict[int, CorruptFile] | None
     ) -> list[tuple[int, memoryview]]:
         def check(data: bytes, damaged: dict[int, CorruptFile] | None = None) -> list[tuple[int, memoryview]]:
+            if gap_bytes := span.gap_bytes:
+                for _, usage in active_context().usages:
+                    usage.count_between(gap_bytes)
             found = list(whole_runs(span.pieces(data), stored.name, damaged))
             for run, piece in found:
                 # a copy, because a view would keep the whole span in memory

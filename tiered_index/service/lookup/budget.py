@@ -84,11 +84,12 @@ class LookupBudget:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """The cost of requests. A difference is at least 0."""
+    """The cost of requests. A difference is at least 0. Only the cost of one file has `gap_bytes`."""
 
     requests: int
     bytes: int
     cost_usd: float
+    gap_bytes: int = 0
 
     @classmethod
     def of(cls, *parts: Explain | FileReport | RequestStats) -> RequestStats:
@@ -109,6 +110,7 @@ class RequestStats:
             sum([usage.requests for usage in used]),
             sum([usage.bytes_asked for usage in used]),
             sum([usage.cost_usd for usage in used], 0.0),
+            sum([usage.bytes_between for usage in used]),
         )
 
     def __sub__(self, other: RequestStats) -> RequestStats:
@@ -132,7 +134,9 @@ def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_m
     """Return the sum of several lookups and further `reports`."""
     stats = RequestStats.of(*explains, *reports)
     return Explain(
-        **asdict(stats),
+        requests=stats.requests,
+        bytes=stats.bytes,
+        cost_usd=stats.cost_usd,
         elapsed_ms=elapsed_ms,
         files_read=sum([explain.files_read for explain in explains]),
         files_skipped=sum([explain.files_skipped for explain in explains]),

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -504,7 +504,9 @@ def _explained(
         reports = [*reports, (total - stats).of_log()]
         stats = total
     return Explain(
-        **asdict(stats),
+        requests=stats.requests,
+        bytes=stats.bytes,
+        cost_usd=stats.cost_usd,
         elapsed_ms=elapsed_ms,
         files_read=sum([report.outcome == "read" for report in reports]),
         files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),

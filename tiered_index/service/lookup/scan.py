@@ -126,6 +126,7 @@ class Scan:
             end_ms=handle.second_max * 1000,
             requests=spent.requests,
             bytes=spent.bytes,
+            gap_bytes=spent.gap_bytes,
             cost_usd=spent.cost_usd,
             elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
             matched=matched,

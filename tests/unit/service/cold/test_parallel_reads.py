@@ -215,20 +215,44 @@ def reads_of(made: ColdIndex) -> dict[str, list[tuple[int, int]]]:
     return {name: sorted(ranges) for name, ranges in found.items()}
 
 
-@pytest.mark.parametrize(("egress_usd", "gap"), [(0.0, 256 << 10), (0.09, 4772), (100.0, 4)])
-def test_a_gap_by_price_costs_no_more_than_a_request(made: ColdIndex, egress_usd: float, gap: int) -> None:
+# two of the four slot groups of each file, some 4,700 to 5,000 bytes apart
+APART = [Lookup(topic="t", key=key) for key in keys(2, seed=3)]
+
+
+@pytest.mark.parametrize(("egress_usd", "gap", "joined"), [(0.0, 256 << 10, 8), (0.09, 4772, 1), (100.0, 4, 0)])
+def test_a_gap_by_price_costs_no_more_than_a_request(made: ColdIndex, egress_usd: float, gap: int, joined: int) -> None:
     prices = PriceTable(egress_per_gib_usd=egress_usd)
-    asked = [Lookup(topic="t", key=key) for key in keys(12, seed=3)]
     costs: dict[object, float] = {}
+    told: dict[object, dict[str, int]] = {}
     reads: dict[object, dict[str, list[tuple[int, int]]]] = {}
-    for setting in ("price", gap, 256 << 10):
+    for setting in ("price", gap, 0, 256 << 10):
         with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0, prices=prices) as reader:
             reader.query("t", "all")
             made.storage.reset()
-            answers = reader.query_many(asked)
+            answers = reader.query_many(APART)
             costs[setting], reads[setting] = answers.explain.cost_usd, reads_of(made)
+            told[setting] = {report.file: report.gap_bytes for report in answers.explain.files}
     assert reads["price"] == reads[gap]
-    assert costs["price"] <= costs[256 << 10]
+    assert told["price"] == told[gap]
+    assert sum(size > 0 for size in told["price"].values()) == joined
+    assert costs["price"] <= min(costs[0], costs[256 << 10])
+
+
+@pytest.mark.parametrize("gap", [4, 4772, 20_000, 256 << 10])
+def test_the_bytes_between_slot_groups_are_told_by_file(made: ColdIndex, gap: int) -> None:
+    """A batch with gaps reads the slot groups of one without any, and the bytes that are told."""
+    explained = []
+    for setting in (0, gap):
+        with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0) as reader:
+            reader.query("t", "all")
+            explained.append(reader.query_many(APART).explain)
+    needed, joined = ({report.file: report for report in explain.files} for explain in explained)
+    assert len(joined) == FILES
+    for file, report in joined.items():
+        saved = needed[file].requests - report.requests
+        assert (needed[file].gap_bytes, report.bytes - report.gap_bytes) == (0, needed[file].bytes)
+        assert 0 <= report.gap_bytes <= gap * saved
+        assert (report.gap_bytes > 0) == (saved > 0)
 
 
 @pytest.mark.parametrize("gap", [float("inf"), float("nan"), 1.5, -1, "Price"])
