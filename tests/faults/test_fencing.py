@@ -15,16 +15,12 @@ from tiered_index.storage.opening import open_storage
 
 
 @pytest.fixture(params=["s3", "file", "sqlite"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return f"file://{tmp_path / 'store'}"
     if request.param == "sqlite":
         return f"sqlite://{tmp_path / 'store.db'}"
-    server: S3Server = request.getfixturevalue("server")
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+    server: S3Server = request.getfixturevalue("s3_environment")
     return f"s3://{server.new_bucket()}/index?endpoint_url={server.endpoint_url}"
 
 

@@ -170,14 +170,12 @@ def no_logging() -> Iterator[None]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     scheme = request.param
     folder = tmp_path / "place"
     folder.mkdir()
     if scheme == "s3":
-        server = request.getfixturevalue("server")
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+        server = request.getfixturevalue("s3_environment")
         return Place(folder, f"s3://{server.new_bucket()}/index?endpoint_url={server.endpoint_url}")
     uris = {
         "file": f"file://{folder}/store",
