@@ -29,7 +29,7 @@ MUTANTS = (
         "LookupBatch.select",
         "(seconds <= self.second_max[lookups])",
         "(seconds < self.second_max[lookups])",
-        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[packed]",),
+        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(
         "reader-file-end-exclusive",
