@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise, repeat
@@ -54,27 +54,33 @@ class AnswerForm:
 
     def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
         """Return the rows (n) as items."""
-        fields = self._fields(repeat(topic, len(rows)), rows)
-        if not self.only_stores:
-            return tuple([self.item_type(**each) for each in fields])
-        items = tuple([object.__new__(self.item_type) for _ in fields])
-        for item, each in zip(items, fields, strict=True):
-            item.__dict__.update(each)
-        return items
+        item_type, extra, sources, new = self.item_type, self._extra, self._sources, object.__new__
+        made = []
+        for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
+            if sources is not None:
+                more[-1] = sources[more[-1]]
+            fields: dict[str, Any] = {
+                "topic": topic,
+                "topic_id": topic_id,
+                "queue_id": queue_id,
+                "offset": offset,
+                "size": size,
+                "timestamp_ms": second * 1000,
+                "key_hash": key_hash,
+                "source": None,
+            }
+            fields.update(zip(extra, more, strict=True))
+            if self.only_stores:
+                item = new(item_type)
+                item.__dict__.update(fields)
+            else:
+                item = item_type(**fields)
+            made.append(item)
+        return tuple(made)
 
     def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
         """Return the documents of rows (n) with topics (n). Only if `only_stores`."""
-        documents = self._fields(topics, rows)
-        for document in documents if self._sources is None else ():
-            del document["source"]
-        return documents
-
-    def _fields(self, topics: Iterable[str], rows: Array) -> list[dict[str, Any]]:
-        """Return the fields of items for rows (n) with topics (n)."""
         fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
-        sources: Iterable[str | None] = repeat(None, len(rows))
-        if self._sources is not None:
-            sources = map(self._sources.__getitem__, rows[self._numbers].tolist())
         made: list[dict[str, Any]] = [
             {
                 "topic": topic,
@@ -84,16 +90,18 @@ class AnswerForm:
                 "size": size,
                 "timestamp_ms": timestamp_ms,
                 "key_hash": key_hash,
-                "source": source,
             }
-            for topic, topic_id, queue_id, offset, size, timestamp_ms, key_hash, source in zip(
-                topics, *fixed, (rows["second"] * 1000).tolist(), rows["key_hash"].tolist(), sources, strict=True
+            for topic, topic_id, queue_id, offset, size, timestamp_ms, key_hash in zip(
+                topics, *fixed, (rows["second"] * 1000).tolist(), rows["key_hash"].tolist(), strict=True
             )
         ]
+        if self._sources is not None:
+            for document, number in zip(made, rows[self._numbers].tolist(), strict=True):
+                document["source"] = self._sources[number]
         for name in self._extra:
             if name != "source":
-                for fields, value in zip(made, rows[name].tolist(), strict=True):
-                    fields[name] = value
+                for document, value in zip(made, rows[name].tolist(), strict=True):
+                    document[name] = value
         return made
 
     def table(self, topic: str, rows: Array) -> pa.Table:
