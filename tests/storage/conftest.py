@@ -1,6 +1,7 @@
 """What storage tests share: the way to the S3 server, and a database file."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def scripted(answering: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Scri
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     answering.reset()
     return answering
+
+
+# the libraries through which an S3 storage can read: plain boto3, and obstore where it is installed
+WAYS = ["boto3", "obstore"] if find_spec("obstore") else ["boto3"]
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """Every backend, and every wrapper around one, against the same contract."""
 
+import os
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.storage.conftest import WAYS
 from tests.support.s3_server import S3Server
 from tests.support.storage_faults import FaultStorage, LatencyStorage
 from tests.support.unsynced_disk import UnsyncedDisk
@@ -14,6 +17,7 @@ from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import PrefixedStorage
+from tiered_index.storage.s3 import light
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
@@ -58,8 +62,24 @@ class TestSqliteStorage(StorageConformance):
 
 class TestS3Storage(StorageConformance):
     """Against moto's server, which has one constant date for every upload's start: only the listing by age is adapted
-    to that.
+    to that. Through plain boto3, and through obstore: `another` then reads as a process that has not loaded boto3, and
+    `storage` reads ranges through obstore after its first write.
     """
+
+    def test_reads_take_the_way_that_is_set(
+        self, storage: Storage, another: Storage, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        taken: list[str] = []
+        for name in ("get", "listed"):
+            real = getattr(light, name)
+            monkeypatch.setattr(light, name, lambda *given, name=name, real=real: (taken.append(name), real(*given))[1])
+        storage.put("folder/object", b"0123456789")
+        for _ in range(2):  # the first GET of a process that writes goes through boto3
+            assert storage.get_range("folder/object", 2, 3) == b"234"
+        assert taken == ["get"] * (way == "obstore")
+        assert [info.name for info in another.list("folder/")] == ["folder/object"]
+        assert (another.get("folder/object"), another.get_range("folder/object", 2, 3)) == (b"0123456789", b"234")
+        assert taken[1:] == ["listed", "get", "get"] * (way == "obstore")
 
     def test_uploads_are_listed_by_prefix_and_age(self, storage: Storage, another: Storage) -> None:
         handles = [storage.begin_upload(name) for name in ("data/a", "data/b", "data/b", "other")]
@@ -87,17 +107,34 @@ class TestS3Storage(StorageConformance):
         super().test_list_returns_the_objects_of_all_pages(storage)
         assert len(pages) > 2 * self.many // 20
 
+    @pytest.fixture(params=WAYS)
+    def way(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
     @pytest.fixture
-    def storage(self, s3_environment: S3Server) -> Iterator[Storage]:
-        options = S3Options(endpoint_url=s3_environment.endpoint_url, max_attempts=3, backoff_s=0.01)
-        with S3Storage(s3_environment.new_bucket(), "some/prefix", options) as storage:
+    def storage(self, s3_environment: S3Server, way: str) -> Iterator[Storage]:
+        options = S3Options(
+            endpoint_url=s3_environment.endpoint_url, max_attempts=3, backoff_s=0.01, lean_gets=way == "obstore"
+        )
+        with _opened(s3_environment.new_bucket(), options) as storage:
             yield storage
 
     @pytest.fixture
     def another(self, storage: Storage) -> Iterator[Storage]:
         assert isinstance(storage, S3Storage)
-        with S3Storage(storage.bucket, "some/prefix", storage.options) as another:
+        assert isinstance(storage.options, S3Options)
+        with _opened(storage.bucket, storage.options) as another:
             yield another
+
+
+def _opened(bucket: str, options: S3Options) -> S3Storage:
+    """Open a storage; if obstore may read, as a process that has not loaded boto3 and needs no proxy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if options.lean_gets:
+            patch.delitem(sys.modules, "botocore", raising=False)
+            for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+                patch.delenv(name)
+        return S3Storage(bucket, "some/prefix", options)
 
 
 class TestWrappedStorage(StorageConformance):

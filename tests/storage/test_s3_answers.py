@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, HTTPClientError
 from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
+from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import (
     InvalidArgument,
@@ -52,9 +52,6 @@ def scripted(running: tuple[ScriptedServer, S3Storage]) -> ScriptedServer:
 @pytest.fixture
 def waits() -> list[float]:
     return []
-
-
-WAYS = ["boto3", "obstore"] if find_spec("obstore") else ["boto3"]
 
 
 @pytest.fixture(params=WAYS)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.storage.conftest import WAYS
 from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy, times
 from tests.support.s3_server import S3Server
@@ -31,10 +32,14 @@ def proxy(server: S3Server) -> Iterator[CountingProxy]:
         yield running
 
 
-@pytest.fixture
-def s3(s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storage]:
+@pytest.fixture(params=WAYS)
+def s3(request: pytest.FixtureRequest, s3_environment: S3Server, proxy: CountingProxy) -> Iterator[S3Storage]:
     options = S3Options(
-        endpoint_url=proxy.endpoint_url, max_attempts=ATTEMPTS, transfer_attempts=ATTEMPTS, read_timeout_s=20
+        endpoint_url=proxy.endpoint_url,
+        max_attempts=ATTEMPTS,
+        transfer_attempts=ATTEMPTS,
+        read_timeout_s=20,
+        lean_gets=request.param == "obstore",
     )
     storage = S3Storage(s3_environment.new_bucket(), "pre/fix", options, sleep=lambda seconds: None)
     proxy.fault = None
@@ -240,7 +245,8 @@ def test_parallel_reads_keep_their_connections_in_a_pool_of_their_size(s3: S3Sto
             assert s3_sized.get_range("object", reader + n, 64) == DATA[reader + n : reader + n + 64]
 
     uri = f"s3://{s3.bucket}/pre/fix?endpoint_url={proxy.endpoint_url}"
-    with open_storage(uri, parallel_reads=readers) as s3_sized, ThreadPoolExecutor(readers) as pool:
+    options = S3Options(lean_gets=s3.options.lean_gets)
+    with open_storage(uri, options=options, parallel_reads=readers) as s3_sized, ThreadPoolExecutor(readers) as pool:
         before = proxy.connections
         list(pool.map(read, range(readers)))
         # boto3 and obstore have a pool each, and obstore may open one where the last one comes back a moment late
