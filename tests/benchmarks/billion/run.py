@@ -71,7 +71,7 @@ class Run:
         yield "erase a key", (), self._erase
         yield "expire a month", (), self._expire
         yield "delete the index", (), partial(self._delete, COPY, BY_SPARK)
-        yield "ingest, one process", (ALONE, ROOT), self._ingest
+        yield "put_batch and life cycle, one process", (ALONE, ROOT), self._put
         yield "merge, one process", (), partial(self._command, ALONE, "merge", "--window", "30d")
         yield "million keys, one process's index", (ANSWERS,), partial(self._look_up, ALONE)
         yield "delete the index of one process", (), partial(self._delete, ALONE, ROOT)
@@ -135,10 +135,10 @@ class Run:
         age_s = int(time.time()) - (BEGIN_S // (30 * DAY_S) + 1) * 30 * DAY_S
         return self._command(BY_SPARK, "expire", "--set", f"retention.age_s={age_s}s", "--yes")
 
-    def _ingest(self) -> dict[str, Any]:
-        figures, document = self._run(ALONE, "ingest", SOURCE, "--root", self.folder / ROOT, "--wait")
-        self._require(document["entries"], self.entries, "ingest")
-        return {**figures, **_requests(document), "stored_bytes": _size(self.folder / ALONE / "data")}
+    def _put(self) -> dict[str, Any]:
+        figures = self._module("alone", self.folder, self.folder / ROOT, f"file://{self.folder / ALONE}")
+        self._require(figures["entries"], self.entries, "one process")
+        return {**figures, "stored_bytes": _size(self.folder / ALONE / "data")}
 
     def _delete(self, *places: str) -> dict[str, Any]:
         for path in (self.folder / place for place in places):
@@ -155,9 +155,13 @@ class Run:
 
 def _requests(document: Any) -> dict[str, Any]:
     """Return the requests of a command's document, where it counts them."""
-    metrics = document.get("metrics") or document
-    requests = metrics.get("requests")
-    return {} if requests is None else {"requests": requests if isinstance(requests, int) else sum(requests.values())}
+    counts = (document.get("metrics") or document).get("requests")
+    return {} if counts is None else {"requests": _sum(counts)}
+
+
+def _sum(counts: Any) -> int:
+    """Add up the numbers of a nested object."""
+    return sum(map(_sum, counts.values())) if isinstance(counts, dict) else counts
 
 
 def _size(folder: Path) -> int:

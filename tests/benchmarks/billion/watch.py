@@ -47,7 +47,7 @@ class _Disk:
         read, written = (sum(values) for values in zip(*self._bytes.values(), strict=True)) if self._bytes else (0, 0)
         return {
             "disk_bytes": used - self._before,
-            "temporary_bytes": self._peak - max(used, self._before),
+            "temporary_bytes": max(0, self._peak - max(used, self._before)),
             "read_bytes": read,
             "written_bytes": written,
         }
