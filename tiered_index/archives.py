@@ -13,7 +13,7 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.kafka.erasure import RecordsToErase
-from tiered_index.kafka.source import keys_in
+from tiered_index.kafka.names import keys_in
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, MakeFind, Progress, erase
 from tiered_index.service.erasure.segments import FoundMessages

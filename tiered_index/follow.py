@@ -31,7 +31,7 @@ _STATUS_INTERVAL_S = 1.0
 # A flush makes positions durable, so this bounds the entries that are put again after a crash.
 _FLUSH_ENTRIES = 250_000
 # How the names of followed sources begin: a follower alone may set their positions
-FOLLOWED = ("rocketmq:", "kafka:", "kafka-key:")
+FOLLOWED = ("rocketmq:", "kafka:", "kafka-key:", "kafka-begin:")
 # Most losses, and most messages with an implausible time, that are kept.
 _LOSSES, FIRST = 1_000, 10
 
@@ -454,6 +454,7 @@ class Follower:
                 self.loss_count,
             ),
             "follow_archived_segments_total": ("Segments that were archived.", archived),
+            **getattr(self.source, "gauges", dict)(),
         }
 
     def to_dict(self) -> dict[str, Any]:

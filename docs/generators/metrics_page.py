@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.follow import Follower, Lag
+from tiered_index.kafka.source import KafkaSource
 from tiered_index.server.app import Service
 from tiered_index.server.calls import Caps
 from tiered_index.server.served import Audit, Served, messages_of, redaction_of
@@ -35,6 +37,8 @@ def exported() -> Iterator[dict[str, list[Metric]]]:
             gauges: dict[str, Any] = {}
             for unit in ("bytes", "records"):  # of a RocketMQ store, of Kafka
                 source: Any = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), positions=dict, unit=unit)
+                if unit == "records":
+                    source.gauges, source.failed_commits = partial(KafkaSource.gauges, source), 0
                 gauges |= Follower(index, source).gauges()
             with IndexReader.open(uri) as reader:
                 yield {"reader": _families(reader), "writer": _families(index, gauges=lambda: gauges)}

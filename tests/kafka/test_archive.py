@@ -121,6 +121,35 @@ def test_a_first_run_begins_where_the_log_does(index, cluster, servers, producin
     assert offsets(index) == [(0, n) for n in range(5, 20)]
 
 
+def test_records_that_were_deleted_before_they_were_indexed_are_no_loss_of_a_later_archive(
+    index, cluster, servers, producing, topic
+):
+    producing.send(topic, packet(20))
+    cluster.trim(topic, 0, 5)
+    ingest(index, servers, topic)
+    producing.send(topic, packet(20))
+    cluster.trim(topic, 0, 12)
+    assert lost(archive(index, servers, topic)) == [("missing", 5, 12)]
+    assert offsets(index) == [(0, n) for n in range(12, 40)]
+
+
+@pytest.mark.parametrize("controllers", [(1, 0), (0, 1), (0, 0)])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_log_without_keys_is_not_archived_again_while_ids_are_not_known(
+    index, cluster, servers, producing, topic, controllers, restart
+):
+    producing.send(topic, [{"value": "v", "partition": 0}] * 150)
+    first, second = controllers
+    cluster.control(first)
+    archive(index, servers, topic)
+    cluster.control(second)
+    producing.send(topic, [{"value": "w", "partition": 0}] * 10)
+    assert ingest(index, servers, topic, restart=restart).loss_count == 0
+    cluster.control(max(controllers))
+    archive(index, servers, topic)
+    assert offsets(index) == [(0, n) for n in range(160)]
+
+
 def test_a_topic_that_was_made_again_is_a_log_of_its_own(index, cluster, servers, producing, topic):
     cluster.create(topic)
     producing.send(topic, packet(20, "old"))

@@ -116,7 +116,7 @@ def test_what_does_not_pass_ends_the_following(cluster, index, topic, sent, serv
     sent(0, 100)
     assert ingest(index, servers, topic).messages == 100
     with Follower(index, source_of(index, servers, topic, follow=True, settings=HASTY)) as follower:
-        cluster.fail(FETCH, *[error] * 2)
+        cluster.fail(FETCH, *[error] * 8)
         follower.in_background()
         until(follower.has_ended)
         with pytest.raises(kind, match=topic):
@@ -144,6 +144,26 @@ def test_a_broker_that_is_away_is_told_and_caught_up_with(cluster, index, topic,
     until(lambda: following.problems(60.0) == [])
     sent(10 * PARTITIONS, 200)
     check_went_on(index, topic, following, 200)
+
+
+def test_it_starts_while_a_broker_is_away_and_takes_its_partitions_up_later(
+    cluster, index, servers, topic, sent, monkeypatch
+):
+    monkeypatch.setattr("tiered_index.kafka.source._METADATA_S", 0.3)
+    count, notes = 10 * PARTITIONS, []
+    sent(0, count)
+    for partition in range(PARTITIONS):
+        cluster.lead(topic, partition, partition % 2 + 1)
+    cluster.take_down(2)
+    source = source_of(index, servers, topic, follow=True, settings=HASTY, note=notes.append)
+    with Follower(index, source, note=lambda _: None) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == count // 2)
+        assert f"{topic}/1" in notes[0] and f"{topic}/3" in notes[0] and f"{topic}/0" not in notes[0]
+        assert follower.problems() and source.lag().seconds is None
+        cluster.bring_up(2)
+        check_went_on(index, topic, follower, count)
+        until(lambda: follower.problems(60.0) == [])
 
 
 def test_all_brokers_may_be_away_for_a_time(cluster, index, topic, sent, following):

@@ -6,12 +6,16 @@ import confluent_kafka
 import pytest
 
 from tests.kafka.followed import ingest, places, source_of
-from tests.support.hanging import until
-from tests.support.kafka_cluster import PARTITIONS
+from tests.support.hanging import beside, until
+from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.follow import Follower
-from tiered_index.kafka.source import Name, OffsetOutOfRange
+from tiered_index.kafka.archive import KafkaArchiver
+from tiered_index.kafka.names import Name
+from tiered_index.kafka.source import OffsetOutOfRange
 
 BEFORE = 50
+# Kafka's numbers of a request and of an error
+OFFSET_COMMIT, GROUP_REFUSED = 8, 30
 
 
 def records(name, count):
@@ -152,14 +156,65 @@ def test_without_ids_a_log_that_ends_before_the_position_is_an_error_or_is_read_
     assert ingest(index, servers, topic).messages == later
 
 
+def committed(servers, topic):
+    asker = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
+    try:
+        (found,) = asker.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=30)
+    finally:
+        asker.close()
+    return found.offset
+
+
+def test_offsets_that_a_group_did_not_get_are_told_and_sent_again(index, cluster, servers, topic, made, monkeypatch):
+    monkeypatch.setattr("tiered_index.kafka.source._COMMIT_S", 0.1)
+    notes: list[str] = []
+    source = source_of(index, servers, topic, follow=True, commit_group=topic, note=notes.append)
+    cluster.fail(OFFSET_COMMIT, GROUP_REFUSED)
+    with Follower(index, source) as follower:
+        follower.in_background()
+        until(lambda: follower.messages == BEFORE)
+        index.flush()
+        until(lambda: committed(servers, topic) == BEFORE)
+        until(lambda: source.trouble is None)
+    assert source.failed_commits == 1
+    assert follower.gauges()["follow_failed_commits_total"][1] == 1
+    assert f"group {topic}: its offsets are not published" in notes[0]
+
+
+def test_closing_does_not_wait_long_for_brokers_that_are_away(index, topic):
+    with kafka_cluster() as cluster:
+        Producing(cluster.servers).send(topic, records("old", BEFORE))
+        source = source_of(index, cluster.servers, topic, follow=True, commit_group=topic)
+        archiver = KafkaArchiver(source, every_s=0.0)
+        with Follower(index, source, archiver=archiver, note=lambda _: None) as follower:
+            until(lambda: sum(batch.messages for batch in source.batches()) == BEFORE)
+            cluster.take_down(1)
+            follower.archiving.poll()
+            beside(follower.archiving.close)()
+            beside(source.close)()
+
+
+def test_a_log_that_was_cut_and_grew_again_is_read_from_the_first_other_record(
+    index, cluster, servers, topic, made, producing, monkeypatch
+):
+    """The client reports it as an offset out of range, with an offset in the range."""
+    monkeypatch.setattr("tiered_index.kafka.source.id_in", lambda _: "a" * 32)
+    with Follower(index, source_of(index, servers, topic), follow=False, note=lambda _: None) as follower:
+        follower.run()
+        cluster.delete(topic)
+        cluster.create(topic)
+        producing.send(topic, [*records("old", BEFORE - 20), *records("new", 40)])
+        source = follower.source
+        source._partitions[topic, 0].is_out_of_range = True
+        source._settle((topic, 0))
+        follower.run()
+    assert told(follower) == [("rewritten", BEFORE - 20, BEFORE)]
+    assert all(places(index, topic, f"new-{n}") == {(0, BEFORE - 20 + n)} for n in range(40))
+
+
 def test_a_group_gets_the_durable_positions(index, servers, topic, made, producing):
     ingest(index, servers, topic, commit_group=topic)
     producing.send(topic, records("more", 7))
     # what is durable when the source is closed; its own records are flushed behind that
     follower = ingest(index, servers, topic, commit_group=topic)
-    asker = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
-    try:
-        (committed,) = asker.committed([confluent_kafka.TopicPartition(topic, 0)], timeout=30)
-    finally:
-        asker.close()
-    assert (committed.offset, set(follower.source.positions().values())) == (BEFORE, {BEFORE + 7, 0})
+    assert (committed(servers, topic), set(follower.source.positions().values())) == (BEFORE, {BEFORE + 7, 0})

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from random import Random
+from types import SimpleNamespace
+
 import pytest
 
 from tests.kafka.followed import ingest, places, source_of
+from tests.support.cutting_proxy import cutting_proxy
 from tests.support.hanging import until
-from tests.support.kafka_cluster import PARTITIONS
+from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
+from tiered_index.cli.kafka import kafka_messages
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
+from tiered_index.kafka.client import record_of
 from tiered_index.kafka.messages import KafkaBroker
-from tiered_index.kafka.source import Name
+from tiered_index.kafka.names import Name
+from tiered_index.kafka.record import KafkaRecord, TimestampType
 
 
 def test_every_record_of_every_partition_is_found_by_its_key(index, servers, producing, topic):
@@ -159,6 +167,62 @@ def test_a_cluster_that_is_not_there_is_unavailable(index, monkeypatch):
     monkeypatch.setattr("tiered_index.kafka.source.TIMEOUT_S", 0.5)
     with pytest.raises(StorageUnavailable):
         source_of(index, "127.0.0.1:1", "orders")
+
+
+def test_the_records_that_wait_for_a_put_are_bounded(index, topic):
+    """The client stops fetching while nothing is taken: that is the back-pressure."""
+    with kafka_cluster() as cluster, cutting_proxy(cluster.servers) as proxy:
+        cluster.advertise(1, proxy.port)
+        random = Random(7)
+        sent = [{"key": f"{n}", "value": random.randbytes(4_000), "partition": n % PARTITIONS} for n in range(2_000)]
+        Producing(cluster.servers).send(topic, sent)
+        small = {"queued.max.messages.kbytes": "256", "fetch.message.max.bytes": "65536"}
+        source = source_of(index, cluster.servers, topic, settings=small)
+        until(lambda: proxy.passed > 256 << 10)
+        time.sleep(1.0)
+        assert proxy.passed < 2 << 20
+        with Follower(index, source, follow=False) as follower:
+            follower.run()
+        assert follower.messages == 2_000
+        assert proxy.passed > 8_000_000
+
+
+def test_headers_with_a_name_that_is_no_text_are_left_out():
+    class Damaged(SimpleNamespace):
+        def headers(self):
+            if self.given is None:
+                raise SystemError("returned a result with an exception set")
+            return self.given
+
+        def set_headers(self, headers):
+            self.given = headers
+
+    values = {"topic": "t", "partition": 1, "offset": 2, "key": b"k", "value": b"v", "timestamp": (1, 5)}
+    message = Damaged(given=None, **{name: lambda value=value: value for name, value in values.items()})
+    for _ in range(2):
+        assert record_of(message) == KafkaRecord("t", 1, 2, b"k", b"v", (), 5, TimestampType.CREATE)
+
+
+def test_topics_of_an_index_of_a_rocketmq_store_are_not_those_of_a_broker():
+    broker = SimpleNamespace()
+    assert kafka_messages({}, ["rocketmq:/store"], broker, "orders") is None
+    assert kafka_messages({}, ["rocketmq:/store", "kafka:c/orders/0"], broker, "orders") is not None
+    assert kafka_messages({}, ["kafka:c/payments/0"], broker, "orders") is not None
+
+
+def test_the_clients_log_by_the_logger_of_the_project(index, topic, caplog, capfd):
+    with kafka_cluster() as cluster:
+        Producing(cluster.servers).send(topic, [{"key": "k"}])
+        source = source_of(index, cluster.servers, topic)
+        clients = [source.open_consumer(), source._consumer]
+        clients[0].list_topics(timeout=30)
+        cluster.take_down(1)
+        for client in clients:
+            caplog.clear()
+            until(lambda client=client: client.consume(1, 0.1) or "FAIL" in caplog.text)
+        clients[0].close()
+        source.close()
+    assert "|FAIL|tiered-index" not in capfd.readouterr().err
 
 
 def test_names_of_positions_can_be_read_again():

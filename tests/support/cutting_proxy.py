@@ -27,12 +27,12 @@ CUT = Fault(cut=True)
 class CuttingProxy:
     """Passes bytes on. Each of `faults` spoils one piece of an answer to a client whose first bytes have its `name`.
 
-    `spoiled` counts those pieces.
+    `spoiled` counts those pieces, and `passed` the bytes of all answers.
     """
 
     def __init__(self, host: str, port: int, name: bytes = b"") -> None:
         self.faults: deque[Fault] = deque()
-        self.spoiled = 0
+        self.spoiled = self.passed = 0
         self._name = name
         self._behind = host, port
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -50,19 +50,20 @@ class CuttingProxy:
         with client, contextlib.suppress(OSError), socket.create_connection(self._behind) as broker:
             self._open |= (both := {client, broker})
             is_meant = self._name in client.recv(_PIECE, socket.MSG_PEEK)
-            answers = threading.Thread(target=self._pass, args=(broker, client, is_meant), daemon=True)
+            answers = threading.Thread(target=self._pass, args=(broker, client, is_meant, True), daemon=True)
             answers.start()
             self._pass(client, broker, False)
             answers.join()
             self._open -= both
 
-    def _pass(self, source: socket.socket, target: socket.socket, is_spoiled: bool) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, is_spoiled: bool, is_answer: bool = False) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_PIECE):
                 fault = self.faults.popleft() if is_spoiled and self.faults else Fault()
                 target.sendall(data[: len(data) // 2])
                 self._ended.wait(fault.hold_s)
                 self.spoiled += fault != Fault()
+                self.passed += len(data) if is_answer else 0
                 if fault.cut:
                     break
                 target.sendall(data[len(data) // 2 :])

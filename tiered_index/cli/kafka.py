@@ -133,10 +133,15 @@ def open_kafka_messages(reader: IndexReader | None, broker: KafkaBroker | None, 
 def kafka_messages(
     archives: Mapping[str | None, SegmentArchive], positions: Iterable[str], broker: KafkaBroker | None, topic: str
 ) -> KafkaMessages | None:
-    """As `open_kafka_messages`, by an index's names of positions."""
-    if broker is None and not any(text.startswith("kafka:") and f"/{topic}/" in text for text in positions):
+    """As `open_kafka_messages`, by an index's names of positions.
+
+    With a broker, topics without positions are Kafka's, too, unless the index follows a RocketMQ store.
+    """
+    positions = set(positions)
+    is_named = any(text.startswith("kafka:") and f"/{topic}/" in text for text in positions)
+    if not is_named and (broker is None or any(text.startswith("rocketmq:") for text in positions)):
         return None
     from tiered_index.kafka.messages import KafkaMessages
-    from tiered_index.kafka.source import keys_in
+    from tiered_index.kafka.names import keys_in
 
     return KafkaMessages(archives, broker, keys_in(positions))

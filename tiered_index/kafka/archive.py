@@ -13,10 +13,11 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -25,13 +26,27 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.follow import Loss
 from tiered_index.format.columnar import encode_columns, notes_of
-from tiered_index.kafka.client import TIMEOUT_S, asked, error_of, ids_of_topics, is_passing, kafka, range_of, record_of
+from tiered_index.kafka.client import (
+    STEP_S,
+    TIMEOUT_S,
+    Ranges,
+    ask_ids,
+    asked,
+    error_of,
+    id_in,
+    is_passing,
+    kafka,
+    record_of,
+)
+from tiered_index.kafka.names import BEGIN_PREFIX, Name, archived_end, positions_by_store
 from tiered_index.kafka.record import KafkaRecord, TimestampType
-from tiered_index.kafka.source import KafkaSource, Name, positions_by_store
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.files import encode
+
+if TYPE_CHECKING:
+    from tiered_index.kafka.source import KafkaSource
 
 # of an index whose keys a function gave
 FUNCTION = ("function",)
@@ -112,12 +127,6 @@ def archived_files(reader: IndexReader, topic: str) -> list[str]:
     return [str(Path(unquote(urlsplit(place).path)) / encode(name)) for name in names]
 
 
-def archived_end(state: LogState, store: str) -> int | None:
-    """Return the offset up to which a partition's log is archived, or was; None: nothing is."""
-    ends = [segment.end for segment in state.segments_of(store)[-1:]] + [state.expired.segments.get(store, 0)]
-    return max(ends) or None
-
-
 class _Stopped(StorageUnavailable):
     """The round was asked to end."""
 
@@ -146,7 +155,6 @@ class KafkaArchiver:
         self._failed: dict[str, int] = {}
         self._failures = itertools.count(1)
         self._begun_ms = self._clock.now_ms()
-        self._indexed_before = {name.store for name, _ in self.source.settled()}
 
     def stop(self) -> None:
         """End the round soon. Any thread."""
@@ -218,18 +226,25 @@ class KafkaArchiver:
         known, place = archived_end(state, name.store), f"{name.topic}/{name.partition}"
         if known is not None and known >= until:
             return known
-        if self._consumer is None:
-            self._consumer = self.source.open_consumer()
-        begin = range_of(self._consumer, name.topic, name.partition)[0]
+        begin = asked(place, lambda: self._ask_begin(name), TIMEOUT_S, self._stopped)
         if known is None and name.log:
             self._lose_log_before(state, name, place)
         due = known
         if due is None:
-            first = self.source.first_offset(name)
-            due = 0 if name.store in self._indexed_before else begin if first is None else first
+            due = self._index.durable_position(BEGIN_PREFIX + name.store) or 0
         if begin > due:
             self._lose(due, min(begin, until), f"{place}: offset {due:,} is next, and the log begins at {begin:,}")
         return max(begin, due)
+
+    def _ask_begin(self, name: Name) -> int:
+        ranges = Ranges(self.source.admin, [(name.topic, name.partition)])
+        self._wait(ranges.answers)
+        return ranges.of((name.topic, name.partition))[0]
+
+    def _wait(self, answers: Iterable[Future[Any]]) -> None:
+        while wait(answers, _WAIT_S).not_done:
+            if self._stopped.is_set():
+                raise _Stopped("stopped while a broker was asked")
 
     def _lose_log_before(self, state: LogState, name: Name, place: str) -> None:
         before = name._replace(log=name.log - 1).store
@@ -245,6 +260,8 @@ class KafkaArchiver:
     def _read(self, name: Name, begin: int, until: int) -> tuple[list[KafkaRecord], int]:
         """Return records of a partition from `begin` on, and the offset behind them, at most `until`."""
         place, where = (name.topic, name.partition), f"{name.topic}/{name.partition}"
+        if self._consumer is None:
+            self._consumer = self.source.open_consumer()
         if self._next != (*place, begin):
             self._consumer.assign([kafka.TopicPartition(*place, begin)])
         records: list[KafkaRecord] = []
@@ -274,8 +291,14 @@ class KafkaArchiver:
 
     def _check_log(self, name: Name) -> None:
         """Raise `StorageUnavailable` if the log that was read may be another one than that of the position."""
-        if name.topic_id:
-            found = asked(name.topic, lambda: self.source.admin.list_topics(name.topic, timeout=TIMEOUT_S))
-            ids = asked(name.topic, lambda: ids_of_topics(self.source.admin, found, [name.topic], TIMEOUT_S))
-            if ids.get(name.topic) != name.topic_id:
-                raise StorageUnavailable(f"{name.topic}: its id is not {name.topic_id} any more, or can't be asked now")
+        if name.topic_id and self._ask_id(name.topic) != name.topic_id:
+            raise StorageUnavailable(f"{name.topic}: its id is not {name.topic_id} any more, or can't be asked now")
+
+    def _ask_id(self, topic: str) -> str:
+        def ask() -> str:
+            cluster = self.source.admin.list_topics(topic, timeout=STEP_S)
+            answers = ask_ids(self.source.admin, cluster, [topic])
+            self._wait(answers.values())
+            return id_in(answers[topic]) if answers else ""
+
+        return asked(topic, ask, TIMEOUT_S, self._stopped)

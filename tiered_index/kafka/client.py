@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -29,9 +32,14 @@ except ModuleNotFoundError:  # the extra is not installed
 kafka: Any = confluent_kafka
 
 T = TypeVar("T")
+Place = tuple[str, int]
+"""Topic and number of a partition."""
 SCHEME = "kafka://"
 TIMEOUT_S = 30.0
+# of a request that is sent again later
+STEP_S = 5.0
 _PAUSE_S = 0.2
+_log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"kafka://([^/@\s]+)(?:/([^/\s]*))?")
 # Settings that the source depends on: it alone chooses positions
 _OURS = {
@@ -102,7 +110,8 @@ def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any
     if taken := sorted({*_OURS, *more} & settings.keys()):
         raise InvalidArgument(f"leave --kafka {taken[0]} out: the index sets it")
     try:
-        return kafka.Consumer({**_DEFAULTS, "bootstrap.servers": servers, **settings, **_OURS, **more})
+        conf = {**_DEFAULTS, "bootstrap.servers": servers, **settings, **_OURS, **more}
+        return kafka.Consumer(conf, logger=_log)
     except (kafka.KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
         for value in sorted(filter(None, settings.values()), key=len, reverse=True):
@@ -111,44 +120,83 @@ def open_consumer(servers: str, settings: Mapping[str, str], **more: Any) -> Any
 
 
 def open_admin(servers: str, settings: Mapping[str, str]) -> Any:
-    """Return a client for `ids_of_topics`. It logs nothing: call `open_consumer` first, which checks the settings."""
+    """Return a client for questions. It logs nothing: call `open_consumer` first, which checks the settings."""
     return kafka.admin.AdminClient({**settings, "bootstrap.servers": servers, "log_level": 0})
 
 
-def ids_of_topics(admin: Any, cluster: Any, topics: Iterable[str], timeout_s: float) -> dict[str, str]:
-    """Return the ids of topics in hexadecimal digits, by name. Deleted topics, and clusters without ids, have none.
-
-    `cluster` is the cluster's metadata; without a controller the result is empty. Raises as `error_of`.
+def ask_ids(admin: Any, cluster: Any, topics: Iterable[str]) -> dict[str, Future[Any]]:
+    """Ask for the ids of topics; `id_in` reads an answer. `cluster` is the metadata: without a controller nothing is
+    asked.
     """
-    names, ids = list(topics), {}
+    names = list(topics)
     if not names or cluster.controller_id not in cluster.brokers:
         return {}
-    answers = admin.describe_topics(kafka.TopicCollection(names), request_timeout=timeout_s)
-    for name, answer in answers.items():
-        try:
-            found = answer.result().topic_id
-        except kafka.KafkaException as error:
-            if error.args[0].name() not in ("UNKNOWN_TOPIC_OR_PART", "_UNSUPPORTED_FEATURE"):
-                raise
-            continue
-        words = found.get_most_significant_bits(), found.get_least_significant_bits()
-        if any(words):  # a broker without ids answers 0
-            ids[name] = "".join(f"{word % (1 << 64):016x}" for word in words)
-    return ids
+    answers: dict[str, Future[Any]] = admin.describe_topics(kafka.TopicCollection(names), request_timeout=STEP_S)
+    return answers
 
 
-def asked(what: str, call: Callable[[], T], patience_s: float = 0.0) -> T:
-    """Return `call()`, a request to the cluster, which is repeated for so long if that may help. Raises as `error_of`;
-    `what` begins the message.
+def id_in(answer: Future[Any]) -> str:
+    """Return a topic's id in hexadecimal digits; empty: the topic is deleted, or the cluster has no ids.
+
+    Raises `KafkaException`.
+    """
+    try:
+        found = answer.result().topic_id
+    except kafka.KafkaException as error:
+        if error.args[0].name() not in ("UNKNOWN_TOPIC_OR_PART", "_UNSUPPORTED_FEATURE"):
+            raise
+        return ""
+    words = found.get_most_significant_bits(), found.get_least_significant_bits()
+    # a broker without ids answers 0
+    return "".join(f"{word % (1 << 64):016x}" for word in words) if any(words) else ""
+
+
+class Ranges:
+    """Asks for the ranges of partitions' logs, all at once. One broker that is away delays all answers to the timeout.
+
+    With `committed` a log ends before its first open transaction.
+    """
+
+    def __init__(self, admin: Any, places: Iterable[Place], *, committed: bool = True) -> None:
+        places = list(places)
+        level = kafka.IsolationLevel.READ_COMMITTED if committed else kafka.IsolationLevel.READ_UNCOMMITTED
+        self._ends: list[dict[Any, Future[Any]]] = []
+        for end in (kafka.admin.OffsetSpec.earliest(), kafka.admin.OffsetSpec.latest()):
+            asked_of = {kafka.TopicPartition(*place): end for place in places}
+            options = {"isolation_level": level, "request_timeout": STEP_S}
+            self._ends.append(admin.list_offsets(asked_of, **options) if places else {})
+
+    @property
+    def answers(self) -> list[Future[Any]]:
+        """The answers, to wait for."""
+        return [answer for answers in self._ends for answer in answers.values()]
+
+    def of(self, place: Place) -> tuple[int, int]:
+        """Return the first offset of a partition, and the offset after its last record. Raises as `error_of`."""
+
+        def offsets() -> tuple[int, int]:
+            begin, end = (int(answers[kafka.TopicPartition(*place)].result().offset) for answers in self._ends)
+            if min(begin, end) < 0:  # the client's answer for a leader that did not answer in time
+                raise StorageUnavailable(f"{what}: its broker does not answer")
+            return begin, end
+
+        return asked(what := "{}/{}".format(*place), offsets)
+
+
+def asked(what: str, call: Callable[[], T], patience_s: float = 0.0, stopped: threading.Event | None = None) -> T:
+    """Return `call()`, a request to the cluster, which is repeated for so long if that may help, unless `stopped`.
+
+    Raises as `error_of`; `what` begins the message.
     """
     until_s = time.monotonic() + patience_s
     while True:
         try:
             return call()
-        except kafka.KafkaException as error:
-            found = error_of(error.args[0], what)
-            if not isinstance(found, StorageUnavailable) or time.monotonic() > until_s:
-                raise found from error
+        except (kafka.KafkaException, StorageUnavailable) as error:
+            found = error if isinstance(error, StorageUnavailable) else error_of(error.args[0], what)
+            is_over = time.monotonic() > until_s or (stopped is not None and stopped.is_set())
+            if not isinstance(found, StorageUnavailable) or is_over:
+                raise found from (None if found is error else error)
         time.sleep(_PAUSE_S)
 
 
@@ -184,6 +232,21 @@ def error_of(error: Any, what: str) -> TieredIndexError:
     return CorruptFile(what, error.str()) if error.name() in _DAMAGED else StorageUnavailable(text)
 
 
+def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a message of the client. The client can't return them if a name is not UTF-8: then none."""
+    try:
+        return message.headers() or []
+    except SystemError:
+        _log.warning(
+            "%s/%s/%s: its headers are left out: a name is not UTF-8",
+            message.topic(),
+            message.partition(),
+            message.offset(),
+        )
+        message.set_headers([])  # else the next call returns a damaged list
+        return []
+
+
 def record_of(message: Any) -> KafkaRecord:
     """Return the record of a message of the client."""
     kind, time_ms = message.timestamp()
@@ -195,7 +258,7 @@ def record_of(message: Any) -> KafkaRecord:
         message.offset(),
         message.key(),
         message.value(),
-        tuple(message.headers() or ()),
+        tuple(headers_of(message)),
         None if kind == TimestampType.NONE else time_ms,
         TimestampType(kind),
     )

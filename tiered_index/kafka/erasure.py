@@ -15,7 +15,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.columnar import decode_columns
 from tiered_index.kafka.archive import FUNCTION, encode_records, keys_of_file, records_of
 from tiered_index.kafka.keys import Keys
-from tiered_index.kafka.source import Name
+from tiered_index.kafka.names import Name
 from tiered_index.service.erasure.erase import EraseRequest
 from tiered_index.service.erasure.segments import FoundMessages
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive

@@ -37,8 +37,8 @@ from tiered_index.kafka.client import (
     record_of,
 )
 from tiered_index.kafka.keys import KeyFunction, Keys
+from tiered_index.kafka.names import Name, keys_in
 from tiered_index.kafka.record import KafkaRecord
-from tiered_index.kafka.source import Name, keys_in
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState

@@ -7,14 +7,21 @@ partition may change:
 |---|---|
 | a new partition, or a new topic that matches a pattern | it is read from its begin |
 | a partition that is gone | it is reported once; the others go on |
+| a partition whose broker does not answer | it waits, and is named; the others go on |
 | another log than the one that was read | it is read from its begin, and reported as rewritten |
 | a position out of the log's range | `OffsetOutOfRange`; with `restart_at` it continues at the log's begin or end |
+| a log that was cut and grew again, as the client reports | it is read again from the first other record |
 | offsets without a record (compacted, control records, aborted) | the position passes them |
 
-A topic that was deleted and created again has another id. Each name has the id of its topic, and ids are compared at
-the begin and every few seconds. A cluster before Kafka 2.8 has no ids. There, at the begin and if a topic reappears,
-one of the last `_COMPARED` records before the position must be in the index, by place, size, time and key. Otherwise
-the log counts as another one. A topic that is replaced between two checks is not detected there.
+A topic that was deleted and created again has another id. Each name has the id of its topic. Every few seconds the
+source looks for partitions (`_looking`): it asks for ids first and then for ranges, and does not wait for the answers.
+While an id can't be asked the log counts as the same one.
+
+A cluster before Kafka 2.8 has no ids. There, at the begin and if a topic reappears, an archived record must be at its
+offset. If the archive can't tell, one of the last `_COMPARED` records before the position must be in the index, by
+place, size, time and key. Otherwise the log counts as another one. A topic that is replaced between two looks is not
+detected there. Whatever is read again, a log with archived records keeps its place in the archive, unless an id or an
+archived record shows that it is another one.
 
 Errors are raised only after all earlier records were put. One thread uses a source; any thread may call `lag` and
 `positions`.
@@ -24,13 +31,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,39 +45,47 @@ import pyarrow as pa
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, did_you_mean
 from tiered_index.follow import Batch, Lag, Loss
+from tiered_index.format.columnar import decode_columns
+from tiered_index.kafka.archive import records_of
 from tiered_index.kafka.client import (
     MISSED,
     PROMPT,
+    STEP_S,
     TIMEOUT_S,
     KafkaAddress,
+    Place,
+    Ranges,
+    ask_ids,
     asked,
     error_of,
-    ids_of_topics,
+    headers_of,
+    id_in,
     is_passing,
     kafka,
     open_admin,
     open_consumer,
-    range_of,
     record_of,
 )
 from tiered_index.kafka.keys import Keys
+from tiered_index.kafka.messages import KafkaBroker
+from tiered_index.kafka.names import BEGIN_PREFIX, KEYS_PREFIX, Name, archived_end, keys_in, positions_by_store
 from tiered_index.service.index import IndexService
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 _log = logging.getLogger(__name__)
 RestartAt = Literal["begin", "end"]
-KEYS_PREFIX = "kafka-key:"
-_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+)(?:\.([0-9]+))?)?")
 _MESSAGES = 20_000
 _WAIT_S = 0.2
 _ROUND_S = 0.5
 _METADATA_S = 5.0
 _COMMIT_S = 1.0
-_LOOK_TIMEOUT_S = 5.0
+_CLOSE_S = 3.0
 # A run without `follow` raises after so long without an answer of the cluster
 _PATIENCE_S = 60.0
 # Most records before a position that are compared, and most entries of one key and second that are read for one
 _COMPARED, _ALIKE = 100, 10_000
+# Most archived records that are compared with those of a broker
+_ASKED = 10
 
 
 class OffsetOutOfRange(CorruptFile):
@@ -83,43 +98,6 @@ class OffsetOutOfRange(CorruptFile):
         self.position, self.begin, self.end = position, begin, end
 
 
-class Name(NamedTuple):
-    """The key of a partition's position in the index. A log that is read from its begin again has a new `generation`.
-
-    `topic_id` is the topic's unique id in the cluster; empty: unknown. `log` counts the logs that the partition had.
-    """
-
-    cluster: str
-    topic: str
-    partition: int
-    generation: int = 0
-    topic_id: str = ""
-    log: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        """Return the name in `text`; None: it is another source's."""
-        if (found := _NAME.fullmatch(text)) is None:
-            return None
-        return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "", int(found[6] or 0))
-
-    def __str__(self) -> str:
-        topic_id = f"@{self.topic_id}" if self.topic_id else ""
-        log = f".{self.log}" if self.log else ""
-        generation = f"#{self.generation}{log}" if self.generation else ""
-        return f"kafka:{self.cluster}/{self.topic}/{self.partition}{topic_id}{generation}"
-
-    @property
-    def store(self) -> str:
-        """The name of the partition's log in the archive: that of a position whose generation is the log's number."""
-        return str(self._replace(generation=self.log, topic_id="", log=0))
-
-    def begun_again(self, topic_id: str = "", *, same_log: bool = False) -> Name:
-        """Return the name of the partition's next generation."""
-        log = self.log + (not same_log)
-        return self._replace(generation=self.generation + 1, topic_id=topic_id or self.topic_id, log=log)
-
-
 @dataclass(eq=False, slots=True)
 class Partition:
     """One partition: `position` is the offset after its last put record, `read` after its last read one.
@@ -130,16 +108,23 @@ class Partition:
     name: Name
     position: int
     read: int
-    # The log may be another one: records before the position must be compared with the index
-    doubted: bool = False
+    # The log may be another one, or cut: records before the position must be compared with the index. They are `held`.
+    doubted: Literal["log", "tail"] | None = None
+    held: list[Any] = field(default_factory=list)
+    # Why it must be read again, and from which offset (None: the log's begin)
+    again: tuple[str, int | None] | None = None
+    is_out_of_range: bool = False
     # The offset at which a run without `follow` ends; None: unknown
     target: int | None = None
     at_end: bool = False
     newest_ms: int | None = None
     # The end of the log that the client saw last
     high: int = 0
-    # The offset at which the log was read first; None: an earlier run began it
-    first: int | None = None
+
+    @property
+    def key(self) -> Place:
+        """Topic and number of the partition."""
+        return self.name.topic, self.name.partition
 
     @property
     def place(self) -> str:
@@ -148,7 +133,7 @@ class Partition:
 
     def is_done(self) -> bool:
         """Return whether all records that the log had at the begin are put."""
-        return not self.doubted and (self.at_end or (self.target is not None and self.position >= self.target))
+        return self.doubted is None and (self.at_end or (self.target is not None and self.position >= self.target))
 
 
 class _Read(NamedTuple):
@@ -192,35 +177,50 @@ class KafkaSource:
             raise InvalidArgument("name topics to follow: kafka://HOST:PORT/TOPIC,...; a topic may be a pattern")
         if self.cluster is not None and "/" in self.cluster:
             raise InvalidArgument(f"--store-name {self.cluster!r}: the name of a cluster has no /")
-        group = {} if self.commit_group is None else {"group.id": self.commit_group}
-        self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error, **group)
-        # for ranges of offsets: a broker answers such a request of the other client behind one that waits for records
-        self._asking = open_consumer(self.address.servers, {**self.settings, "log_level": "0"})
+        self._consumer = open_consumer(self.address.servers, self.settings, error_cb=self._note_error)
         self.admin = open_admin(self.address.servers, self.settings)
-        self._partitions: dict[tuple[str, int], Partition] = {}
-        # Deleted partitions, and those that the broker reported as missing since the last check
-        self._gone: set[tuple[str, int]] = set()
-        self._missed: set[tuple[str, int]] = set()
+        self._partitions: dict[Place, Partition] = {}
+        # Partitions that are not read until their ranges are known, those of deleted topics, and those that the broker
+        # reported as missing
+        self._waiting: set[Place] = set()
+        self._gone: set[Place] = set()
+        self._missed: set[Place] = set()
+        # What is read now, and why others of the last look are not
+        self._assigned: set[Place] = set()
+        self._away: dict[Place, str] = {}
         self._pending: deque[_Read] = deque()
-        self._out_of_range: set[tuple[str, int]] = set()
         self._losses: list[Loss] = []
         self._problem: Exception | None = None
         # whether records are being taken in, which the client does not return again
         self._is_taking = False
-        self.trouble: str | None = None
+        self._trouble: str | None = None
         self._looked_s = self._committed_s = 0.0
+        self._look: Generator[Iterable[Future[Any]], None, None] | None = None
+        self._answers: Iterable[Future[Any]] = ()
+        self._has_begun = False
         self._heard_s = time.monotonic()
-        self._committed: dict[tuple[str, int], int] = {}
-        self._answers: dict[Any, Any] = {}
+        # Published offsets; those that are being published, with the answer; and why the last ones were not
+        self._committed: dict[Place, int] = {}
+        self._commit: tuple[dict[Place, int], Future[Any]] | None = None
+        self._uncommitted: str | None = None
+        self.failed_commits = 0
         try:
-            self._look_for_partitions(begin=True)
+            self._begin()
         except BaseException:
-            self._leave()
+            self._consumer.close()
             raise
+        self._has_begun = True
         for key in self.keys.given if self.keys.function is None else ("function",):
             index_key = f"{KEYS_PREFIX}{key}"
             if self.index.durable_position(index_key) is None:
                 self.index.put_batch(_NO_ENTRIES, index_key, 1)
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps partitions from being read now, or positions from being published."""
+        away = sorted(self._away.items())
+        named = f"{len(away):,} partitions can't be read now, the first {away[0][1]}" if away else None
+        return "; ".join(filter(None, (self._trouble, named, self._uncommitted))) or None
 
     def _note_error(self, error: Any, place: str = "") -> None:
         """Note an error of the client. It tries again by itself where that helps."""
@@ -228,152 +228,244 @@ class KafkaSource:
         if error.fatal() or (place and not isinstance(found, StorageUnavailable)):
             self._problem = found
         else:
-            self.trouble = str(found)
+            self._trouble = str(found)
 
-    def _look_for_partitions(self, *, begin: bool = False) -> None:
-        """Assign the partitions that are new or have another log, and report deleted ones."""
-        self._looked_s = time.monotonic()
-        timeout_s = TIMEOUT_S if begin else _LOOK_TIMEOUT_S
+    def _begin(self) -> None:
+        """Look for the partitions. With `follow` those of brokers that are away are named, and taken up later."""
+        until_s = time.monotonic() + (STEP_S if self.follow else TIMEOUT_S)
+        while True:
+            self._go_on_looking(wait_s=None)
+            if not self._waiting:
+                return
+            if time.monotonic() > until_s:
+                break
+            time.sleep(_WAIT_S)
+            self._looked_s = 0.0
+        reasons = [f"{topic}/{number}: {self._away.get((topic, number))}" for topic, number in sorted(self._waiting)]
+        if not self.follow:
+            raise StorageUnavailable(reasons[0])
+        self.note(f"{len(reasons):,} partitions are read once their brokers answer: {'; '.join(reasons[:10])}")
+
+    def _go_on_looking(self, wait_s: float | None = 0.0) -> None:
+        """Begin to look for partitions if it is time, and take the answers that are there. Raises as `_looking`."""
+        if self._look is None and time.monotonic() - self._looked_s > _METADATA_S:
+            self._looked_s = time.monotonic()
+            self._look, self._answers = self._looking(), ()
+        while self._look is not None and not wait(self._answers, wait_s).not_done:
+            look, self._look = self._look, None  # an error ends it
+            with contextlib.suppress(StopIteration):
+                self._answers = next(look)
+                self._look = look
+
+    def _looking(self) -> Generator[Iterable[Future[Any]], None, None]:
+        """Assign the partitions that are new or have another log, and report deleted ones. Yields what it waits for.
+
+        If there are no new records, only this shows that a leader is away or has returned. Raises `OffsetOutOfRange`.
+        """
+        begins = not self._has_begun
+        patience_s = TIMEOUT_S if begins else 0.0
         try:
-            patience_s = TIMEOUT_S if begin else 0.0
-            found = asked(self.place, lambda: self._consumer.list_topics(timeout=timeout_s), patience_s)
-            known = [name for name, topic in found.topics.items() if topic.error is None]
-            wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
-            ids = asked(self.place, lambda: ids_of_topics(self.admin, found, wanted, timeout_s), patience_s)
+            found = asked(self.place, lambda: self._consumer.list_topics(timeout=min(STEP_S, TIMEOUT_S)), patience_s)
         except StorageUnavailable as error:
-            if begin:
+            if begins:
                 raise
-            self.trouble = str(error)
+            self._trouble = str(error)
             return
-        if begin:
+        known = [name for name, topic in found.topics.items() if topic.error is None]
+        wanted = [name for name in known if any(_fits(name, pattern) for pattern in self.address.topics)]
+        if begins:
             self.cluster = self.cluster or found.cluster_id or "-"
             self._check_one_cluster()
             for topic in self.address.topics:
                 if not any(_fits(name, topic) for name in known) and not _is_pattern(topic):
                     raise InvalidArgument(f"{self.place}: there is no topic {topic!r}{did_you_mean(topic, known)}")
         there = {(name, number) for name in wanted for number in found.topics[name].partitions}
-        reading = self._partitions.keys() - self._gone
         # topics that the brokers can't describe now
         unsure = {name for name, topic in found.topics.items() if topic.error is not None and is_passing(topic.error)}
-        gone = {place for place in reading - there if place[0] not in unsure}
-        changed = {
-            place
-            for place in reading & there
-            if place in self._missed or ids.get(place[0], "") not in ("", self._partitions[place].name.topic_id)
-        }
-        for place in sorted(gone | changed):
-            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
+        gone = {place for place in self._partitions.keys() - self._gone - there if place[0] not in unsure}
         for place in sorted(gone):
+            self._stop_reading(place)
             self.note(f"{self._partitions[place].place} is gone: it was deleted, or you may no longer read it")
+        self._waiting = {place for place in self._waiting if place in there or place[0] in unsure}
+        self._waiting |= there - (self._partitions.keys() - self._gone)
         self._gone = (self._gone | gone) - there
-        self._out_of_range -= gone | changed
-        self._missed.clear()
-        new = sorted(there - reading | changed)
-        durable = self._newest_names() if new else {}
-        for place in new:
-            before = self._partitions.get(place)
-            put = durable.get(place) if before is None else (before.name, before.position)
+        missed = self._missed
+        self._missed = set()
+        answers = ask_ids(self.admin, found, wanted)
+        yield answers.values()
+        ids, trouble = dict[str, str](), None
+        for name, answer in answers.items():
             try:
-                partition = self._begin(place, put, ids.get(place[0], ""), restart=begin and self.restart)
-                self._assign(partition)
-            except StorageUnavailable as error:  # it may be deleted again: the next check decides
-                if begin:
-                    raise
-                self.trouble = str(error)
-                self._gone.add(place)
-                continue
-            if before is not None and partition.position == before.position:
-                partition.newest_ms = before.newest_ms
-            self._partitions[place] = partition
-        self._ask_leaders()
+                ids[name] = asked(name, lambda answer=answer: id_in(answer))  # type: ignore[misc]
+            except StorageUnavailable as error:
+                trouble = str(error)
+        for place in there & self._assigned:
+            if place in missed or ids.get(place[0], "") not in ("", self._partitions[place].name.topic_id):
+                self._stop_reading(place)
+                self._waiting.add(place)
+        waiting = frozenset(self._waiting)
+        ranges = Ranges(self.admin, there, committed=self.settings.get("isolation.level") != "read_uncommitted")
+        yield ranges.answers
+        durable = self._newest_names() if waiting else {}
+        away = {}
+        for place in sorted(there):
+            try:
+                begin, end = ranges.of(place)
+                if place in waiting & self._waiting:
+                    self._take_up(place, durable.get(place), ids.get(place[0], ""), begin, end)
+            except StorageUnavailable as error:
+                away[place] = str(error)
+        self._away, self._trouble = away, trouble
 
-    def _ask_leaders(self) -> None:
-        """Request the end of each partition, and note partitions without a response since the last call.
+    def _stop_reading(self, place: Place) -> None:
+        if place in self._assigned:
+            self._assigned.discard(place)
+            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
 
-        If there are no new records, only this shows that a leader is away or has returned.
+    def _settle(self, place: Place) -> None:
+        """Stop reading a partition until the next look, which begins soon, decides where it continues."""
+        self._stop_reading(place)
+        self._waiting.add(place)
+        self._looked_s = 0.0
+
+    def _take_up(self, place: Place, put: tuple[Name, int] | None, topic_id: str, begin: int, end: int) -> None:
+        """Read a partition, whose log has offsets [`begin`, `end`): from its position in the index, or from `begin` if
+        that belongs to another log.
         """
-        if not all(one.done() for one in self._answers.values()):
-            return  # each ends by its timeout
-        if self._answers:
-            failed = [one.exception() for one in self._answers.values() if one.exception() is not None]
-            self.trouble = str(failed[0]) if failed else None
-        places = [kafka.TopicPartition(one.name.topic, one.name.partition) for one in self._reading()]
-        latest = kafka.admin.OffsetSpec.latest()
-        asked_of = dict.fromkeys(places, latest)
-        self._answers = self.admin.list_offsets(asked_of, request_timeout=_LOOK_TIMEOUT_S) if places else {}
-
-    def _begin(
-        self, place: tuple[str, int], put: tuple[Name, int] | None, topic_id: str, *, restart: bool
-    ) -> Partition:
-        """Return a partition at its position in the index or, if that belongs to another log, at its begin."""
-        begin, end = self._range(place)
-        target = None if self.follow else end
-        if put is None or restart:
-            name = Name(self.cluster or "-", *place, 0, topic_id)
-            if put is not None:
-                # without ids it may be another log, whose records must not count as archived
-                name = put[0].begun_again(topic_id, same_log=bool(topic_id) and topic_id == put[0].topic_id)
-            return Partition(name, begin, begin, target=target, high=end, first=begin)
-        name, position = put
-        partition = Partition(name, position, position, target=target, high=end)
-        if topic_id and name.topic_id and topic_id != name.topic_id:
-            self._start_anew(partition, "its topic was deleted and created again", topic_id)
-        elif not topic_id or topic_id != name.topic_id:
-            partition.name = name._replace(topic_id=topic_id or name.topic_id)
-            # without records before the position there is nothing to compare
-            partition.doubted = begin < position
-        return partition
-
-    def _assign(self, partition: Partition) -> None:
-        """Read a partition from its position, or from earlier records that must be compared."""
-        place = partition.name.topic, partition.name.partition
-        at = max(self._range(place)[0], partition.read - _COMPARED) if partition.doubted else partition.read
+        before = self._partitions.get(place)
+        if before is not None:
+            put = before.name, before.position
+        if put is None:
+            partition = Partition(Name(self.cluster or "-", *place, 0, topic_id), begin, begin)
+            self._note_begin(partition)
+        else:
+            name, position = put
+            partition = Partition(name._replace(topic_id=topic_id or name.topic_id), position, position)
+            partition.newest_ms = None if before is None else before.newest_ms
+            is_other = bool(name.topic_id and topic_id) and topic_id != name.topic_id
+            if before is None and self.restart:
+                same_log = not is_other and (bool(name.topic_id) or self._is_archived_log(name, begin) is not False)
+                partition.name = partition.name.begun_again(same_log=same_log)
+                partition.position = partition.read = begin
+                if not same_log:
+                    self._note_begin(partition)
+            elif is_other:
+                self._start_anew(partition, begin, "its topic was deleted and created again", is_other=True)
+            elif before is not None and before.again is not None:
+                why, at = before.again
+                self._start_anew(
+                    partition, begin if at is None else at, why, self._is_archived_log(name, begin) is False
+                )
+            elif before is not None and before.is_out_of_range:
+                self._continue_in_range(partition, begin, end)
+            elif not name.topic_id:
+                is_archived = self._is_archived_log(name, begin)
+                if is_archived is False:
+                    self._start_anew(partition, begin, "a record is not the one that was archived", is_other=True)
+                elif is_archived is None and begin < position:  # else there is nothing to compare
+                    partition.doubted = "log"
+        partition.target, partition.high = None if self.follow else end, max(partition.high, end)
+        at = max(begin, partition.read - _COMPARED) if partition.doubted is not None else partition.read
         self._consumer.incremental_assign([kafka.TopicPartition(*place, at)])
+        self._assigned.add(place)
+        self._partitions[place] = partition
+        self._waiting.discard(place)
 
-    def _start_anew(self, partition: Partition, why: str, topic_id: str = "") -> None:
-        """Read a partition with another log from its begin, and report a loss."""
-        name, before = partition.name, partition.position
-        begin = self._range((name.topic, name.partition))[0]
-        partition.name = name.begun_again(topic_id)
-        partition.position, partition.doubted, partition.at_end, partition.newest_ms = begin, False, False, None
-        partition.high, partition.first = 0, begin
-        self._pending.append(self._passed(partition, begin))
-        problem = f"{partition.place}: {why}: it is read from {begin:,}"
-        self._losses.append(Loss("rewritten", min(begin, before), before, None, problem))
+    def _note_begin(self, partition: Partition) -> None:
+        """Keep the offset at which a log is read first: earlier records can't be missing in the archive."""
+        if partition.position:
+            source, position = f"{BEGIN_PREFIX}{partition.name.store}", partition.position
+            self._pending.append(_Read(partition, Batch(source=source, position=position, columns=_NO_ENTRIES), None))
+
+    def _start_anew(self, partition: Partition, at: int, why: str, is_other: bool) -> None:
+        """Read a partition again from an offset, and report a loss. `is_other`: its archived records are others."""
+        before, is_archived = partition.position, self._archived_end(partition.name) is not None
+        partition.name = partition.name.begun_again(same_log=is_archived and not is_other)
+        partition.position = partition.read = at
+        partition.newest_ms = None
+        if is_other or not is_archived:
+            self._note_begin(partition)
+        self._pending.append(self._passed(partition, at))
+        problem = f"{partition.place}: {why}: it is read from {at:,}"
+        self._losses.append(Loss("rewritten", min(at, before), before, None, problem))
+
+    def _archived_end(self, name: Name) -> int | None:
+        return archived_end(self.index.segment_archive.state(), name.store)
+
+    def _continue_in_range(self, partition: Partition, begin: int, end: int) -> None:
+        """Continue at the begin or end of a log that lacks the next record. Raises `OffsetOutOfRange` without
+        `restart_at`.
+        """
+        if begin <= partition.read <= end:
+            # a replica was behind its leader, or the log was cut and has grown again
+            partition.doubted = "tail" if begin < partition.position else None
+            return
+        if self.restart_at is None:
+            raise OffsetOutOfRange(partition.place, partition.read, begin, end)
+        target = begin if self.restart_at == "begin" else end
+        self._losses.append(_gap(partition, begin, end, target))
+        if target < partition.read:
+            same_log = self._is_archived_log(partition.name, begin) is True
+            partition.name = partition.name.begun_again(same_log=same_log)
+            partition.position = target
+            if not same_log:
+                self._note_begin(partition)
+        self._pending.append(self._passed(partition, target))
+
+    def _is_archived_log(self, name: Name, begin: int) -> bool | None:
+        """Return whether the log of a broker is the archived one; None: no record is in both."""
+        archive = self.index.segment_archive
+        segments = archive.refresh().segments_of(name.store)[-1:]
+        if not segments or segments[0].end <= begin:
+            return None
+        rows = records_of(decode_columns(archive.verified(segments[0], 0, segments[0].size_bytes)))
+        broker = KafkaBroker({**self.settings, "bootstrap.servers": self.address.servers})
+        with contextlib.closing(broker):
+            for row in [row for row in reversed(rows) if row.offset >= begin][:_ASKED]:
+                if (record := broker.record(name.topic, name.partition, row.offset)) is not None:
+                    return record == row
+        return None
 
     def _is_same_log(self, partition: Partition, messages: list[Any], end: int | None) -> bool:
-        """Return whether a record before the position is in the index. If none is, read the log from its begin.
+        """Return whether the records before the position are in the index. If not, the partition is read again.
 
         `end` is the log's end if no message follows. While all `messages` are before the position, later ones decide.
         """
-        position, keys = partition.position, self.all_keys()
-        if any(self._is_put(message, keys) for message in messages if message.offset() < position):
-            partition.doubted = False
-            return True
-        place = partition.name.topic, partition.name.partition
+        position, keys, place = partition.position, self.all_keys(), partition.key
+        partition.held += [message for message in messages if message.offset() < position]
+        if end is None and messages[-1].offset() < position:
+            return False
         if end is not None and end < position:
-            self._out_of_range.add(place)
-        elif end is not None or messages[-1].offset() >= position:
-            why = f"none of its records before offset {position:,} is in the index"
-            self._start_anew(partition, why)
-            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
-            self._assign(partition)
-        return False
+            partition.is_out_of_range = True
+            self._settle(place)
+            return False
+        held, partition.held, other = partition.held, [], None
+        is_tail, found = partition.doubted == "tail", False
+        for message in reversed(held):
+            if found := self._is_put(message, keys):
+                break
+            if message.timestamp()[1] >= 0 and keys.of(record_of(message)):
+                other = message.offset()
+        if not is_tail and not found:
+            partition.again = f"none of its records before offset {position:,} is in the index", None
+        elif is_tail and other is not None:
+            why = f"records from offset {other:,} on are not those that were read: its log was cut, and grew again"
+            partition.again = why, other if found else None
+        if partition.again is not None:
+            self._settle(place)
+            return False
+        partition.doubted = None
+        return True
 
     def settled(self) -> list[tuple[Name, int]]:
         """Return up to where partitions are durable, of those whose logs are known to be the ones put. Any thread."""
         durable = positions_by_store(self.index.durable_positions())
-        names = [partition.name for partition in self._reading() if not partition.doubted]
+        names = [one.name for one in self._known() if one.doubted is None and one.key not in self._waiting]
         return [(name, durable[name.store]) for name in names if name.store in durable]
 
-    def first_offset(self, name: Name) -> int | None:
-        """Return the offset at which this source began a log; None: an earlier run did. Any thread."""
-        partition = self._partitions.get((name.topic, name.partition))
-        return partition.first if partition is not None and partition.name.store == name.store else None
-
     def open_consumer(self) -> Any:
-        """Return another consumer of the cluster."""
-        return open_consumer(self.address.servers, {**PROMPT, **self.settings})
+        """Return another consumer of the cluster, for single pieces."""
+        return open_consumer(self.address.servers, {**PROMPT, "log_level": "6", **self.settings})
 
     def _is_put(self, message: Any, keys: Keys) -> bool:
         """Return whether the index has an entry of a message, with its place, size, time and one of its keys."""
@@ -394,8 +486,8 @@ class KafkaSource:
         given = {*self.keys.given, *keys_in(self.index.durable_positions())}
         return Keys(tuple(given - {"function"}))
 
-    def _newest_names(self) -> dict[tuple[str, int], tuple[Name, int]]:
-        newest: dict[tuple[str, int], tuple[Name, int]] = {}
+    def _newest_names(self) -> dict[Place, tuple[Name, int]]:
+        newest: dict[Place, tuple[Name, int]] = {}
         for text, position in self.index.durable_positions().items():
             if (name := Name.parse(text)) is not None and name.cluster == self.cluster:
                 before = newest.get((name.topic, name.partition))
@@ -411,14 +503,16 @@ class KafkaSource:
                 "root and storage, or --store-name if this is the same cluster under another id"
             )
 
-    def _range(self, place: tuple[str, int]) -> tuple[int, int]:
-        return range_of(self._asking, *place)
-
     # the protocol `Source`
 
     def counts(self) -> dict[str, Any]:
         """Return the counts that only this source has, for JSON."""
         return {"no_json": self.keys.no_json, "no_json_first": self.keys.no_json_first}
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return the metrics that only this source has, as `Follower.gauges` does."""
+        meaning = "Failed attempts to publish the offsets of --commit-group."
+        return {"follow_failed_commits_total": (meaning, self.failed_commits)}
 
     def positions(self) -> dict[str, int]:
         """Return the offset after the last put record of each partition, by name."""
@@ -433,25 +527,21 @@ class KafkaSource:
             raise InvalidArgument(f"{self.place}: an earlier round failed among records: open another source")
         until_s = time.monotonic() + _ROUND_S
         yield from self._hand_over()
-        if time.monotonic() - self._looked_s > _METADATA_S:
-            self._look_for_partitions()
+        self._go_on_looking()
         while self._problem is None:
             messages = asked(self.place, lambda: self._consumer.consume(_MESSAGES, _WAIT_S))
             self._is_taking = True
             self._take_in(messages)
             self._is_taking = False
-            for partition in self._reading():
+            for partition in self._known():
                 partition.high = self._high(partition)
             yield from self._hand_over()
-            if not messages or self._out_of_range or time.monotonic() > until_s:
+            if not messages or time.monotonic() > until_s:
                 break
-        self._publish_positions()
-        if self._out_of_range:
-            self._look_for_partitions()  # detects a topic that was created again
-            self._settle_range()
+        self._publish()
         if self._problem is not None:
             raise self._problem
-        caught_up = not self._losses and all(partition.is_done() for partition in self._reading())
+        caught_up = not self._losses and not self._waiting and all(partition.is_done() for partition in self._known())
         if not caught_up and not self.follow and time.monotonic() - self._heard_s > _PATIENCE_S:
             raise StorageUnavailable(
                 f"{self.place}: no answer for {_PATIENCE_S:g} seconds: {self.trouble or 'silence'}"
@@ -459,7 +549,7 @@ class KafkaSource:
         yield Batch(source="", position=0, losses=tuple(self._losses), caught_up=caught_up, pause=0.0)
         self._losses.clear()
 
-    def _reading(self) -> list[Partition]:
+    def _known(self) -> list[Partition]:
         return [partition for place, partition in list(self._partitions.items()) if place not in self._gone]
 
     def _hand_over(self) -> Generator[Batch, None, None]:
@@ -473,8 +563,8 @@ class KafkaSource:
 
     def _take_in(self, messages: Iterable[Any]) -> None:
         """Sort the client's records into batches, and note its errors."""
-        of_partitions: dict[tuple[str, int], list[Any]] = {}
-        ends: dict[tuple[str, int], int] = {}
+        of_partitions: dict[Place, list[Any]] = {}
+        ends: dict[Place, int] = {}
         for message in messages:
             place = message.topic(), message.partition()
             error = message.error()
@@ -484,19 +574,21 @@ class KafkaSource:
             elif error.code() == kafka.KafkaError._PARTITION_EOF:
                 ends[place] = message.offset()
             elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
-                self._out_of_range.add(place)
+                if (cut := self._partitions.get(place)) is not None:
+                    cut.is_out_of_range = True
+                    self._settle(place)
             elif error.name() in MISSED:
                 self._missed.add(place)
                 self._looked_s = 0.0
             else:
                 self._note_error(error, f"{place[0]}/{place[1]}")
         if of_partitions or ends:
-            self._heard_s, self.trouble = time.monotonic(), None
+            self._heard_s, self._trouble = time.monotonic(), None
         for place in of_partitions | ends:
             several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
-            if partition is None:
+            if partition is None or place not in self._assigned:
                 continue
-            if partition.doubted:
+            if partition.doubted is not None:
                 if not self._is_same_log(partition, several, end):
                     continue
                 several = [message for message in several if message.offset() >= partition.read]
@@ -559,51 +651,33 @@ class KafkaSource:
         rows = np.repeat(np.arange(len(found)), [len(keys) for keys in found])
         return pa.array([key for keys in found for key in keys], pa.string()), rows
 
-    def _settle_range(self) -> None:
-        """Continue at the begin or end of logs that lack the next record. Raises `OffsetOutOfRange` without
-        `restart_at`.
+    def _publish(self) -> None:
+        """Publish durable positions as offsets of the group. They are for other tools; this source does not read them.
+
+        An answer is taken by a later call. Offsets count as published only then, so they are sent again after an error.
         """
-        for place in sorted(self._out_of_range):
-            partition = self._partitions[place]
-            try:
-                begin, end = self._range(place)
-            except StorageUnavailable as error:  # the next round asks again
-                self.trouble = str(error)
-                continue
-            self._out_of_range.discard(place)
-            # otherwise a replica was behind its leader
-            if not begin <= partition.read <= end:
-                if self.restart_at is None:
-                    raise OffsetOutOfRange(partition.place, partition.read, begin, end)
-                target = begin if self.restart_at == "begin" else end
-                self._losses.append(_gap(partition, begin, end, target))
-                if target < partition.read:
-                    partition.name = partition.name.begun_again()
-                    partition.position = partition.first = target
-                partition.doubted = False
-                self._pending.append(self._passed(partition, target))
-            self._consumer.incremental_unassign([kafka.TopicPartition(*place)])
-            self._assign(partition)
-
-    def _publish_positions(self) -> None:
-        """Commit durable positions for the group. They are for other tools; this source does not read them."""
-        if self.commit_group is None or time.monotonic() - self._committed_s < _COMMIT_S:
+        if self.commit_group is None:
             return
-        self._committed_s = time.monotonic()
-        self._commit(wait=False)
-
-    def _commit(self, *, wait: bool) -> None:
-        durable = self.index.durable_positions()
-        of_places = {place: durable.get(str(one.name)) for place, one in self._partitions.items()}
-        new = {place: at for place, at in of_places.items() if at is not None and self._committed.get(place) != at}
-        if new:
-            offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
-            try:
-                self._consumer.commit(offsets=offsets, asynchronous=not wait)
-            except kafka.KafkaException as error:
-                self.trouble = f"group {self.commit_group}: {error.args[0].str()}"
+        if self._commit is not None and self._commit[1].done():
+            (sent, answer), self._commit = self._commit, None
+            failed = _problem_of(answer)
+            if failed is None:
+                self._committed |= sent
             else:
-                self._committed |= new
+                self.failed_commits += 1
+                failed = f"group {self.commit_group}: its offsets are not published: {failed}"
+                if failed != self._uncommitted:
+                    self.note(failed)
+            self._uncommitted = failed
+        if self._commit is None and time.monotonic() - self._committed_s >= _COMMIT_S:
+            self._committed_s, durable = time.monotonic(), self.index.durable_positions()
+            of_places = {place: durable.get(str(one.name)) for place, one in self._partitions.items()}
+            new = {place: at for place, at in of_places.items() if at is not None and self._committed.get(place) != at}
+            if new:
+                offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
+                request = kafka.ConsumerGroupTopicPartitions(self.commit_group, offsets)
+                answers = self.admin.alter_consumer_group_offsets([request], request_timeout=_CLOSE_S)
+                self._commit = new, answers[self.commit_group]
 
     def lag(self) -> Lag:
         """Return the number of records that are not put yet, and the greatest age of a last put record of their
@@ -612,7 +686,7 @@ class KafkaSource:
         end = behind = 0
         seconds: float | None = 0.0
         now_ms = self.clock.now_ms()
-        for partition in self._reading():
+        for partition in self._known():
             high = max(partition.high, partition.position, partition.target or 0)
             end += high
             if high > partition.position and not partition.at_end:
@@ -621,11 +695,11 @@ class KafkaSource:
                     seconds = None
                 else:
                     seconds = max(seconds, (now_ms - partition.newest_ms) / 1000)
-        return Lag(end, behind, None if self.trouble is not None else seconds)
+        return Lag(end, behind, None if self._trouble is not None or self._away or self._waiting else seconds)
 
     def _high(self, partition: Partition) -> int:
         """Return the end of a partition's log that the client saw last. It waits for other calls of the client."""
-        place = kafka.TopicPartition(partition.name.topic, partition.name.partition)
+        place = kafka.TopicPartition(*partition.key)
         with contextlib.suppress(kafka.KafkaException):
             found = self._consumer.get_watermark_offsets(place, cached=True)
             if found is not None and found[1] > 0:
@@ -633,35 +707,30 @@ class KafkaSource:
         return partition.high
 
     def close(self) -> None:
-        """Publish the positions, and leave the cluster."""
-        if self.commit_group is not None:
-            self._commit(wait=True)
-        self._leave()
-
-    def _leave(self) -> None:
+        """Publish the positions, and leave the cluster. If brokers are away this takes some seconds."""
+        until_s = time.monotonic() + _CLOSE_S
+        self._committed_s = -_COMMIT_S
+        self._publish()
+        while self._commit is not None and time.monotonic() < until_s:
+            wait([self._commit[1]], until_s - time.monotonic())
+            self._publish()
         self._consumer.close()
-        self._asking.close()
 
 
-def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
-    """Return the greatest position of each log of a partition, whatever its generation, by `Name.store`."""
-    found: dict[str, int] = {}
-    for text, position in positions.items():
-        if (name := Name.parse(text)) is not None:
-            found[name.store] = max(position, found.get(name.store, 0))
-    return found
-
-
-def keys_in(positions: Iterable[str]) -> set[str]:
-    """Return what `--key` gave by the names of an index's positions; "function": keys of a function."""
-    return {name.removeprefix(KEYS_PREFIX) for name in positions if name.startswith(KEYS_PREFIX)}
+def _problem_of(answer: Future[Any]) -> str | None:
+    """Return why offsets of a group were not published; None: they were."""
+    try:
+        failed = [one.error for one in answer.result().topic_partitions if one.error is not None]
+    except kafka.KafkaException as error:
+        failed = [error.args[0]]
+    return str(failed[0].str()) if failed else None
 
 
 _SURE_BYTES = 32_767
 
 
 def _size(message: Any) -> int:
-    key, headers = message.key(), message.headers()
+    key, headers = message.key(), headers_of(message)
     size = len(message) + (0 if key is None else len(key))
     return size if not headers else size + sum(len(name.encode()) + len(value or b"") for name, value in headers)
 

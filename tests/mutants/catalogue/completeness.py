@@ -313,8 +313,8 @@ MUTANTS = (
         "kafka-archive-of-another-log",
         "records of a topic that was made again are archived as those of the one before",
         "KafkaArchiver._check_log",
-        "ids.get(name.topic) != name.topic_id",
-        "not ids",
+        "self._ask_id(name.topic) != name.topic_id",
+        "not self._ask_id(name.topic)",
         (
             "tests/kafka/test_archive.py::test_a_log_that_is_made_again_while_it_is_archived_is_not_archived_as_the_one_before",
         ),

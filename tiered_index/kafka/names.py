@@ -1,0 +1,70 @@
+"""The names of positions and of logs of Kafka's partitions. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Self
+
+from tiered_index.service.log.state import LogState
+
+KEYS_PREFIX = "kafka-key:"
+BEGIN_PREFIX = "kafka-begin:"
+"""Before a log's name in the archive: the position is the offset at which the log was read first, if it is not 0."""
+_NAME = re.compile(r"kafka:([^/]+)/([^/]+)/([0-9]+)(?:@([0-9a-f]{32}))?(?:#([0-9]+)(?:\.([0-9]+))?)?")
+
+
+class Name(NamedTuple):
+    """The key of a partition's position in the index. A log that is read from its begin again has a new `generation`.
+
+    `topic_id` is the topic's unique id in the cluster; empty: unknown. `log` counts the logs that the partition had.
+    """
+
+    cluster: str
+    topic: str
+    partition: int
+    generation: int = 0
+    topic_id: str = ""
+    log: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the name in `text`; None: it is another source's."""
+        if (found := _NAME.fullmatch(text)) is None:
+            return None
+        return cls(found[1], found[2], int(found[3]), int(found[5] or 0), found[4] or "", int(found[6] or 0))
+
+    def __str__(self) -> str:
+        topic_id = f"@{self.topic_id}" if self.topic_id else ""
+        log = f".{self.log}" if self.log else ""
+        generation = f"#{self.generation}{log}" if self.generation else ""
+        return f"kafka:{self.cluster}/{self.topic}/{self.partition}{topic_id}{generation}"
+
+    @property
+    def store(self) -> str:
+        """The name of the partition's log in the archive: that of a position whose generation is the log's number."""
+        return str(self._replace(generation=self.log, topic_id="", log=0))
+
+    def begun_again(self, *, same_log: bool) -> Name:
+        """Return the name of the partition's next generation."""
+        return self._replace(generation=self.generation + 1, log=self.log + (not same_log))
+
+
+def archived_end(state: LogState, store: str) -> int | None:
+    """Return the offset up to which a partition's log is archived, or was; None: nothing is."""
+    ends = [segment.end for segment in state.segments_of(store)[-1:]] + [state.expired.segments.get(store, 0)]
+    return max(ends) or None
+
+
+def positions_by_store(positions: Mapping[str, int]) -> dict[str, int]:
+    """Return the greatest position of each log of a partition, whatever its generation, by `Name.store`."""
+    found: dict[str, int] = {}
+    for text, position in positions.items():
+        if (name := Name.parse(text)) is not None:
+            found[name.store] = max(position, found.get(name.store, 0))
+    return found
+
+
+def keys_in(positions: Iterable[str]) -> set[str]:
+    """Return what `--key` gave by the names of an index's positions; "function": keys of a function."""
+    return {name.removeprefix(KEYS_PREFIX) for name in positions if name.startswith(KEYS_PREFIX)}
