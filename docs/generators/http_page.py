@@ -83,10 +83,16 @@ def _members(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     members = schema.get("properties", {}).items()
     rows = [
-        (f"`{name}`", _type(one) + _or_null(one), "yes" if name in required else "no", one.get("description", ""))
+        (f"`{name}`", _type(one) + _or_null(one), "yes" if name in required else "no", _meaning(one))
         for name, one in members
     ]
     return _table(("member", "type", "required", "meaning"), rows)
+
+
+def _meaning(member: dict[str, Any]) -> str:
+    """Return the description of a member, with the names of the members of its objects."""
+    names = ", ".join(f"`{name}`" for name in member.get("items", member).get("properties", ()))
+    return " ".join([member.get("description", ""), *([f"Members of each: {names}."] if names else [])]).strip()
 
 
 def _parameters(route: dict[str, Any]) -> list[tuple[str, ...]]:
