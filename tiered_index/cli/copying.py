@@ -50,15 +50,15 @@ def copy(
 ) -> int:
     """Copy an index to another storage, for a backup, a move or a standby.
 
-    The copy has the index as of one position of its log. Every byte of every object is checked. Then one record makes
-    the whole copy visible. Run the command again to continue an interrupted copy or update an earlier one. Writers,
-    merges and readers of the source may run. The copy is an index of its own. A writer can open it with a new root;
-    after that, the copy can't be updated.
+    The copy has the state of the index at one position of its log. The command checks every byte of every object. Then
+    one log record makes the whole copy visible. Run the command again to continue an interrupted copy or update an
+    earlier one. Writers, merges and readers of the source may run. The copy is an index of its own. A writer can open
+    it with a new root; after that, the copy can't be updated.
 
-    With --follow the copy stays up to date as a standby. Objects that the source's log removes are removed from the
-    copy's log; their bytes are deleted after --grace. Exit code 3: a storage does not answer or refuses; with --follow
-    the command tries again. Exit code 4: the source is damaged. The command also copies a source whose log lacks
-    only its first records. --json prints a line per round, also for errors.
+    With --follow the copy stays up to date as a standby. If the source removes objects, the next update removes them
+    from the copy's log. The command deletes their bytes after --grace. Exit code 3: a storage does not answer or
+    refuses; with --follow the command tries again. Exit code 4: the source is damaged. If the source's log lacks only
+    its first records, the command still copies it. --json prints a line per round, also for errors.
 
     [bold]Examples[/bold]
 

@@ -183,11 +183,11 @@ def export(
     *,
     within: RangeOptions,
 ) -> int:
-    """Export the entries of an index as one table, as of one position of its log.
+    """Export the entries of an index at one position of its log.
 
-    A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and the index's own
-    columns. An index does not store keys. `export` and `import` print the number of entries and a checksum that does
-    not depend on their order.
+    A row is one entry: topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key, and columns of your
+    own. An index does not store keys. `export` and `import` print the number of entries, and a checksum that does not
+    depend on their order. Compare both to see that nothing is missing.
 
     If the storage of --root does not answer or is lost, the command exports the root's files. It names the objects that
     only the storage has, and ends with exit code 6.

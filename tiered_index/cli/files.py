@@ -38,7 +38,7 @@ def topics(
     limits: LimitOptions,
     service: ServiceOptions,
 ) -> int:
-    """List the topics, with entries, bytes of their messages, and first and last second.
+    """List the topics, each with its entries, bytes of its messages and time range.
 
     The command reads the directory of each stored file: one request per file unless it is cached. An entry that was put
     twice counts twice.
@@ -141,8 +141,8 @@ def _archived(segments: Sequence[dict[str, Any]]) -> str:
 def inspect(session: Session, file: File) -> int:
     """Show header, geometry, metadata and directory statistics of one file.
 
-    To check entries, use verify. An unsealed file of RocketMQ does not state its geometry: pass the settings slots and
-    items.
+    To check entries, use verify. An unsealed file of RocketMQ does not state its numbers of slots and items: pass them
+    with --set.
 
     [bold]Examples[/bold]
 
@@ -162,8 +162,8 @@ def inspect(session: Session, file: File) -> int:
 def dump(session: Session, file: File) -> int:
     """Print the entries of one file as JSON lines, in the order of the file.
 
-    The last line is {"status": ...}. Only bytes that match their checksum are printed. The dump ends at the first
-    mismatch with status "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the status says so.
+    The last line is {"status": ...}. The command prints only bytes that match their checksum. At the first mismatch it
+    ends with status "corrupt" and exit code 4. Files written by RocketMQ have no checksums, and the status says so.
 
     [bold]Examples[/bold]
 

@@ -216,8 +216,9 @@ def import_(
     Run the command again with the same file to continue. Files of `--format rocketmq` are for RocketMQ, and can't be
     imported.
 
-    The file has no source positions, so `ingest` reads sources from their start. It has no tombstones and horizons, so
-    erased or expired entries return if a source still has them. `copy` copies all of these.
+    The file has no source positions, so `ingest` reads sources from their start. It does not state erasures and
+    expiries, so erased or expired entries return if a source still has them. `copy` keeps source positions, erasures
+    and expiries.
 
     [bold]Examples[/bold]
 

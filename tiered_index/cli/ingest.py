@@ -200,14 +200,14 @@ class FileOptions:
 class StoreOptions:
     """Options of a RocketMQ store."""
 
-    skip_corrupt: bool = _of_store(False, "--skip-corrupt", help="Skip damage and report it.")
+    skip_corrupt: bool = _of_store(False, "--skip-corrupt", help="Skip damage in the commit log, and report it.")
     skip_missing: bool = _of_store(
         False,
         "--skip-missing",
         help="Skip messages that the broker deleted or rewrote before they were read, and report them.",
     )
     check_bodies: bool = _of_store(
-        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC."
+        True, "--check-bodies/--no-check-bodies", help="Check each message's body against its CRC (default)."
     )
 
 
@@ -246,18 +246,18 @@ def ingest(
     The command changes nothing in a store, so the broker may run. --topics, --exclude-topics, --index-tags and
     --index-prepared apply to messages read from now on.
 
-    An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
-    "keys". CSV and Parquet have these columns. To index columns of your own, name their class with --item-type. The
-    command ignores further columns, and prints their names. With `--column offset=rownumber` the offset is the row's
-    number.
+    An NDJSON line has the members topic, queue_id, offset, size and timestamp_ms. It also has key, or keys (a list). It
+    may have topic_id. CSV and Parquet have columns with these names. To index columns of your own, name the class of
+    your entries with --item-type. The command ignores further columns, and prints their names. With `--column
+    offset=rownumber` the offset is the row's number.
 
-    If a file has grown, the command reads its new part. If it has changed otherwise, that is an error unless you pass
-    --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
+    If a file has grown, the command reads its new part. If its earlier part has changed, the command fails unless you
+    pass --restart. stdin is read from its start each time. Lookups show an entry once, also if it was put twice.
 
     Each partition of Kafka continues at its own position. A topic that was deleted and created again is read from its
-    start, and is reported as rewritten. Kafka before 2.8 has no topic ids. For such clusters the command looks in the
-    index for up to 100 records before the position. If the index has none of them, it reads the partition from its
-    start.
+    start, and is reported as rewritten. Kafka before 2.8 does not tell whether a topic was created again. There the
+    command reads up to 100 records before its position. If the index has none of them, the command reads the partition
+    from its start.
 
     [bold]Examples[/bold]
 
@@ -383,8 +383,8 @@ def import_classic(
 ) -> int:
     """Import the classic index files of a RocketMQ broker.
 
-    These files have no topics, keys, queues or sizes. The command reads these from the messages in the commit log. It
-    drops and counts an entry if its message is missing or has no key with its hash.
+    These files have no topics, keys, queues or sizes. The command reads these from the messages in the commit log. If
+    the message of an entry is missing, or has no key with the entry's hash, the command drops the entry and counts it.
 
     [bold]Examples[/bold]
 

@@ -56,10 +56,10 @@ class KafkaOptions(KafkaClientOptions):
         metavar="SPEC", help="Key of a record: key (default), header:NAME or json:JMESPATH. Repeatable."
     )
     restart_at: Literal["begin", "end"] | None = _kafka(
-        help="Where to continue in a partition that no longer has the next offset."
+        help="Offset to continue at, if a partition no longer has the next one."
     )
     commit_group: str | None = _kafka(
-        metavar="GROUP", help="Publish durable positions as offsets of this group, for lag tools."
+        metavar="GROUP", help="Consumer group for lag tools: its offsets are those up to which entries are on disk."
     )
     archive: bool = _kafka(False, "--archive", help="Archive the records themselves, as Parquet files.")
 

@@ -154,17 +154,18 @@ def message(
     service: ServiceOptions,
     kafka: KafkaClientOptions,
 ) -> int:
-    """Show one message by its id, its unique key or its queue offset, or a record of Kafka.
+    """Show one message by its id, unique key or queue offset, or one record of Kafka.
 
     An offset message id (32 or 56 hexadecimal digits) names the store host and the commit log offset. With --topic, ID
     is the unique key that the producer gave the message. The command then needs the index, and shows up to 32 messages
     with that key at a time. --queue-id and --offset name a message of --store by its queue.
 
-    kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. It is read from the broker if --kafka or --kafka-config gives
-    bootstrap.servers, else from the archive.
+    kafka:TOPIC/PARTITION/OFFSET is a record of Kafka. If --kafka or --kafka-config gives bootstrap.servers, the command
+    reads it from the broker, else from the archive.
 
-    The message is read from --store, or from archived segments if --storage or --root names the index. Exit code 1: the
-    id is valid, but the message can't be read. The command then prints its state and the reason.
+    The command reads the message from --store. If --storage or --root names the index, it also reads archived segments.
+    Exit code 1: the id is valid, but the message can't be read. The command then prints the message's state and the
+    reason.
 
     [bold]Examples[/bold]
 

@@ -70,9 +70,9 @@ class GeometryOptions:
     """Options for the size of new files: ingest, import, rebuild."""
 
     slots: int | None = declare(
-        help="Hash slots per file. Default: those of the index; for a new index, of the preset."
+        help="Hash slots per file. Default: as in the index, or as in the preset for a new one."
     )
-    items: int | None = declare(help="Items per file. Default: those of the index; for a new index, of the preset.")
+    items: int | None = declare(help="Items per file. Default: as in the index, or as in the preset for a new one.")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RangeOptions:
 
 
 # For commands that read single files: inspect, dump, verify
-File = Annotated[str, Argument(metavar="FILE", help="Path, object name, or file id (its end is enough).")]
+File = Annotated[str, Argument(metavar="FILE", help="Path, object name, file id, or the end of a file id.")]
 
 # For commands that run until stopped: serve, ingest --follow
 LogAs = Annotated[
@@ -200,8 +200,8 @@ class EraseOptions:
     """Options of the commands that erase: erase, spark erase."""
 
     topic: str = declare(..., metavar="T", help="Exact name of the topic.")
-    key: list[str] | None = declare(metavar="K", help="Erase this key only. Repeatable.")
-    queue: int | None = declare(metavar="Q", help="Erase this queue only.")
+    key: list[str] | None = declare(metavar="K", help="Erase the entries of this key only. Repeatable.")
+    queue: int | None = declare(metavar="Q", help="Erase the entries of this queue only. Needs --before.")
     before: int | None = declare(parser=time_option, metavar="T", help="Erase entries before this time. Default: now.")
     grace: int = declare(
         **duration("1h"), help="Time to keep the bytes of removed objects, for running exports and jobs."

@@ -40,7 +40,7 @@ def query(
     session: Session,
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages."),
     key: str | None = Argument(None, metavar="KEY", help="Key of the messages."),
-    tag: bool = Option(False, "--tag", help="KEY is a tag, of messages that `ingest --index-tags` has indexed."),
+    tag: bool = Option(False, "--tag", help="Look up KEY as a tag. The index must have tags (`ingest --index-tags`)."),
     max_count: int | None = Option(
         None,
         "--max",
@@ -71,7 +71,7 @@ def query(
         None, "--out", metavar="FILE", help="With --keys: new .parquet or .ndjson file for the answers."
     ),
 ) -> int:
-    """Look up a key: print its entries, newest first, or its messages.
+    """Look up a key: print its entries, the newest first, or its messages.
 
     No match is an empty answer with exit code 0.
 

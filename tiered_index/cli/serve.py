@@ -84,7 +84,7 @@ def serve(
     host: str = _listen("127.0.0.1", help="Address to listen on. If other hosts can reach it, pass --tokens."),
     port: int = _listen(8080, min=0, max=65535, help="Port to listen on. 0: any free port."),
     tokens: Path | None = _listen(None, metavar="FILE", help="File of tokens, written by `tiered-index token`."),
-    console: bool = _listen(True, help="Serve the console for browsers at /console/."),
+    console: bool = _listen(True, help="Serve the console for browsers at /console/ (default)."),
     insecure: bool = _listen(
         False, "--insecure", help="Serve other hosts even if --tokens or --rocketmq-keys is not set."
     ),
@@ -102,11 +102,13 @@ def serve(
         None, help="Name of the source in the index. Default: the store's path, or the cluster's id."
     ),
     max_lag: float | None = Option(
-        None, min=0, metavar="SECONDS", help="/readyz fails while the follower is further behind its source."
+        None, min=0, metavar="SECONDS", help="Limit of the follower's lag behind its source. Above it /readyz fails."
     ),
     rocketmq_port: int | None = _tools(None, min=0, max=65535, help="Port for RocketMQ's protocol. 0: any free port."),
     rocketmq_keys: Path | None = _tools(
-        None, metavar="FILE", help='Keys of callers as JSON: {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.'
+        None,
+        metavar="FILE",
+        help='JSON file with the keys of callers: {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.',
     ),
     rocketmq_cluster: str = _tools("tiered-index", help="Name of the cluster for RocketMQ's tools."),
     rocketmq_broker: str = _tools("tiered-index", help="Name of the broker for RocketMQ's tools."),

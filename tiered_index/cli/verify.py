@@ -52,7 +52,7 @@ _NAMES = {
 def verify(
     session: Session,
     files: list[str] | None = Argument(
-        None, metavar="[FILE]...", help="Paths, object names, or file ids (their ends are enough). Default: all files."
+        None, metavar="[FILE]...", help="Paths, object names, file ids or ends of file ids. Default: all files."
     ),
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
     repair: bool = Option(False, "--repair", help="With --deep: print a repair for each damaged or missing object."),
@@ -81,12 +81,13 @@ def verify(
     and trailer of each object; with --deep every byte. Exit code 1: it has findings, and prints them. Exit code 3: the
     storage did not answer. Objects that the log does not name are notes, not findings.
 
-    --repair prints a repair for each damaged or missing object, and the topics and times that answers will lack. With
-    --yes it applies the repairs. It restores an object from the first good copy: the root's file (--root), another
-    upload of it, or its copy in a copied index (--copy). Without a good copy, it keeps the undamaged parts and gives up
-    the rest. From then on answers name the files that lost entries. A damaged local copy is replaced from the storage.
+    --repair prints a repair for each damaged or missing object. It also prints the topics and times of the entries that
+    answers will lack. With --yes it applies the repairs. It restores an object from the first good copy of these: the
+    root's file (--root), another upload, the copy of the index (--copy). Without a good copy, it keeps the undamaged
+    parts and gives up the rest. From then on answers name the files that lost entries. It replaces a damaged local copy
+    by the object in the storage.
 
-    An archived segment is restored from another upload, --copy or --source, if the bytes match the log. A segment
+    It restores an archived segment from another upload, --copy or --source. The bytes must match the log. A segment
     without a good copy stays, because its undamaged messages can still be read. --give-up-segments removes it.
 
     Each new object is verified before a log record names it. With --root, first stop its writer. Without --root

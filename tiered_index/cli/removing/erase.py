@@ -37,17 +37,17 @@ def erase(
     given: EraseOptions,
     now: bool = Option(False, "--now", help="Also rewrite the objects that hold the entries, and delete the bytes."),
 ) -> int:
-    """Erase the entries of a topic, of some of its keys, or of a queue, before a time.
+    """Erase the entries of a topic before a time: all, or those of some keys or of a queue.
 
     The command prints the objects, entries and bytes that it would remove. Pass --yes to apply.
 
-    With --yes one log record hides the entries permanently, even those that arrive later. Later merges remove their
-    bytes. --now does not wait for a merge. It rewrites the objects and archived segments that hold the entries. It also
-    deletes objects that were removed at least --grace ago. The printed certificate lists the changes, the result of a
-    scan of the stored bytes, and the places that the scan can't see.
+    With --yes one log record hides the entries permanently. It also hides entries before that time that arrive later.
+    Later merges remove their bytes. --now does not wait for a merge. It rewrites the objects and archived segments that
+    hold the entries. It also deletes objects that were removed at least --grace ago. The printed certificate lists the
+    changes, the result of a scan of the stored bytes, and the places that the scan can't see.
 
     Status hidden (without --now): bytes may be left. Status erased: no byte is left. Status pending: removed objects,
-    unfinished uploads or staged files still have bytes; run the command again later. Status remains: objects of the
+    unfinished uploads or staged files may still have bytes; run the command again later. Status remains: objects of the
     index still hold some of the bytes, or can't be read (exit code 1).
 
     With preset rocketmq, entries have no fingerprint. So the command also erases other keys of the topic with the same

@@ -16,7 +16,9 @@ from tiered_index.storage.base import ObjectInfo
 @command
 def orphans(
     session: Session,
-    older_than: int = Option(**duration("1d"), help="List objects older than this. Below a day, see above."),
+    older_than: int = Option(
+        **duration("1d"), help="List objects older than this, at least 1h. Less than a day may be unsafe."
+    ),
     yes: bool = Option(False, "--yes", help="Delete them."),
 ) -> int:
     """Find objects and unfinished uploads that the log does not name.

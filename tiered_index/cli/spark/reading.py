@@ -139,7 +139,7 @@ def audit(
         None, metavar="PARQUET", help="Write a row for each finding to this path or s3:// object."
     ),
     list_: int = Option(
-        1000, "--list", min=0, help="Differences of each kind to keep for report and JSON. All are counted."
+        1000, "--list", min=0, help="Limit of differences of each kind in report and JSON. The counts include all."
     ),
     *,
     within: RangeOptions,

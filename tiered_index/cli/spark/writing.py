@@ -46,9 +46,9 @@ def build(
     """Build window tables from files or a commit log with Spark.
 
     One log record publishes all tables at once. `--mode replace` removes the tables of earlier builds. It keeps the
-    entries of live writers, even if they were merged into tables. Before Spark writes anything, the command prints the
-    topics and entries that it will remove. Entries with an implausible time (settings max_late_s, max_early_s) get
-    windows of their own, and are counted.
+    entries of live writers, even if they were merged into tables. `--mode replace-all` removes these tables, too.
+    Before Spark writes anything, the command prints the topics and entries that it will remove. Entries with an
+    implausible time (settings max_late_s, max_early_s) get windows of their own, and are counted.
 
     [bold]Examples[/bold]
 
@@ -97,11 +97,11 @@ def compact(
     *,
     on: SparkOptions,
 ) -> int:
-    """Compact the staged files of writers with compaction = "spark".
+    """Compact the staged files of writers that have the setting compaction = "spark".
 
     One log record publishes all compacted files. Run the command by cron. Exit code 4: a staged file is damaged; its
-    writer compacts it. Exit code 3: a file failed because of storage or disk; the others are published, and the next
-    run tries it again.
+    writer compacts it instead. Exit code 3: a file failed because of storage or disk. The command publishes the others,
+    and the next run tries that file again.
 
     [bold]Examples[/bold]
 
@@ -179,8 +179,8 @@ def erase(
 
     Executors read the objects and archived segments, rewrite those that hold the entries, and read them again for the
     certificate. The driver publishes and deletes. Without --yes the command changes nothing, and reads the objects
-    without Spark. Output and exit codes are those of `tiered-index erase --now`. An upload that a killed task left
-    unfinished is `pending` for a day.
+    without Spark. Output and exit codes are those of `tiered-index erase --now`. If a killed task left an upload
+    unfinished, the status is `pending` for a day.
 
     [bold]Examples[/bold]
 
