@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.real_s3.conftest import Server
+from tests.storage.conftest import WAYS
 from tiered_index.errors import ObjectExists, StorageMisconfigured
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.testing.storage_conformance import StorageConformance
 
@@ -20,19 +22,25 @@ pytestmark = pytest.mark.real_s3
 
 
 class TestRealS3(StorageConformance):
+    """With ranges read through obstore where it is installed, and all by boto3."""
+
+    @pytest.fixture(params=WAYS)
+    def options(self, request: pytest.FixtureRequest) -> S3Options:
+        return S3Options(lean_gets=request.param == "obstore")
+
     @pytest.fixture(autouse=True)
     def _as_this_server_does(self, server: Server) -> None:
         # Ceph refuses to complete an upload unless every part is named; Amazon drops what is not.
         self.drops_unnamed_parts = server.cluster is None
 
     @pytest.fixture
-    def storage(self, uri: str) -> Iterator[Storage]:
-        with open_storage(uri) as storage:
+    def storage(self, uri: str, options: S3Options) -> Iterator[Storage]:
+        with open_storage(uri, options=options) as storage:
             yield storage
 
     @pytest.fixture
-    def another(self, uri: str) -> Iterator[Storage]:
-        with open_storage(uri) as another:
+    def another(self, uri: str, options: S3Options) -> Iterator[Storage]:
+        with open_storage(uri, options=options) as another:
             yield another
 
 
