@@ -238,6 +238,9 @@ _WRITES = {"print", "Console", "echo", "secho"}
 # the last says one fixed word, while the others are not loaded
 _MAY_WRITE = {"output.py", "progress.py", "__main__.py"}
 _READ_BY_PROGRAMS = {
+    "benchmarks/billion/alone.py",
+    "benchmarks/billion/oracle.py",
+    "benchmarks/billion/singles.py",
     "benchmarks/cold_peers/server.py",
     "benchmarks/cold_peers/worker.py",
     "benchmarks/job.py",

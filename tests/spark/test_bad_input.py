@@ -244,6 +244,7 @@ def test_too_many_windows(spark, storage, config, tmp_path):
         ({"window": "a day"}, InvalidArgument, "a window is like 1h"),
         ({"window": "0d"}, InvalidArgument, "a window is like 1h"),
         ({"shards": 0}, InvalidArgument, "shards is 'auto' or"),
+        ({"shards": "many"}, InvalidArgument, "shards is 'auto' or"),
         ({"storage": "memory://here"}, ConfigError, "one process's memory"),
         ({"storage": "ftp://there"}, ConfigError, "not a storage URI"),
     ],

@@ -165,10 +165,3 @@ def test_a_spool_gives_back_everything_newest_first_in_bounded_parts(span, most)
     for newer, older in itertools.pairwise(parts):
         assert newer["time_diff_s"].min() > older["time_diff_s"].max()
     assert all(len(part) <= most or len(np.unique(part["time_diff_s"])) == 1 for part in parts)
-
-
-def test_a_plan_without_shards():
-    with pytest.raises(InvalidArgument, match="shards is 'auto' or"):
-        planned(messages(10), shards="many")
-    with pytest.raises(InvalidArgument, match="shards is 'auto' or"):
-        planned(messages(10), shards=0)

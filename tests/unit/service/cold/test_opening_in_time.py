@@ -170,14 +170,14 @@ def test_a_prefix_whose_listing_hangs(below: Closing, up_at: Callable[[Hang], No
 def test_a_list_of_which_one_index_hangs(
     below: Closing, up_at: Callable[[Hang], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = {name: Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
+    opened = {f"memory://{name}": Closing(PrefixedStorage(below, name)) for name in ("a", "b")}
     monkeypatch.setattr(IndexConfig, "open_storage", lambda config, uri: opened[uri])
     up_at(hang := below.hang("get", name_prefix="a/checkpoint/"))
-    error = overdue(lambda: IndexReader.open(["b", "a"], timeout_s=LONG_S), hang)
-    assert "while opening a: " in str(error)
-    assert opened["b"].closed and not opened["a"].closed
+    error = overdue(lambda: IndexReader.open(["memory://b", "memory://a"], timeout_s=LONG_S), hang)
+    assert "while opening memory://a: " in str(error)
+    assert opened["memory://b"].closed and not opened["memory://a"].closed
     hang.release.set()
-    until(lambda: bool(opened["a"].closed))
+    until(lambda: bool(opened["memory://a"].closed))
 
 
 @pytest.mark.parametrize(
