@@ -1,4 +1,4 @@
-"""Packed runs: the items of a slot group or block by column, in as many bits as they need. SPEC.md section 11.
+"""Packed runs: the items of a slot group or block, each column in as many bits as it needs. SPEC.md section 11.
 
 - Columns that the entries of a key share are stored once per key.
 - A hash is stored as the step from the key before, because entries rise by `hash_rank`.
