@@ -53,7 +53,7 @@ _COMMANDS = {
     "recovery.rebuild:rebuild": "Build a new index from the archived segments of another index.",
     "merge:merge": "Merge uploaded files into window tables, so that a lookup costs one request per window.",
     "copying:copy": "Copy an index to another storage, for a backup, a move or a standby.",
-    "removing.expire:expire": "Expire entries that are older than a rule.",
+    "removing.expire:expire": "Expire entries by age, topic or size.",
     "removing.erase:erase": "Erase the entries of a topic before a time: all, or those of some keys or of a queue.",
     "removing.orphans:orphans": "Find objects and unfinished uploads that the log does not name.",
     "serve:serve": "Serve lookups over HTTP until SIGTERM or SIGINT.",

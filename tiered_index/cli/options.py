@@ -70,9 +70,11 @@ class GeometryOptions:
     """Options for the size of new files: ingest, import, rebuild."""
 
     slots: int | None = declare(
-        help="Hash slots per file. Default: as in the index, or as in the preset for a new one."
+        help="Hash slots per file. Default: that of the index, or of the preset if the index is new."
     )
-    items: int | None = declare(help="Items per file. Default: as in the index, or as in the preset for a new one.")
+    items: int | None = declare(
+        help="Items per file. Default: that of the index, or of the preset if the index is new."
+    )
 
 
 @dataclass(frozen=True)

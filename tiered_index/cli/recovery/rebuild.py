@@ -51,9 +51,10 @@ def rebuild(
 ) -> int:
     """Build a new index from the archived segments of another index.
 
-    The command works even if all files of the old index are lost. The new index has the same entries as `ingest` makes
-    of these messages. Slots, items and preset are those of the old index. Repeat the options of its `ingest`: --topics,
-    --exclude-topics, --index-tags, --index-prepared. Entries that expired or were erased in the old index stay out.
+    The command works even if all files of the old index are lost. The new index has the entries that `ingest` would
+    make of the archived messages. Slots, items and preset are those of the old index. Repeat the options of its
+    `ingest`: --topics, --exclude-topics, --index-tags, --index-prepared. Entries that expired or were erased in the old
+    index stay out.
 
     Run the command again to continue, and to add newer segments. Without --root it uses a temporary folder, and uploads
     everything before it ends. If it is killed, you may have to begin again in an empty prefix.

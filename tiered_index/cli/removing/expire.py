@@ -15,7 +15,7 @@ from tiered_index.types import format_time
 
 @command
 def expire(session: Session, yes: bool = Option(False, "--yes", help="Apply the changes.")) -> int:
-    """Expire entries that are older than a rule.
+    """Expire entries by age, topic or size.
 
     Give the rule as the settings `retention.*`, for example by --set. The command prints the objects, entries, bytes
     and monthly cost that it would remove. Pass --yes to apply.
