@@ -140,5 +140,5 @@ def _type(schema: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"] if one.get("type") != "null"))
     kinds = schema.get("type", "any")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    items = f" of {_type(schema['items'])}" if "items" in schema else ""
-    return " or ".join(kinds) + items
+    items = f"array of {_type(schema['items'])}" if "items" in schema else "array"
+    return " or ".join(items if kind == "array" else kind for kind in kinds)
