@@ -13,6 +13,7 @@ __all__ = ["PAGE", "rewrite_page"]
 PAGE = ROOT / "docs" / "performance.md"
 # a part smaller than this is not told
 _LEAST = 0.03
+_VERSIONS = (("now", "after"), ("before", "before"))
 
 
 def rewrite_page(document: dict[str, Any]) -> None:
@@ -22,8 +23,12 @@ def rewrite_page(document: dict[str, Any]) -> None:
         f"Measured with {document['entries']:,} entries in one file, medians of {document['rounds']} rounds, stored "
         f"files on {document['server']}: {about(document['machine'])}."
     )
-    columns = ("operation", "before: CPU us each", "now: CPU us each", "limit, us", "now: times the limit", "the limit")
+    columns = ["operation", "CPU us each", "limit, us", "times the limit", "the limit"]
     rows = [_row(name, each) for name, each in operations.items()]
+    if any("before" in each for each in operations.values()):
+        columns.insert(1, "before: CPU us each")
+        for row, each in zip(rows, operations.values(), strict=True):
+            row.insert(1, _us(each["before"]["cpu_us"]) if "before" in each else None)
     parts = {name_of(name): _parts(each) for name, each in operations.items()}
     rewrite(PAGE, {"set-up": f"{textwrap.fill(set_up, 120)}\n", "table": markdown(columns, rows), **parts})
 
@@ -33,11 +38,10 @@ def name_of(operation: str) -> str:
     return re.sub(r"[^a-z]+", "-", operation)
 
 
-def _row(name: str, each: dict[str, Any]) -> tuple[Any, ...]:
-    now, before = each["after"], each.get("before")
+def _row(name: str, each: dict[str, Any]) -> list[Any]:
+    now = each["after"]
     times = now["cpu_us"] / now["limit_us"]
-    before_us = _us(before["cpu_us"]) if before else None
-    return (f"{name} ({now['unit']})", before_us, _us(now["cpu_us"]), _us(now["limit_us"]), times, now["limit"])
+    return [f"{name} ({now['unit']})", _us(now["cpu_us"]), _us(now["limit_us"]), times, now["limit"]]
 
 
 def _us(value: float) -> str:
@@ -45,8 +49,13 @@ def _us(value: float) -> str:
 
 
 def _parts(each: dict[str, Any]) -> str:
-    told = [(version, each[key]) for version, key in (("now", "after"), ("before", "before")) if key in each]
-    return "".join(f"- {version}: {_shares(one['parts'])}\n" for version, one in told)
+    if "before" not in each:
+        return _item(_shares(each["after"]["parts"]))
+    return "".join(_item(f"{name}: {_shares(each[key]['parts'])}") for name, key in _VERSIONS)
+
+
+def _item(text: str) -> str:
+    return f"{textwrap.fill(f'- {text}', 120, subsequent_indent='  ', break_on_hyphens=False)}\n"
 
 
 def _shares(parts: list[tuple[str, float]]) -> str:
