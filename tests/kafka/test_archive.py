@@ -204,6 +204,17 @@ def test_while_ids_can_not_be_asked_nothing_is_archived(index, cluster, servers,
     assert offsets(index) == [(0, n) for n in range(20)]
 
 
+def test_a_deleted_topic_is_not_made_again_by_the_question_for_its_id(index, cluster, servers, producing, topic):
+    producing.send(topic, packet(20))
+    source = source_of(index, servers, topic)
+    archiver = KafkaArchiver(source)
+    with Follower(index, source, follow=False, archiver=archiver, note=lambda _: None) as follower:
+        follower.run()
+        cluster.delete(topic)
+        assert archiver._ask_id(topic) == ""
+        assert topic not in source.admin.list_topics(timeout=5).topics
+
+
 def test_a_partition_is_archived_once_its_time_is_over_or_much_waits(index, servers, producing, topic):
     producing.send(topic, packet(300))
     source = source_of(index, servers, topic)

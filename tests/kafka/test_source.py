@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.support.kafka_cluster import PARTITIONS, Producing, kafka_cluster
 from tiered_index.cli.kafka import kafka_messages
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.follow import Follower
-from tiered_index.kafka.client import record_of
+from tiered_index.kafka.client import kafka, record_of
 from tiered_index.kafka.messages import KafkaBroker
 from tiered_index.kafka.names import Name
 from tiered_index.kafka.record import KafkaRecord, TimestampType
@@ -185,6 +187,35 @@ def test_the_records_that_wait_for_a_put_are_bounded(index, topic):
             follower.run()
         assert follower.messages == 2_000
         assert proxy.passed > 8_000_000
+
+
+def told(topic, code, offset=0):
+    """An error of partition 0, as the client returns one among its records."""
+    values = {"topic": topic, "partition": 0, "offset": offset, "error": kafka.KafkaError(code)}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+
+
+def test_records_that_come_with_a_reset_of_their_partition_are_put(index, servers, producing, topic):
+    producing.send(topic, [{"key": f"k{n}", "partition": 0} for n in range(20)])
+    with contextlib.closing(source_of(index, servers, topic, follow=True)) as source:
+        records: list[Any] = []
+        while len(records) < 20:
+            records += [one for one in source._consumer.consume(20, 1.0) if one.error() is None]
+        source._take_in([*records, told(topic, kafka.KafkaError._AUTO_OFFSET_RESET)])
+        assert [read.batch.position for read in source._pending if read.partition.key == (topic, 0)] == [20]
+        assert (topic, 0) in source._waiting
+
+
+def test_only_partitions_that_are_not_read_to_their_end_keep_a_run_waiting(index, servers, producing, topic):
+    producing.send(topic, [{"key": "k", "partition": 0}])
+    with contextlib.closing(source_of(index, servers, topic)) as source:
+        end = told(topic, kafka.KafkaError._PARTITION_EOF, 1)
+        source._heard_s = 0.0
+        source._take_in([end])
+        assert source._heard_s > 0
+        source._heard_s = 0.0
+        source._take_in([end])
+        assert source._heard_s == 0
 
 
 def test_headers_with_a_name_that_is_no_text_are_left_out():

@@ -296,7 +296,8 @@ class KafkaArchiver:
 
     def _ask_id(self, topic: str) -> str:
         def ask() -> str:
-            cluster = self.source.admin.list_topics(topic, timeout=STEP_S)
+            # of all topics: a broker may create a topic that it is asked for by name
+            cluster = self.source.admin.list_topics(timeout=STEP_S)
             answers = ask_ids(self.source.admin, cluster, [topic])
             self._wait(answers.values())
             return id_in(answers[topic]) if answers else ""

@@ -565,6 +565,7 @@ class KafkaSource:
         """Sort the client's records into batches, and note its errors."""
         of_partitions: dict[Place, list[Any]] = {}
         ends: dict[Place, int] = {}
+        resets: set[Place] = set()
         for message in messages:
             place = message.topic(), message.partition()
             error = message.error()
@@ -574,20 +575,20 @@ class KafkaSource:
             elif error.code() == kafka.KafkaError._PARTITION_EOF:
                 ends[place] = message.offset()
             elif error.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
-                if (cut := self._partitions.get(place)) is not None:
-                    cut.is_out_of_range = True
-                    self._settle(place)
+                resets.add(place)
             elif error.name() in MISSED:
                 self._missed.add(place)
                 self._looked_s = 0.0
             else:
                 self._note_error(error, f"{place[0]}/{place[1]}")
         if of_partitions or ends:
-            self._heard_s, self._trouble = time.monotonic(), None
+            self._trouble = None
         for place in of_partitions | ends:
             several, end, partition = of_partitions.get(place, []), ends.get(place), self._partitions.get(place)
             if partition is None or place not in self._assigned:
                 continue
+            if not partition.is_done():
+                self._heard_s = time.monotonic()
             if partition.doubted is not None:
                 if not self._is_same_log(partition, several, end):
                     continue
@@ -598,6 +599,10 @@ class KafkaSource:
                 partition.at_end = True
                 if end > partition.read:  # compacted, aborted or control records follow the last record
                     self._pending.append(self._passed(partition, end))
+        # last, so that records before the reset are put
+        for place in resets & self._partitions.keys():
+            self._partitions[place].is_out_of_range = True
+            self._settle(place)
 
     def _passed(self, partition: Partition, end: int) -> _Read:
         partition.read = end
@@ -671,7 +676,7 @@ class KafkaSource:
             self._uncommitted = failed
         if self._commit is None and time.monotonic() - self._committed_s >= _COMMIT_S:
             self._committed_s, durable = time.monotonic(), self.index.durable_positions()
-            of_places = {place: durable.get(str(one.name)) for place, one in self._partitions.items()}
+            of_places = {one.key: durable.get(str(one.name)) for one in self._known()}
             new = {place: at for place, at in of_places.items() if at is not None and self._committed.get(place) != at}
             if new:
                 offsets = [kafka.TopicPartition(*place, at) for place, at in new.items()]
