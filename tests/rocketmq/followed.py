@@ -74,7 +74,7 @@ def check(index: IndexService | IndexReader, model: ReferenceModel, more: set[tu
 
 
 def missing(followed: Followed) -> set[tuple[str, str]]:
-    """Return the (topic, key) of which a scan finds more than the index."""
+    """Return the topics and keys for which a scan finds more than the index."""
     parts = by_key(scan(followed.path))
     found = {name: {item.offset for item in followed.index.query(*name, max_count=10_000)} for name in parts}
     return {

@@ -43,7 +43,7 @@ def billion(
 
     Each step is a program of its own. The table has its time, CPU time, peak memory, bytes and requests. DuckDB reads
     the source and checks the answers to a million keys. Sizes run one after the other. Each needs 60 bytes of disk a
-    message. With --root-dir, a run that was ended goes on with the step that was not.
+    message. With --root-dir, an interrupted run continues with its first unfinished step.
 
     [bold]Examples[/bold]
 

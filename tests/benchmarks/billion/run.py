@@ -1,6 +1,6 @@
 """The steps of the benchmark, each a program of its own, and what they took.
 
-Every step's figures are written down when it ends. A run that was ended goes on with the step that was not.
+Every step's figures are written down when it ends. An interrupted run continues with its first unfinished step.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def test_a_gap_by_price_costs_no_more_than_a_request(made: ColdIndex, egress_usd
 
 @pytest.mark.parametrize("gap", [4, 4772, 20_000, 256 << 10])
 def test_the_bytes_between_slot_groups_are_told_by_file(made: ColdIndex, gap: int) -> None:
-    """A batch with gaps reads the slot groups of one without any, and the bytes that are told."""
+    """A batch with gaps reads the slot groups of one without any, and counts the bytes between them."""
     explained = []
     for setting in (0, gap):
         with made.reader(coalesce_gap_bytes=setting, block_cache_bytes=0) as reader:
