@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.billion.alone import put_all
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
 from tests.benchmarks.machine.figures import Meter, Spec, Table, at_most, pinned
-from tests.benchmarks.machine.setting import FLUSH_ENTRIES, require
+from tests.benchmarks.machine.setting import require
 from tests.benchmarks.setting import (
     AUDIT,
     BUILD,
@@ -52,7 +53,6 @@ from tiered_index.storage.local.storage import LocalStorage
 
 __all__ = ["Spark"]
 
-_BATCH = 250_000
 _ALONE = "one process"
 _ALONE_WAYS = ("put_batch and life cycle", "merge", "merge, 2 threads")
 _MOST_GROWTH = 1.15
@@ -230,17 +230,9 @@ def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
     try:
         with _on_cores(1), IndexService.open(settings) as index:
             begun = time.process_time()
-            waiting = put = 0
-            for rows in ds.dataset(folder / "messages", format="parquet").to_batches(batch_size=_BATCH):
-                waiting += index.put_batch(rows)
-                if waiting >= FLUSH_ENTRIES:
-                    index.flush()
-                    index.run_lifecycle()
-                    put, waiting = put + waiting, 0
-            index.seal()
-            index.run_lifecycle()
+            put = put_all(index, ds.dataset(folder / "messages", format="parquet"))
             cpu_s = time.process_time() - begun
-            require(put + waiting, entries, "entries that were put")
+            require(put, entries, "entries that were put")
         return cpu_s
     finally:
         shutil.rmtree(place)
